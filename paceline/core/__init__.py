@@ -1,0 +1,1 @@
+"""Words that every room shares: errors, diagnostics, the registry, the run directory. Standard library only."""

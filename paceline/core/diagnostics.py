@@ -1,0 +1,62 @@
+"""A diagnostic: one finding, the only shape of "something is wrong" anywhere in Paceline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Severity(str, Enum):
+    """How much a finding matters: an ERROR stops the start, a WARNING is printed, a NOTE is recorded."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One finding.
+
+    ``code`` is stable (``room.short_name``) and can be explained by ``paceline explain CODE``; ``where`` is ``file:line`` or a
+    key path; ``found`` is what stood there; ``hint`` is what to write or do instead; ``evidence`` holds extra facts (JSON types only).
+    """
+
+    code: str
+    what: str
+    where: str = ""
+    found: str = ""
+    hint: str = ""
+    severity: Severity = Severity.ERROR
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def render(self) -> str:
+        """The finding as text: a headline, then one indented line each for place, found and fix."""
+        place = f"{self.where}: " if self.where else ""
+        lines = [f"{self.severity.value}[{self.code}] {place}{self.what}"]
+        if self.found:
+            lines.append(f"    found: {self.found}")
+        if self.hint:
+            lines.append(f"    write: {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as a dict of plain JSON types."""
+        return {**asdict(self), "severity": self.severity.value, "evidence": dict(self.evidence)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Diagnostic:
+        """The inverse of ``to_json``."""
+        return Diagnostic(**{**data, "severity": Severity(data.get("severity", "error"))})
+
+
+def errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Those findings that stop a start."""
+    return tuple(d for d in diagnostics if d.severity is Severity.ERROR)
+
+
+def render_all(diagnostics: Iterable[Diagnostic]) -> str:
+    """All findings as text, one after the other."""
+    return "\n".join(d.render() for d in diagnostics)

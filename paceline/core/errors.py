@@ -1,0 +1,67 @@
+"""The exception tree and the exit codes.
+
+    PacelineError          carries one or more diagnostics
+    ├── ConfigError        the YAML, flags or data description are wrong: nothing was started (exit code 2)
+    ├── DataError          rows, files or tokens cannot be used
+    ├── CheckpointError    a checkpoint is missing, incomplete or does not fit
+    ├── RemoteError        another rank failed; carries that rank's diagnostic
+    └── StopRequested      the run stopped on request, its checkpoint is durable
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from paceline.core.diagnostics import Diagnostic, render_all
+
+
+class ExitCode(IntEnum):
+    """What a Paceline process answers to whoever started it."""
+
+    OK = 0
+    FAILED = 1  # an error during the run; it was named
+    CONFIG = 2  # refused before anything was started
+    CLOSING = 70  # the result is durable, but a process died while closing
+    STOPPED = 75  # stopped on request (SIGTERM, first Ctrl-C) after a checkpoint: resume goes on (EX_TEMPFAIL)
+    PEER_FAILED = 76  # this rank was ended because another rank failed
+    INTERRUPTED = 130  # second Ctrl-C: ended at once
+
+
+class PacelineError(Exception):
+    """An error with a name: one or more diagnostics."""
+
+    exit_code = ExitCode.FAILED
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        if not diagnostics:
+            raise ValueError("a PacelineError needs at least one diagnostic")
+        self.diagnostics = diagnostics
+        super().__init__(render_all(diagnostics))
+
+
+class ConfigError(PacelineError):
+    """Refused before any process was started."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class DataError(PacelineError):
+    """Data that cannot be used as asked."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint is missing, incomplete, or does not fit this run."""
+
+
+class RemoteError(PacelineError):
+    """Another rank failed; the diagnostic is that rank's own."""
+
+    exit_code = ExitCode.PEER_FAILED
+
+
+class StopRequested(PacelineError):
+    """The run was asked to stop and has saved its state."""
+
+    exit_code = ExitCode.STOPPED

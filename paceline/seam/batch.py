@@ -1,0 +1,55 @@
+"""A micro-batch: documents laid end to end without padding, with their boundaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of one rank: ``D`` documents, ``T`` tokens, ``R`` rows (bins when packed, documents when not).
+
+    input_ids      int64 [1, T]    documents end to end, no padding
+    labels         int64 [1, T]    ALREADY SHIFTED: the token to predict at this position, or IGNORE_INDEX; the last position of a document is IGNORE_INDEX
+    position_ids   int64 [1, T]    restart at 0 at every document
+    cu_seqlens     int32 [D + 1]   boundaries of the documents: 0, …, T (a CPU tensor stays on CPU: attention loops over it)
+    max_seqlen     int             the longest document
+    document_ids   int64 [D]       global index of each document in the prepared set; -1 for a filler row (weight 0)
+    num_rows       int             real rows in this micro-batch (fillers not counted)
+
+    A filler is one document of ``[pad, pad]`` without labels: it touches every parameter and weighs nothing.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    position_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    document_ids: Tensor
+    num_rows: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of real documents (fillers not counted)."""
+        lengths = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+        return int(lengths[self.document_ids.to(lengths.device) >= 0].sum())
+
+    def num_labels(self) -> Tensor:
+        """int64 scalar: positions that carry a label."""
+        return (self.labels != IGNORE_INDEX).sum()
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on ``device``; ``cu_seqlens`` stays on the CPU (its values are read by Python loops)."""
+        if device.type == "cpu":
+            return self
+        moved = {
+            f.name: getattr(self, f.name).to(device, non_blocking=True)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor) and f.name != "cu_seqlens"
+        }
+        return replace(self, **moved)

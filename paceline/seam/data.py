@@ -1,0 +1,21 @@
+"""What training needs to know of data: a source of rows with an arithmetic order."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from paceline.seam.batch import Batch
+
+
+class RowSource(Protocol):
+    """An ordered set of rows (bins when packed), addressable by position (contract 4).
+
+    ``num_rows(epoch)`` rows; ``batch(epoch, positions)`` builds the micro-batch of the rows at those positions of the epoch's order;
+    a position of -1 or beyond the end gives a filler. Stateless: state is (epoch, position), two integers.
+    """
+
+    def num_rows(self, epoch: int) -> int: ...
+
+    def batch(self, epoch: int, positions: list[int]) -> Batch: ...
+
+    def document_ids(self, epoch: int, positions: list[int]) -> list[int]: ...

@@ -1,0 +1,29 @@
+"""What a model is for in an algorithm, and what an algorithm may ask of its root module."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Role(str, Enum):
+    """The part a model plays."""
+
+    POLICY = "policy"
+    REFERENCE = "reference"
+    REWARD = "reward"
+    VALUE = "value"
+
+
+class Ask(str, Enum):
+    """A quantity that a root module's ``forward(batch, ask)`` can compute (contract 1: algorithms never see logits).
+
+    NLL       ``nll``: fp32 scalar, SUM over labelled positions of -log p(label). The cheapest: its gradient is formed in the forward.
+    LOGPROBS  ``logprobs``: fp32 [L], log p(label) at the L labelled positions, in order.
+    CORRECT   ``correct``: int64 scalar, labelled positions whose argmax is the label (no gradient).
+    ENTROPY   ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
+    """
+
+    NLL = "nll"
+    LOGPROBS = "logprobs"
+    CORRECT = "correct"
+    ENTROPY = "entropy"

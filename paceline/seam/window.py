@@ -1,0 +1,37 @@
+"""A window: the micro-batches of one optimizer step, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.seam.batch import Batch
+
+
+@dataclass(frozen=True)
+class Window:
+    """The micro-batches of one rank for global step ``step`` (0-based) of ``epoch``; ``sample_digest`` hashes the document ids of ALL ranks."""
+
+    step: int
+    epoch: int
+    micro_batches: Sequence[Batch]
+    sample_digest: str = ""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a window gave, equal on every rank.
+
+    losses     exact global mean by term (sum over all ranks and micro-batches / weight)
+    weights    global weight by term (tokens, pairs), each row counted once
+    grad_norm  global gradient norm before clipping; None when the step was skipped before the backward
+    skipped    None, ``no_labels`` (all weights 0) or ``overflow`` (fp16); the step's number and samples are consumed all the same
+    tokens     real tokens of all ranks
+    """
+
+    losses: Mapping[str, float]
+    weights: Mapping[str, int]
+    grad_norm: float | None
+    skipped: str | None
+    tokens: int
+    extras: Mapping[str, float] = field(default_factory=dict)  # e.g. loss_scale
