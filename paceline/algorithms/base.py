@@ -1,0 +1,51 @@
+"""The contract of an algorithm: sums and weights, never means; never logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+from paceline.seam.window import Window
+
+
+class Algorithm(ABC):
+    """What is learnt, and from what.
+
+    ``trains`` are the roles with an optimizer, ``frozen`` those without. A loss term's weight is known before the forward
+    (tokens, pairs); its loss is an fp32 SUM, so that any split of the global batch gives the same mean (contract 2).
+    """
+
+    trains: tuple[Role, ...] = (Role.POLICY,)
+    frozen: tuple[Role, ...] = ()
+
+    def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Iterator[Window]:
+        """The windows to train on: offline algorithms pass the data's own through; on-policy ones make theirs from rollouts."""
+        yield from source
+
+    @abstractmethod
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        """What the root module of ``role`` must compute."""
+
+    @abstractmethod
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        """int64 scalar a loss term: its weight in this micro-batch."""
+
+    @abstractmethod
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        """fp32 scalar SUM a loss term."""
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        """Evaluation sums named ``metric/term``; each is divided by that term's weight."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What must be saved beyond epoch and position (JSON types): nothing for offline algorithms."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of ``state``."""

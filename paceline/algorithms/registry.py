@@ -1,0 +1,7 @@
+"""The algorithms by name."""
+
+from __future__ import annotations
+
+from paceline.core.registry import Registry
+
+ALGORITHMS = Registry("algorithm", {"sft": "paceline.algorithms.sft:SFT"})

@@ -1,0 +1,33 @@
+"""Supervised fine-tuning: the mean cross-entropy over all labelled tokens of the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from paceline.algorithms.base import Algorithm
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+
+TERM = "nll"
+
+
+class SFT(Algorithm):
+    """loss = Σ_t -log p(label_t | tokens before t) / Σ_t 1, t over the labelled positions of ALL ranks and micro-batches of a step.
+
+    One term, ``nll``, weighted by labelled tokens. The exact global-token mean: the same under any number of ranks,
+    micro-batch size and accumulation (a mean of per-rank means is not).
+    """
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        return frozenset({Ask.NLL}) if training else frozenset({Ask.NLL, Ask.CORRECT})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {TERM: batch.num_labels()}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        return {TERM: outputs[Ask.NLL.value]}
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        return {f"accuracy/{TERM}": outputs[Ask.CORRECT.value]}

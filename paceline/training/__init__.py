@@ -1,0 +1,1 @@
+"""The loop and the composition root: windows in, events and checkpoints out."""

@@ -1,0 +1,45 @@
+"""When to log, evaluate and save: pure functions of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def every(interval: float, total_steps: int) -> int:
+    """An interval in steps: below 1 it is a share of the run, as in TrainingArguments."""
+    return max(1, int(interval)) if interval >= 1 else max(1, round(interval * total_steps))
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """``step`` counts finished optimizer steps (1-based); ``epoch_end`` says whether it closed an epoch."""
+
+    total_steps: int
+    logging_steps: int
+    logging_first_step: bool
+    eval_strategy: str
+    eval_steps: int
+    save_strategy: str
+    save_steps: int
+
+    def logs(self, step: int) -> bool:
+        """Whether the console and the trackers hear of this step (events hear of every one)."""
+        return step % self.logging_steps == 0 or step == self.total_steps or (step == 1 and self.logging_first_step)
+
+    def evaluates(self, step: int, epoch_end: bool) -> bool:
+        """Whether to evaluate now; the last step always does when evaluation is on."""
+        if self.eval_strategy == "no":
+            return False
+        if step == self.total_steps:
+            return True
+        return epoch_end if self.eval_strategy == "epoch" else step % self.eval_steps == 0
+
+    def saves(self, step: int, epoch_end: bool, improved: bool) -> bool:
+        """Whether to publish a checkpoint now; the last step always does unless saving is off."""
+        if self.save_strategy == "no":
+            return False
+        if step == self.total_steps:
+            return True
+        if self.save_strategy == "best":
+            return improved
+        return epoch_end if self.save_strategy == "epoch" else step % self.save_steps == 0

@@ -1,0 +1,40 @@
+"""Evaluation that is exact for uneven sets: every row once, whatever the ranks and the batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.seam.algorithm import Objective
+from paceline.seam.data import RowSource
+from paceline.training.windows import Cut
+
+
+def evaluate(strategy: Any, handles: Mapping[Any, Any], algorithm: Objective, source: RowSource, cut: Cut) -> dict[str, float]:
+    """``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set.
+
+    All ranks run the same number of micro-batches; beyond the end they get fillers of weight 0. Sums and weights are reduced
+    over the ranks and divided once. Raises PacelineError when the rows counted are not the rows of the set.
+    """
+    num_rows = source.num_rows(0)
+    rounds = math.ceil(num_rows / (cut.micro_batch * cut.dp_size))
+    batches = (source.batch(0, cut.positions(0, j, num_rows)) for j in range(rounds))
+    sums = strategy.eval_window(handles, batches, algorithm)
+    if sums.rows != num_rows:
+        raise PacelineError(
+            Diagnostic("training.eval_rows", "evaluation did not see every row exactly once", "data.eval", f"{sums.rows} rows evaluated of {num_rows}", "report this: it is a defect of Paceline")
+        )
+    metrics = {"eval_rows": float(num_rows)}
+    total, weight = 0.0, 0
+    for name, value in sums.sums.items():
+        metric, _, term = name.rpartition("/")
+        over = sums.weights.get(term or name, 0)
+        if metric:
+            metrics[f"eval_{metric}"] = value / over if over else math.nan
+        else:
+            total, weight = total + (value / over if over else 0.0), weight + over
+    metrics["eval_loss"] = total if weight else math.nan
+    return metrics

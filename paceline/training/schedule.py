@@ -1,0 +1,52 @@
+"""The learning rate as a pure function of the step, by Transformers' scheduler names."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+STATEFUL = {"reduce_lr_on_plateau", "greedy"}  # depend on measured losses: no function of the step
+
+
+def warmup_count(warmup_steps: float, total_steps: int) -> int:
+    """Steps of warmup: ``warmup_steps`` >= 1 is a count, below 1 a share of the run (rounded up), as in TrainingArguments 5."""
+    return int(warmup_steps) if warmup_steps >= 1 else math.ceil(warmup_steps * total_steps)
+
+
+def learning_rate_schedule(
+    name: str, base_lr: float, warmup_steps: float, total_steps: int, kwargs: Mapping[str, Any] | None = None
+) -> Callable[[int], float]:
+    """``lr(step)`` for 0-based ``step``, computed by ``transformers.get_scheduler``'s own function on a dummy optimizer.
+
+    Raises ConfigError when the name is unknown, stateful, or its keyword arguments do not fit.
+    """
+    from transformers import SchedulerType, get_scheduler
+
+    names = [member.value for member in SchedulerType if member.value not in STATEFUL]
+    if name not in names:
+        why = "it depends on measured losses, so a resumed run could not reproduce it" if name in STATEFUL else "unknown name"
+        raise ConfigError(
+            Diagnostic("training.lr_scheduler_type", f"lr_scheduler_type '{name}' is not available: {why}", "training.lr_scheduler_type", name, f"one of: {', '.join(names)}")
+        )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    try:
+        scheduler = get_scheduler(
+            name,
+            optimizer,
+            num_warmup_steps=warmup_count(warmup_steps, total_steps),
+            num_training_steps=total_steps,
+            scheduler_specific_kwargs=dict(kwargs or {}),
+        )
+    except TypeError as exc:
+        raise ConfigError(Diagnostic("training.lr_scheduler_kwargs", f"'{name}' does not take these arguments", "training.lr_scheduler_kwargs", str(exc))) from exc
+    factor = scheduler.lr_lambdas[0]
+    if factor is None or not inspect.isroutine(factor) and not callable(factor):
+        return lambda step: base_lr
+    return lambda step: base_lr * float(factor(step))
