@@ -1,0 +1,161 @@
+"""Writing and reading the event files: one JSON object a line, appended and handed to the kernel at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.runlog.events import Event, Notice, from_json, json_safe, to_json
+
+MAX_LINE_BYTES = 4 * 1024 * 1024  # a longer line is not ours
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event with the time it was written (unix seconds) and the rank that wrote it."""
+
+    time: float
+    rank: int
+    event: Event
+
+
+class EventLog:
+    """The event file of one rank. Thread-safe. A full disk does not end the run: losses are counted and told when writing works again."""
+
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        *,
+        redact: Callable[[str], str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self.rank = rank
+        self.lost = 0
+        self._redact = redact
+        self._clock = clock
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self._torn = _ends_torn(self._fd)
+
+    def write(self, event: Event) -> None:
+        """Append one event; visible to readers when the call returns. After ``close`` it does nothing."""
+        with self._lock:
+            if self._fd is None:
+                return
+            if self.lost and self._append(Notice(self._lost_diagnostic())):
+                self.lost = 0
+            if not self._append(event):
+                self.lost += 1
+
+    def close(self) -> None:
+        """Make what was written durable and close the file. Calling it twice is harmless."""
+        with self._lock:
+            if self._fd is None:
+                return
+            with contextlib.suppress(OSError):  # a full disk here must not hide the error that ended the run
+                os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _append(self, event: Event) -> bool:
+        assert self._fd is not None
+        data = {"time": round(self._clock(), 6), "rank": self.rank, **json_safe(to_json(event), self._redact)}
+        line = (
+            json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+                "utf-8", "backslashreplace"
+            )
+            + b"\n"
+        )
+        if self._torn:  # close a torn line first, so that only that one line is lost
+            line = b"\n" + line
+        try:
+            written = os.write(self._fd, line)
+        except OSError:
+            return False
+        self._torn = written < len(line)
+        return not self._torn
+
+    def _lost_diagnostic(self) -> Diagnostic:
+        return Diagnostic(
+            "runlog.events_lost",
+            f"{self.lost} events could not be written",
+            where=str(self.path),
+            severity=Severity.WARNING,
+            hint="free space on that disk",
+        )
+
+
+def read_events(path: Path) -> list[Record]:
+    """All readable events of a file, oldest first; a torn or foreign line is left out. An absent file has no events."""
+    return EventTail(path).poll()
+
+
+def tail_events(path: Path, stop: Callable[[], bool], *, interval_seconds: float = 0.5) -> Iterator[Record]:
+    """Events as they come, until ``stop()``; what is there when ``stop`` turns true is still given."""
+    tail = EventTail(path)
+    while True:
+        last = stop()
+        yield from tail.poll()
+        if last:
+            return
+        time.sleep(interval_seconds)
+
+
+class EventTail:
+    """Reads an event file in steps: each ``poll`` gives what was completed since the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+        self._inode: tuple[int, int] | None = None
+
+    def poll(self) -> list[Record]:
+        """New events, oldest first; empty while the file does not exist."""
+        try:
+            with self.path.open("rb") as file:
+                info = os.fstat(file.fileno())
+                inode = (info.st_dev, info.st_ino)
+                if inode != self._inode or info.st_size < self._offset:  # another file, or cut: start over
+                    self._inode, self._offset, self._rest = inode, 0, b""
+                file.seek(self._offset)
+                block = file.read()
+                self._offset += len(block)
+        except FileNotFoundError:
+            return []
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            self._rest = b"{"  # an endless line: its end will not parse either
+        return [record for record in map(_parse, lines) if record is not None]
+
+
+def _parse(line: bytes) -> Record | None:
+    if not line.strip() or len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        data: Any = json.loads(line)
+        return Record(float(data["time"]), int(data["rank"]), from_json(data))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _ends_torn(fd: int) -> bool:
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"

@@ -1,0 +1,212 @@
+"""The events of a run: frozen dataclasses, one JSON object each, readable by anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, get_type_hints
+
+from paceline.core.diagnostics import Diagnostic
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run; ``kind`` names it in the file."""
+
+    kind: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """An attempt begins at ``start_step`` (0 when fresh); what an earlier attempt did at or after that step no longer counts."""
+
+    kind: ClassVar[str] = "run_started"
+    plan_digest: str
+    world_size: int
+    resumed_from: str | None = None
+    start_step: int = 0
+    total_steps: int | None = None
+    description: str = ""  # one line for people: model, strategy, precision, ranks
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """One optimizer step. ``step`` counts finished steps (the first one is 1); losses are exact global means by term.
+
+    ``memory_bytes`` is the peak of this rank; ``mfu`` a fraction; ``skipped`` is ``no_labels``, ``overflow`` or None.
+    """
+
+    kind: ClassVar[str] = "step"
+    step: int
+    epoch: float
+    loss: float
+    losses: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+    lr: float = 0.0
+    grad_norm: float | None = None
+    tokens: int = 0
+    step_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    skipped: str | None = None
+    sample_digest: str = ""
+    extras: Mapping[str, float] = field(default_factory=dict)  # e.g. loss_scale
+
+
+@dataclass(frozen=True)
+class Eval(Event):
+    """An evaluation after ``step`` finished steps: ``eval_loss``, ``eval_token_accuracy``, ``eval_exact_match`` and so on."""
+
+    kind: ClassVar[str] = "eval"
+    step: int
+    metrics: Mapping[str, float]
+    seconds: float = 0.0
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint was published (durable)."""
+
+    kind: ClassVar[str] = "checkpoint"
+    step: int
+    path: str
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Notice(Event):
+    """A finding that does not end the run."""
+
+    kind: ClassVar[str] = "notice"
+    diagnostic: Diagnostic
+
+
+@dataclass(frozen=True)
+class Error(Event):
+    """The finding that ended the run; ``rank`` is where it began."""
+
+    kind: ClassVar[str] = "error"
+    rank: int = field(metadata={"json": "failed_rank"})  # "rank" in the file is the writer's
+    diagnostic: Diagnostic
+
+
+@dataclass(frozen=True)
+class Answers(Event):
+    """Held-out questions with the model's answers; rows are ``{prompt, answer, expected, correct}``."""
+
+    kind: ClassVar[str] = "answers"
+    step: int
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The end of an attempt: ``completed``, ``stopped``, ``failed`` or ``early_stopped``."""
+
+    kind: ClassVar[str] = "finished"
+    outcome: str
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Unknown(Event):
+    """An event that this version does not know, or cannot read; kept so that nothing disappears."""
+
+    kind: ClassVar[str] = "unknown"
+    name: str
+    data: Mapping[str, Any]
+
+
+KINDS: Mapping[str, type[Event]] = {
+    cls.kind: cls for cls in (RunStarted, Step, Eval, CheckpointSaved, Notice, Error, Answers, Finished)
+}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as strict JSON types; NaN and infinities become ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
+    data: dict[str, Any] = {"kind": event.kind}
+    for f in fields(event):
+        value = getattr(event, f.name)
+        data[_json_name(f)] = json_safe(value.to_json() if isinstance(value, Diagnostic) else value)
+    return data
+
+
+def from_json(data: Mapping[str, Any]) -> Event:
+    """The event behind a JSON object; ``Unknown`` when the kind is new or a field is missing. Extra fields are ignored."""
+    name = str(data.get("kind", ""))
+    cls = KINDS.get(name)
+    if cls is None:
+        return Unknown(name, dict(data))
+    values: dict[str, Any] = {}
+    hints = _hints(cls)
+    for f in fields(cls):
+        if _json_name(f) in data:
+            try:
+                values[f.name] = _decode(hints[f.name], data[_json_name(f)])
+            except (TypeError, ValueError, KeyError, AttributeError):
+                return Unknown(name, dict(data))
+        elif f.default is MISSING and f.default_factory is MISSING:
+            return Unknown(name, dict(data))
+    return cls(**values)
+
+
+def json_safe(value: Any, clean: Callable[[str], str] | None = None) -> Any:
+    """``value`` with JSON types only (what is unknown becomes its ``str``); ``clean`` is applied to every string."""
+    if isinstance(value, str):
+        text = str(value)
+        return clean(text) if clean else text
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, Mapping):
+        return {json_safe(str(k), clean): json_safe(v, clean) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [json_safe(v, clean) for v in value]
+    return json_safe(str(value), clean)
+
+
+def _json_name(f: Field[Any]) -> str:
+    return str(f.metadata.get("json", f.name))
+
+
+@cache
+def _hints(cls: Any) -> dict[str, str]:
+    return {name: str(hint) for name, hint in get_type_hints(cls).items()}
+
+
+def _decode(hint: str, value: Any) -> Any:
+    """Undo ``to_json`` for one field: only fields typed as numbers take "NaN" and the like as numbers (a text may well be "NaN")."""
+    if "Diagnostic" in hint:
+        return Diagnostic.from_json(value)
+    if "float" in hint:
+        if isinstance(value, Mapping):
+            return {str(k): _number(v) for k, v in value.items()}
+        if value is None and "None" in hint:
+            return None
+        return _number(value)
+    if hint == "<class 'int'>":
+        return int(value)
+    if "Mapping" in hint and "Sequence" not in hint:
+        return dict(value.items())
+    if "Sequence" in hint:
+        return [dict(row.items()) for row in value]
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        return _NOT_FINITE[value]
+    return float(value)

@@ -1,0 +1,78 @@
+"""Events as one line of text, the same words in the console and in the logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.core.units import human_bytes, human_count, human_seconds
+from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Event, Finished, Notice, RunStarted, Step
+
+
+def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | None = None) -> str:
+    """``step 120/2000  loss 1.2345  lr 4.9e-05  …``."""
+    parts = [
+        f"step {event.step}" + (f"/{total_steps}" if total_steps else ""),
+        f"loss {event.loss:.4f}",
+        f"lr {event.lr:.3g}",
+    ]
+    if event.grad_norm is not None:
+        parts.append(f"grad norm {event.grad_norm:.3f}")
+    parts.append(f"{human_count(event.tokens_per_second)} tokens/s")
+    if event.mfu is not None:
+        parts.append(f"MFU {event.mfu:.0%}")
+    if event.memory_bytes is not None:
+        parts.append(f"memory {human_bytes(event.memory_bytes)}")
+    if eta_seconds is not None:
+        parts.append(f"ETA {human_seconds(eta_seconds)}")
+    if event.skipped:
+        parts.append(f"SKIPPED ({event.skipped})")
+    return "  ".join(parts)
+
+
+def metric_text(name: str, value: float) -> str:
+    """``eval_loss 1.2345``; accuracies and matches as percent."""
+    if any(word in name for word in ("accuracy", "exact_match")):
+        return f"{name} {value:.1%}"
+    return f"{name} {value:.4f}" if abs(value) < 1e4 else f"{name} {value:.4g}"
+
+
+def eval_line(event: Eval) -> str:
+    """``evaluation at step 100: eval_loss 1.2345  eval_token_accuracy 61.0%``."""
+    return f"evaluation at step {event.step}: " + "  ".join(metric_text(k, v) for k, v in event.metrics.items())
+
+
+def _started_line(event: RunStarted) -> str:
+    how = f"resumed from {event.resumed_from} at step {event.start_step}" if event.resumed_from else "started"
+    steps = f", {event.total_steps} steps" if event.total_steps else ""
+    described = f" ({event.description})" if event.description else ""
+    return f"{how}: {event.world_size} process{'es' if event.world_size != 1 else ''}{steps}, plan {event.plan_digest[:12]}{described}"
+
+
+def _saved_line(event: CheckpointSaved) -> str:
+    return (
+        f"checkpoint of step {event.step} published in {event.seconds:.1f}s ({human_bytes(event.bytes)}): {event.path}"
+    )
+
+
+def _answers_line(event: Answers) -> str:
+    right = sum(bool(row.get("correct")) for row in event.rows)
+    return f"answers at step {event.step}: {right} of {len(event.rows)} correct"
+
+
+_RENDER: dict[type[Event], Callable[[Any], str]] = {
+    RunStarted: _started_line,
+    Step: step_line,
+    Eval: eval_line,
+    CheckpointSaved: _saved_line,
+    Answers: _answers_line,
+    Notice: lambda e: e.diagnostic.render(),
+    Error: lambda e: f"rank {e.rank}: {e.diagnostic.render()}",
+    Finished: lambda e: f"{e.outcome} at step {e.step} after {human_seconds(e.seconds)}",
+}
+
+
+def line_of(event: Event) -> str | None:
+    """The event in words; None for kinds without words."""
+    render = _RENDER.get(type(event))
+    return render(event) if render else None

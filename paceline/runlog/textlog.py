@@ -1,0 +1,62 @@
+"""Text logs for people: ``logs/training.log`` (rank 0) and one log a rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.runlog.redact import printable
+
+
+class TextLog:
+    """Appends timestamped lines; secrets are blotted out, control characters neutralised. Thread-safe; never raises for a full disk."""
+
+    def __init__(
+        self, path: Path, *, redact: Callable[[str], str] | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = path
+        self._redact = redact or (lambda text: text)
+        self._clock = clock
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd: int | None = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
+
+    def line(self, text: str, level: str = "info") -> None:
+        """Append ``text``; further lines of it are indented below the first, so that no content can pass for a log line."""
+        now = self._clock()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
+        first, *rest = printable(self._redact(text), keep_newlines=True).split("\n")
+        head = f"{stamp} {level:<7} {first}"
+        body = "\n".join([head, *(f"    | {more}" for more in rest)]) + "\n"
+        with self._lock:
+            if self._fd is None:
+                return
+            try:
+                os.write(self._fd, body.encode("utf-8", "backslashreplace"))
+            except OSError:
+                return  # the event log counts and tells what a full disk swallowed
+
+    def close(self) -> None:
+        """Close the file; later lines are dropped. Calling it twice is harmless."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+
+class TextLogHandler(logging.Handler):
+    """Sends Python's ``logging`` records (of libraries, too) to a TextLog."""
+
+    def __init__(self, log: TextLog, level: int = logging.INFO) -> None:
+        super().__init__(level)
+        self._log = log
+        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.line(self.format(record), record.levelname.lower())
