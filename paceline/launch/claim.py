@@ -1,0 +1,77 @@
+"""Claiming a run directory: nothing of another run is ever overwritten by accident."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+from paceline.core.rundir import RunDir
+
+
+def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
+    """Raise ConfigError unless a run may write into ``run``: new, to be resumed, or to be set aside by ``overwrite_output_dir``."""
+    if run.root.exists() and not run.root.is_dir():
+        raise ConfigError(Diagnostic("run.not_a_directory", "the output directory is a file", "training.output_dir", str(run.root), "name a directory"))
+    parent = next((p for p in (run.root, *run.root.parents) if p.exists()), Path("/"))
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            Diagnostic("run.not_writable", "the output directory cannot be written", "training.output_dir", str(run.root), "name a directory you may write to")
+        )
+    if not run.exists():
+        return
+    try:
+        with FileLock(str(run.lock), timeout=0):
+            pass
+    except Timeout:
+        raise ConfigError(
+            Diagnostic(
+                "run.in_use",
+                "another Paceline process is writing this run directory right now",
+                "training.output_dir",
+                str(run.root),
+                "wait for it, stop it, or set another training.output_dir or training.experiment_name",
+            )
+        ) from None
+    if not overwrite and not resume:
+        raise ConfigError(
+            Diagnostic(
+                "run.exists",
+                "the output directory already holds a run",
+                "training.output_dir",
+                str(run.root),
+                "training.resume_from_checkpoint=latest to go on with it, training.experiment_name=NEW for a new one, "
+                "or training.overwrite_output_dir=true to set the old one aside",
+            )
+        )
+
+
+def claim(run: RunDir, *, plan: dict[str, Any], config_file: str | None, overwrite: bool, resume: bool) -> tuple[Diagnostic, ...]:
+    """Make ``run`` ready and write down config and plan. Returns notes. With ``overwrite`` an old run is renamed, not deleted.
+
+    Raises ConfigError as ``check_claim`` does, or when the disk refuses.
+    """
+    check_claim(run, overwrite=overwrite, resume=resume)
+    notes: list[Diagnostic] = []
+    try:
+        if run.exists() and overwrite and not resume:
+            aside = next(p for n in range(1, 10_000) if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists())
+            run.root.rename(aside)
+            notes.append(Diagnostic("run.set_aside", "the previous run in this directory was set aside", str(aside), severity=Severity.NOTE))
+        for folder in (run.root, run.logs, run.events_dir, run.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        if config_file is not None and Path(config_file).is_file():
+            shutil.copyfile(config_file, run.config_yaml)
+        for path, data in ((run.config_json, plan.get("config", {})), (run.plan_json, plan)):
+            path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(
+            Diagnostic("run.not_writable", "the output directory cannot be written", "training.output_dir", f"{run.root}: {exc.strerror or exc}", "name another directory or free some space")
+        ) from exc
+    return tuple(notes)
