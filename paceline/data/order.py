@@ -1,0 +1,93 @@
+"""The data order is arithmetic (contract 4): which documents an epoch has, in which rows, and which rank takes which row when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.data.hashing import hash_values, permutation, stream_key
+from paceline.data.pack import PACK_ALGORITHM, Bins, best_fit_decreasing, one_each
+
+ORDER_ALGORITHM = f"{PACK_ALGORITHM}+splitmix64-argsort/1"
+
+I64 = NDArray[np.int64]
+
+
+def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], seed: int, epoch: int) -> I64:
+    """int64 [n]: the documents of one epoch, ascending, each as often as its data set's weight says.
+
+    A data set of N documents and weight w gives round(w x N) draws: every document floor(w) times, and the rest from the documents with
+    the smallest hash of (seed, epoch, document), so no document comes twice before another came once. Weight 1 is every document once.
+    """
+    if all(weight == 1 for weight in weights):
+        return np.arange(len(dataset_of), dtype=np.int64)
+    times = np.zeros(len(dataset_of), np.int64)
+    for index, weight in enumerate(weights):
+        members = np.flatnonzero(dataset_of == index)
+        whole = int(weight)
+        times[members] = whole
+        extra = round(weight * len(members)) - whole * len(members)
+        if extra > 0:
+            drawn = hash_values(stream_key(seed, "mixture", epoch, index), members.astype(np.uint64))
+            times[members[np.argsort(drawn, kind="stable")[:extra]]] += 1
+    return np.repeat(np.arange(len(dataset_of), dtype=np.int64), times)
+
+
+def epoch_bins(documents: I64, lengths: NDArray[np.int32], *, seq_len: int, packing: bool, seed: int, epoch: int, shuffle: bool) -> Bins:
+    """The rows of one epoch in their order: bins of documents (indices into the table), packed or one each, permuted by (seed, epoch) when ``shuffle``."""
+    num = len(documents)
+    if packing:
+        order = permutation(stream_key(seed, "pack", epoch), num) if shuffle else None
+        bins = best_fit_decreasing(lengths[documents], seq_len, order)
+    else:
+        bins = one_each(num)
+    items = documents[bins.items]
+    if not shuffle:
+        return Bins(items, bins.offsets)
+    return _reordered(Bins(items, bins.offsets), permutation(stream_key(seed, "rows", epoch), len(bins)))
+
+
+def _reordered(bins: Bins, order: I64) -> Bins:
+    sizes = np.diff(bins.offsets)[order]
+    offsets = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    take = np.repeat(bins.offsets[:-1][order] - offsets[:-1], sizes) + np.arange(offsets[-1])
+    return Bins(bins.items[take], offsets)
+
+
+def steps_per_epoch(num_rows: int, global_batch: int, *, drop_last: bool) -> int:
+    """Optimizer steps of one epoch: the last partial step is filled with weight-0 rows, or dropped."""
+    return num_rows // global_batch if drop_last else -(-num_rows // global_batch)
+
+
+def positions_for(step: int, micro_step: int, dp_rank: int, dp_size: int, micro_batch: int, accumulation: int) -> list[int]:
+    """Positions in the epoch's order for one micro-batch: [sG + (j·dp + d)·m, +m), G = m · accumulation · dp.
+
+    ``step`` counts from the start of the epoch. Positions at or beyond ``num_rows`` are fillers (``RowSource.batch`` makes them weight-0 rows).
+    """
+    global_batch = micro_batch * accumulation * dp_size
+    start = step * global_batch + (micro_step * dp_size + dp_rank) * micro_batch
+    return list(range(start, start + micro_batch))
+
+
+def step_positions(step: int, global_batch: int) -> list[int]:
+    """Positions of a whole step, all ranks together: [sG, (s+1)G)."""
+    return list(range(step * global_batch, (step + 1) * global_batch))
+
+
+def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[Diagnostic]:
+    """A finding when there are fewer rows than data-parallel processes: some would never see a row."""
+    if num_rows >= dp_size:
+        return []
+    return [
+        Diagnostic(
+            "data.too_few_rows",
+            f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot feed {dp_size} processes: some would never get one",
+            "data.train" if what == "training" else "data.eval",
+            f"{num_rows} rows (documents packed together count as one), {dp_size} processes",
+            f"at most --nproc {max(num_rows, 1)}, data.packing: false, or more data",
+        )
+    ]

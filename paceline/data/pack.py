@@ -1,0 +1,108 @@
+"""Packing: which documents share a row. A pure function of the lengths and an order; nothing is padded, split or lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+
+PACK_ALGORITHM = "best-fit-decreasing-by-length/1"
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Rows as index lists: bin b holds ``items[offsets[b]:offsets[b + 1]]`` (int64, indices into the lengths that were packed)."""
+
+    items: I64
+    offsets: I64
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def bin(self, index: int) -> I64:
+        """int64 [k]: the items of one bin."""
+        return self.items[self.offsets[index] : self.offsets[index + 1]]
+
+
+def one_each(num: int) -> Bins:
+    """Every document its own row (packing off)."""
+    return Bins(np.arange(num, dtype=np.int64), np.arange(num + 1, dtype=np.int64))
+
+
+def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | None = None) -> Bins:
+    """Bins of at most ``seq_len`` tokens by best-fit decreasing (Johnson 1973).
+
+    Documents of equal length are interchangeable, so a whole length is placed at once: a million documents take well under a second.
+    ``order`` (a permutation) says which of the documents of one length comes first. Raises DataError when a document does not fit.
+    """
+    num = len(lengths)
+    if num == 0:
+        return Bins(np.empty(0, np.int64), np.zeros(1, np.int64))
+    longest = int(lengths.max())
+    if longest > seq_len:
+        where = f"document {int(lengths.argmax())}"
+        raise DataError(
+            Diagnostic("data.document_too_long", f"a document is longer than a row of {seq_len} tokens", where, f"{longest} tokens", f"data.max_length: {seq_len}, and prepare again")
+        )
+    order = np.arange(num, dtype=np.int64) if order is None else order
+    by_length = order[np.argsort(-lengths[order], kind="stable")]
+    bin_of, num_bins = _place(lengths[by_length], seq_len)
+    within = np.argsort(bin_of, kind="stable")
+    offsets = np.zeros(num_bins + 1, np.int64)
+    np.cumsum(np.bincount(bin_of, minlength=num_bins), out=offsets[1:])
+    return Bins(by_length[within], offsets)
+
+
+def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
+    """The bin of each document of a descending list of lengths, and the number of bins."""
+    bin_of = np.empty(len(descending), np.int64)
+    room: dict[int, list[I64]] = {}  # free tokens -> stacks of bins with that much room
+    values, starts = np.unique(-descending, return_index=True)
+    ends = np.append(starts[1:], len(descending))
+    num_bins = 0
+    for value, first, last in zip((-values).tolist(), starts.tolist(), ends.tolist(), strict=True):
+        length = max(int(value), 1)
+        while first < last:
+            free = min((r for r in room if r >= length), default=0)
+            per_bin = (free or seq_len) // length
+            wanted = -(-(last - first) // per_bin)
+            if free:
+                bins = _take(room, free, wanted)
+            else:
+                free, bins = seq_len, np.arange(num_bins, num_bins + wanted, dtype=np.int64)
+                num_bins += wanted
+            placed = min(last - first, len(bins) * per_bin)
+            bin_of[first : first + placed] = np.repeat(bins, per_bin)[:placed]
+            full, rest = divmod(placed, per_bin)
+            _put(room, free - per_bin * length, bins[:full])
+            _put(room, free - rest * length, bins[full : full + 1])
+            first += placed
+    return bin_of, num_bins
+
+
+def _take(room: dict[int, list[I64]], free: int, wanted: int) -> I64:
+    """Up to ``wanted`` bins out of those with ``free`` tokens of room."""
+    stack = room[free]
+    bins = stack.pop()
+    if len(bins) > wanted:
+        stack.append(bins[wanted:])
+        bins = bins[:wanted]
+    if not stack:
+        del room[free]
+    return bins
+
+
+def _put(room: dict[int, list[I64]], free: int, bins: I64) -> None:
+    if len(bins) and free > 0:
+        room.setdefault(free, []).append(bins)
+
+
+def efficiency(bins: Bins, lengths: NDArray[np.int32], seq_len: int) -> float:
+    """Real tokens over the room of all rows, 0 to 1."""
+    return float(lengths[bins.items].sum(dtype=np.int64)) / (len(bins) * seq_len) if len(bins) else 1.0

@@ -1,0 +1,94 @@
+"""Micro-batches from the token table: flat, without padding, labels shifted (``seam.batch``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.data.order import ORDER_ALGORITHM, epoch_bins, epoch_documents
+from paceline.data.pack import Bins, efficiency
+from paceline.data.table import TokenTable, decode_labels
+from paceline.seam.batch import IGNORE_INDEX, Batch
+
+_EPOCHS_KEPT = 2  # the running epoch and the one evaluation or look-ahead asks for
+
+
+class PackedSource:
+    """A ``seam.data.RowSource`` over a token table: rows are bins of documents (``packing``) or single documents.
+
+    ``seq_len`` is the most tokens of a row; ``shuffle=False`` (evaluation) keeps the order of the table. Stateless: rows are a function of
+    (table, seq_len, packing, seed, epoch) alone, so that any rank of any world size asks for any position at any time.
+    Raises DataError when a document is longer than ``seq_len``.
+    """
+
+    algorithm = ORDER_ALGORITHM
+
+    def __init__(self, table: TokenTable, *, seq_len: int, packing: bool, seed: int, pad_token_id: int, shuffle: bool = True) -> None:
+        self.table = table
+        self.seq_len = seq_len
+        self.packing = packing
+        self.seed = seed
+        self.pad_token_id = pad_token_id
+        self.shuffle = shuffle
+        self._layouts: dict[int, Bins] = {}
+
+    def layout(self, epoch: int) -> Bins:
+        """The rows of an epoch in their order."""
+        if epoch not in self._layouts:
+            weights = self.table.weights if self.shuffle else (1.0,)
+            documents = epoch_documents(self.table.dataset, weights, self.seed, epoch)
+            bins = epoch_bins(
+                documents, self.table.lengths, seq_len=self.seq_len, packing=self.packing, seed=self.seed, epoch=epoch, shuffle=self.shuffle
+            )
+            while len(self._layouts) >= _EPOCHS_KEPT:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[epoch] = bins
+        return self._layouts[epoch]
+
+    def num_rows(self, epoch: int) -> int:
+        """Rows of an epoch."""
+        return len(self.layout(epoch))
+
+    def efficiency(self, epoch: int = 0) -> float:
+        """Real tokens over the room of all rows."""
+        return efficiency(self.layout(epoch), self.table.lengths, self.seq_len)
+
+    def document_ids(self, epoch: int, positions: Sequence[int]) -> list[int]:
+        """The documents of these rows in order; -1 for a filler."""
+        bins = self.layout(epoch)
+        ids: list[int] = []
+        for position in positions:
+            ids.extend(bins.bin(position).tolist() if 0 <= position < len(bins) else [-1])
+        return ids
+
+    def batch(self, epoch: int, positions: Sequence[int]) -> Batch:
+        """The micro-batch of the rows at these positions of the epoch's order; -1 or a position beyond the end gives a filler row."""
+        ids = self.document_ids(epoch, positions)
+        filler = np.full(2, ~self.pad_token_id, np.int32)
+        documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
+        num_rows = sum(1 for position in positions if 0 <= position < self.num_rows(epoch))
+        return build_batch(documents, ids, num_rows)
+
+
+def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:
+    """A flat batch of coded documents (see ``data.table``)."""
+    lengths = np.array([len(d) for d in documents], np.int64)
+    ends = np.cumsum(lengths)
+    input_ids, own = decode_labels(np.concatenate(documents))
+    labels = np.full(len(own), IGNORE_INDEX, np.int64)
+    labels[:-1] = own[1:]
+    labels[ends - 1] = IGNORE_INDEX  # the first token of the next document is nobody's label
+    positions = np.arange(len(own), dtype=np.int64) - np.repeat(ends - lengths, lengths)
+    boundaries = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
+    return Batch(
+        input_ids=torch.from_numpy(input_ids.astype(np.int64))[None],
+        labels=torch.from_numpy(labels)[None],
+        position_ids=torch.from_numpy(positions)[None],
+        cu_seqlens=torch.from_numpy(boundaries),
+        max_seqlen=int(lengths.max()),
+        document_ids=torch.tensor(ids, dtype=torch.int64),
+        num_rows=num_rows,
+    )

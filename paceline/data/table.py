@@ -1,0 +1,133 @@
+"""The token table: prepared documents in memory-mapped Arrow, written once, read by every rank without a copy.
+
+One int32 a token carries both the token and whether it is learnt: a labelled token is stored as its id, an unlabelled one as ``~id`` (negative).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.seam.batch import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+I32 = NDArray[np.int32]
+
+
+def encode_labels(input_ids: I32, labelled: NDArray[np.bool_]) -> I32:
+    """int32 [n]: ids and label mask in one number each."""
+    return np.where(labelled, input_ids, ~input_ids).astype(np.int32, copy=False)
+
+
+def decode_labels(coded: I32) -> tuple[I32, I32]:
+    """(input_ids, labels), int32 [n] both, NOT shifted: labels are the ids, or IGNORE_INDEX where nothing is learnt."""
+    return np.where(coded < 0, ~coded, coded), np.where(coded < 0, np.int32(IGNORE_INDEX), coded)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A block of documents on its way to the table (``coded`` is flat; the others have one entry a document)."""
+
+    coded: I32
+    lengths: I32
+    num_labels: I32
+    keys: NDArray[np.uint64]
+    dataset: I32
+    row: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class TableWriter:
+    """Writes ``tokens.arrow`` (Arrow IPC file) block by block."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self._schema = pa.schema(
+            [
+                ("tokens", pa.large_list(pa.int32())),
+                ("num_labels", pa.int32()),
+                ("key", pa.uint64()),
+                ("dataset", pa.int32()),
+                ("row", pa.int64()),
+            ]
+        )
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+
+    def write(self, block: Documents) -> None:
+        """Append a block."""
+        import pyarrow as pa
+
+        offsets = np.zeros(len(block) + 1, np.int64)
+        np.cumsum(block.lengths, out=offsets[1:])
+        tokens = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(block.coded))
+        columns = [tokens, pa.array(block.num_labels), pa.array(block.keys), pa.array(block.dataset), pa.array(block.row)]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+
+    def close(self) -> None:
+        """Finish the file; without this it cannot be read."""
+        self._writer.close()
+        self._sink.close()
+
+
+class TokenTable:
+    """Some documents (``index``, e.g. those of training) of a token file, addressable by 0 … len-1.
+
+    lengths     int32 [n]   tokens of each document
+    num_labels  int32 [n]   labelled tokens of each document (the first token of a document is never predicted, so never counted)
+    keys        uint64 [n]  hash of the prompt (of the whole text for plain text)
+    dataset     int32 [n]   index of the data set in ``data.train`` (or ``data.eval``)
+    source_row  int64 [n]   row number in that data set
+    weights     a weight for each data set (mixtures)
+    """
+
+    def __init__(self, path: Path, index: NDArray[np.int64] | None = None, weights: tuple[float, ...] = (1.0,)) -> None:
+        import pyarrow as pa
+
+        self.path = path
+        with pa.memory_map(str(path)) as source:
+            batches: list[pa.RecordBatch] = [b for b in pa.ipc.open_file(source).read_all().to_batches() if b.num_rows]
+        self._batches = batches  # holds the map alive
+        self._values = [b.column(0).values.to_numpy() for b in batches]
+        self._offsets = [b.column(0).offsets.to_numpy() for b in batches]
+        self._first_row = np.cumsum([0, *(b.num_rows for b in batches)])
+        num = int(self._first_row[-1])
+        self._index = np.arange(num, dtype=np.int64) if index is None else index
+        self.weights = weights
+        every = [np.diff(o).astype(np.int32) for o in self._offsets]
+        self.lengths: I32 = (np.concatenate(every) if every else np.empty(0, np.int32))[self._index]
+        self.num_labels: I32 = self._column(1, np.int32)
+        self.keys: NDArray[np.uint64] = self._column(2, np.uint64)
+        self.dataset: I32 = self._column(3, np.int32)
+        self.source_row: NDArray[np.int64] = self._column(4, np.int64)
+
+    def _column(self, number: int, dtype: type) -> NDArray:
+        parts = [b.column(number).to_numpy() for b in self._batches]
+        return (np.concatenate(parts) if parts else np.empty(0, dtype)).astype(dtype, copy=False)[self._index]
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def coded(self, document: int) -> I32:
+        """int32 [length]: the document as stored (see ``decode_labels``), a view of the mapped file."""
+        row = int(self._index[document])
+        batch = int(np.searchsorted(self._first_row, row, side="right")) - 1
+        offsets, local = self._offsets[batch], row - int(self._first_row[batch])
+        return self._values[batch][offsets[local] : offsets[local + 1]]
+
+    def row(self, document: int) -> tuple[I32, I32]:
+        """(input_ids, labels) of a document, int32 [length], labels NOT shifted."""
+        return decode_labels(self.coded(document))
