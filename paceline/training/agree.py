@@ -1,0 +1,66 @@
+"""Before step 0: rank 0's plan reaches everybody, and all ranks find that they are the same program on the same input (contract 8)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import paceline
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+
+PLAN_LIMIT_BYTES = 1 << 20
+
+
+def share_plan(world: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Rank 0's ``make()`` as every rank receives it. An error in ``make`` is raised on all ranks under its own name."""
+    message: dict[str, Any] | None = None
+    failure: PacelineError | None = None
+    if world.rank == 0:
+        try:
+            message = {"plan": make()}
+        except PacelineError as exc:
+            failure = exc
+            message = {"error": [d.to_json() for d in exc.diagnostics], "exit_code": int(exc.exit_code)}
+    received = world.broadcast_json(message, src=0, limit_bytes=PLAN_LIMIT_BYTES)
+    if failure is not None:
+        raise failure
+    if "error" in received:
+        remote = PacelineError(*(Diagnostic.from_json(d) for d in received["error"]))
+        remote.exit_code = received["exit_code"]
+        raise remote
+    return dict(received["plan"])
+
+
+def identity(config_digest: str, data_fingerprint: str, device: torch.device) -> dict[str, str]:
+    """What must be equal on all ranks."""
+    return {
+        "paceline": paceline.__version__,
+        "torch": torch.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "config": config_digest,
+        "data": data_fingerprint,
+        "device": device.type,
+    }
+
+
+def check_same(world: Any, mine: dict[str, str]) -> None:
+    """Raise PacelineError on every rank when one differs from rank 0, naming rank, field and both values."""
+    everyone = world.all_gather_json(mine)
+    found = [
+        Diagnostic(
+            "world.mismatch",
+            f"rank {rank} differs from rank 0 in '{key}'",
+            f"rank {rank}",
+            f"{key}: {other[key]} on rank {rank}, {everyone[0][key]} on rank 0",
+            "start all ranks with the same YAML, data, code and environment",
+        )
+        for rank, other in enumerate(everyone)
+        for key in mine
+        if other[key] != everyone[0][key]
+    ]
+    if found:
+        raise PacelineError(*found)

@@ -1,0 +1,57 @@
+"""From any exception to one named finding."""
+
+from __future__ import annotations
+
+import traceback
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ExitCode, PacelineError
+
+# What a rank sees when ANOTHER one died: never the cause while any rank shows one (reliability: role=cascade).
+CASCADES = (
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "Broken pipe",
+    "Connection refused",
+    "failed to recv, got 0 bytes",
+    "Timed out waiting",
+    "Socket Timeout",
+    "NCCL remote process exited",
+    "Watchdog caught collective operation timeout",
+)
+
+
+def is_cascade(error: BaseException) -> bool:
+    """Whether the error only says that a peer is gone."""
+    return not isinstance(error, PacelineError) and any(text in str(error) for text in CASCADES)
+
+
+def diagnose(error: BaseException, rank: int) -> Diagnostic:
+    """The finding behind an exception: its own first diagnostic, or type, message and the innermost line of code."""
+    if isinstance(error, PacelineError):
+        first = error.diagnostics[0]
+        place = first.where or f"rank {rank}"
+        return Diagnostic(first.code, first.what, place, first.found, first.hint, first.severity, {**first.evidence, "rank": rank})
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
+        return Diagnostic(
+            "training.out_of_memory",
+            f"rank {rank} ran out of memory",
+            f"rank {rank}",
+            str(error).splitlines()[0][:300],
+            "halve training.per_device_train_batch_size and double gradient_accumulation_steps, set gradient_checkpointing: true, or shorten data.max_length",
+            evidence={"rank": rank},
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    text = (str(error).strip() or type(error).__name__)[:2000]
+    if is_cascade(error):
+        return Diagnostic(
+            "world.peer_lost", f"rank {rank} lost the connection to another rank, which left no error behind", where, text,
+            "see that rank's log; a process that was killed (out of memory, kill -9) leaves none", evidence={"rank": rank},
+        )
+    return Diagnostic("training.exception", f"rank {rank} raised {type(error).__name__}: {text}", where, hint="the traceback is in this rank's log", evidence={"rank": rank})
+
+
+def exit_code_of(error: BaseException) -> int:
+    """What the process answers."""
+    return int(error.exit_code) if isinstance(error, PacelineError) else int(ExitCode.FAILED)

@@ -1,0 +1,124 @@
+"""Everybody who hears of a run's events: event log and text logs on every rank, console and trackers on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.rundir import RunDir
+from paceline.plan.plan import Plan
+from paceline.runlog import events
+from paceline.runlog.log import RunLog
+from paceline.runlog.redact import secrets_in
+from paceline.training.cadence import every
+from paceline.training.console import Console
+from paceline.training.trackers import Tracker, open_trackers
+from paceline.training.trainer import Observer
+
+
+class Observers:
+    """Opens, feeds and closes them."""
+
+    def __init__(self, run: RunDir, rank: int, plan: Plan, config: Config, environ: Mapping[str, str], prepared: Any) -> None:
+        self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
+        self.log = RunLog(run, rank, secrets_in(environ))
+        self.console: Console | None = None
+        self.trackers: list[Tracker] = []
+        self.logging_steps = 1
+        self._environ = environ
+        self._started = 0.0
+
+    def all(self) -> list[Observer]:
+        return [self.hear]
+
+    def begin(self, event: events.RunStarted) -> None:
+        """The run starts: open what a person looks at."""
+        t = self.config.training
+        total = event.total_steps or 0
+        self.logging_steps = every(t.logging_steps, max(total, 1))
+        if self.rank == 0:
+            self.console = Console(total, enabled=True, logging_steps=self.logging_steps, logging_first_step=t.logging_first_step, start_step=event.start_step)
+            self.trackers, notes = open_trackers(
+                t.report_to, self.run, name=t.run_name or self.run.root.name, config=self.config.to_json(), wandb_key_present=bool(self._environ.get("WANDB_API_KEY"))
+            )
+            for note in notes:
+                self.note(note)
+        self.log.write(event)
+        self.say(event.description)
+
+    def hear(self, event: events.Event) -> None:
+        """One event from the trainer."""
+        logs = not isinstance(event, events.Step) or self.is_logged(event)
+        self.log.write(event, text=logs)
+        if self.console is not None:
+            if isinstance(event, events.Step):
+                self.console.step(event)
+            elif isinstance(event, events.Eval):
+                self.console.eval(event)
+            elif isinstance(event, events.Notice):
+                self.console.note(event.diagnostic)
+        if logs and isinstance(event, (events.Step, events.Eval)):
+            for tracker in self.trackers:
+                tracker.log(event.step, scalars(event))
+
+    def is_logged(self, event: events.Step) -> bool:
+        """Whether this step is put into words (every step is in the event log)."""
+        first = event.step == 1 and self.config.training.logging_first_step
+        return first or event.step % self.logging_steps == 0
+
+    def note(self, diagnostic: Diagnostic) -> None:
+        self.hear(events.Notice(diagnostic))
+
+    def say(self, text: str) -> None:
+        """A line for people, on rank 0."""
+        self.log.say(text)
+        if self.console is not None:
+            self.console.say(text)
+
+    def saved(self, step: int, path: Path) -> None:
+        """A checkpoint is durable."""
+        size = sum(p.stat().st_size for p in Path(path).rglob("*") if p.is_file())
+        self.hear(events.CheckpointSaved(step, str(path), 0.0, size))
+
+    def finish(self, event: events.Finished, checkpoint: str) -> None:
+        """The run ended well: say where everything lies, and let go."""
+        self.hear(event)
+        self.close()
+        self.log.close()
+
+    def failed(self, event: events.Error, trace: str) -> None:
+        """The run ended badly."""
+        if trace:
+            self.log.rank_text.line(trace, "error")
+        self.log.write(event)
+        self.close()
+        self.log.close()
+
+    def close(self) -> None:
+        if self.console is not None:
+            self.console.close()
+            self.console = None
+        for tracker in self.trackers:
+            tracker.close()
+        self.trackers = []
+
+
+def scalars(event: events.Step | events.Eval) -> dict[str, float]:
+    """The numbers of an event under the names that trackers show."""
+    if isinstance(event, events.Eval):
+        return {f"eval/{name.removeprefix('eval_')}": value for name, value in event.metrics.items()}
+    numbers: dict[str, float | None] = {
+        "train/loss": event.loss,
+        "train/learning_rate": event.lr,
+        "train/grad_norm": event.grad_norm,
+        "train/epoch": event.epoch,
+        "speed/tokens_per_second": event.tokens_per_second,
+        "speed/step_seconds": event.step_seconds,
+        "speed/mfu": event.mfu,
+        "memory/bytes": float(event.memory_bytes) if event.memory_bytes is not None else None,
+        **{f"train/{name}": value for name, value in event.extras.items()},
+    }
+    return {name: float(value) for name, value in numbers.items() if value is not None}

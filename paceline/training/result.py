@@ -1,0 +1,23 @@
+"""``result.json``: how the run ended, written once by rank 0 before anything is torn down (contract 10)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.rundir import RunDir
+
+
+def write_result(run: RunDir, outcome: str, exit_code: int, facts: Mapping[str, Any], diagnostics: Sequence[Diagnostic] = ()) -> None:
+    """Durable when it returns: written beside, fsynced, renamed. ``outcome``: completed, early_stopped, stopped or failed."""
+    data = {"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": [d.to_json() for d in diagnostics]}
+    staged = run.result_json.with_suffix(".json.tmp")
+    with staged.open("w", encoding="utf-8") as file:
+        json.dump(data, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(run.result_json)

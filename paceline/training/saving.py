@@ -1,0 +1,46 @@
+"""What goes into a checkpoint, and how a run starts from one."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.seam.roles import Role
+from paceline.training.state import TrainState
+
+
+def run_state(state: TrainState, algorithm: Any, plan: Any, data_fingerprint: str) -> dict[str, Any]:
+    """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with."""
+    return {
+        "train": state.to_json(),
+        "algorithm": algorithm.state(),
+        "config_digest": plan.config_digest,
+        "data_fingerprint": data_fingerprint,
+        "global_batch": plan.batch.global_batch,
+        "seq_len": plan.seq_len,
+        "packing": plan.packing,
+        "seed": plan.config["training"]["seed"],
+        "world_size": plan.world_size,
+        "strategy": plan.strategy,
+        "plan_digest": plan.digest(),
+    }
+
+
+def hugging_face_files(hf_config: Mapping[str, Any], tokenizer: Any) -> dict[str, bytes]:
+    """``config.json`` and the tokenizer's files: a checkpoint can be exported without the place it came from."""
+    files = {"config.json": json.dumps(dict(hf_config), indent=2, ensure_ascii=False).encode()}
+    with tempfile.TemporaryDirectory(prefix="paceline-tokenizer-") as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file() and path.suffix in {".json", ".jinja", ".txt", ".model"}:
+                files[path.name] = path.read_bytes()
+    return files
+
+
+def exported_shards(strategy: Any, handles: Mapping[Role, Any], algorithm: Any) -> Any:
+    """This rank's shards of every trained role."""
+    for role in algorithm.trains:
+        yield from strategy.export_state(handles[role])

@@ -1,0 +1,193 @@
+"""From a plan to a trainer: every component gets explicit values; below here nobody sees Config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.algorithms.registry import ALGORITHMS
+from paceline.checkpoint.resume import CheckpointReader
+from paceline.checkpoint.store import Checkpointer
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.core.rundir import RunDir
+from paceline.data.prepare import Prepared
+from paceline.data.source import PackedSource
+from paceline.models.factory import HFModelFactory
+from paceline.plan.plan import Plan
+from paceline.runtime.device import matmul_rate, memory_bytes
+from paceline.runtime.seed import seed_for
+from paceline.seam.optimizer import OptimizerSpec
+from paceline.seam.roles import Role
+from paceline.strategies.registry import STRATEGIES
+from paceline.training.cadence import Cadence, every
+from paceline.training.evaluate import evaluate
+from paceline.training.metrics import Throughput
+from paceline.training.saving import exported_shards, hugging_face_files, run_state
+from paceline.training.schedule import learning_rate_schedule
+from paceline.training.state import BestRule, TrainState
+from paceline.training.trainer import Observer, Trainer
+from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Session:
+    """The parts of one run on one rank."""
+
+    world: Any
+    plan: Plan
+    config: Config
+    prepared: Prepared
+    tokenizer: Any
+    run: RunDir
+    reader: CheckpointReader | None = None
+    root_wrapper: Callable[[Any], Any] | None = None  # BaseTrainer's door: a user's own wrapping of the root module
+
+    def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
+        """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
+        algorithm = ALGORITHMS.load(self.plan.algorithm)()
+        strategy = STRATEGIES.load(self.plan.strategy)(self.world, self.plan)
+        handles = {role: strategy.prepare(role, self.factory(role), self.optimizer()) for role in algorithm.trains}
+        source = self.source(train=True)
+        cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
+        epochs = self.epochs(source, cut)
+        state = self.restore(strategy, handles, algorithm)
+        first = source.batch(0, cut.positions(0, 0, source.num_rows(0)))
+        for handle in handles.values():
+            strategy.warm_up(handle, first, algorithm)
+        trainer = self.trainer(strategy, algorithm, handles, WindowSource(source, cut, epochs, state.step), epochs, state)
+        trainer.observers, trainer.stop_requested = observers, stop_requested
+        return trainer
+
+    def factory(self, role: Role) -> HFModelFactory:
+        precision = self.plan.precision
+        return HFModelFactory(
+            model=self.config.model,
+            role=role,
+            vocab_size=self.prepared.vocab_size,
+            seed=self.config.training.seed,
+            compute_dtype=DTYPES[precision.compute],
+            attention=self.plan.attention,
+            recompute=self.plan.recompute,
+            device=self.world.device,
+            compile=self.plan.compile,
+        )
+
+    def optimizer(self) -> OptimizerSpec:
+        spec = dict(self.plan.optimizer)
+        spec["betas"] = tuple(spec["betas"])
+        return OptimizerSpec(**spec)
+
+    def source(self, *, train: bool) -> PackedSource:
+        table = self.prepared.train if train else self.prepared.eval
+        assert table is not None
+        t = self.config.training
+        return PackedSource(
+            table,
+            seq_len=self.plan.seq_len,
+            packing=self.plan.packing and train,
+            seed=t.seed if t.data_seed is None else t.data_seed,
+            pad_token_id=self.prepared.pad_token_id,
+            shuffle=train,
+        )
+
+    @staticmethod
+    def cut(strategy: Any, micro_batch: int, accumulation: int) -> Cut:
+        return Cut(micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size)
+
+    def epochs(self, source: PackedSource, cut: Cut) -> Epochs:
+        """Raises DataError when the data cannot feed a single step."""
+        t = self.config.training
+        epochs = count_epochs(source, cut.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last)
+        if epochs.total_steps == 0:
+            rows = source.num_rows(0)
+            raise DataError(
+                Diagnostic(
+                    "training.no_steps",
+                    "the data cannot fill one step",
+                    "training.dataloader_drop_last",
+                    f"{rows} rows for a global batch of {cut.global_batch} (micro-batch {cut.micro_batch} × accumulation {cut.accumulation} × {cut.dp_size} ranks)",
+                    "dataloader_drop_last: false (the last step is filled with rows of weight 0), a smaller batch, or fewer processes",
+                )
+            )
+        return epochs
+
+    def restore(self, strategy: Any, handles: dict[Role, Any], algorithm: Any) -> TrainState:
+        """Weights, moments and position from the checkpoint, or a fresh state."""
+        if self.reader is None:
+            return TrainState()
+        for handle in handles.values():
+            strategy.import_state(handle, self.reader)
+        algorithm.load_state(self.reader.state.get("algorithm", {}))
+        return TrainState.from_json(self.reader.state["train"])
+
+    def trainer(self, strategy: Any, algorithm: Any, handles: dict[Role, Any], windows: WindowSource, epochs: Epochs, state: TrainState) -> Trainer:
+        t = self.config.training
+        total = epochs.total_steps
+        shape = self.plan.shape
+        measured = matmul_rate(self.world.device, DTYPES[self.plan.precision.compute])
+        trainer = Trainer(
+            strategy=strategy,
+            algorithm=algorithm,
+            handles=handles,
+            windows=windows,
+            epochs=epochs,
+            cadence=self.cadence(total),
+            lr=learning_rate_schedule(t.lr_scheduler_type, t.learning_rate, t.warmup_steps, total, t.lr_scheduler_kwargs),
+            max_grad_norm=t.max_grad_norm,
+            seed_for=lambda step, micro: seed_for(t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank),
+            throughput=Throughput(shape.matmul_parameters if shape else 0, self.plan.world_size, measured if shape else None),
+            memory_bytes=lambda: memory_bytes(self.world.device),
+            agree=self.world.any,
+            stop_requested=lambda: False,
+            observers=(),
+            best=best_rule(t),
+            state=state,
+        )
+        if self.prepared.eval is not None and t.eval_strategy != "no":
+            eval_source = self.source(train=False)
+            eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)
+            trainer.evaluate = lambda: evaluate(strategy, handles, algorithm, eval_source, eval_cut)
+        return trainer
+
+    def cadence(self, total_steps: int) -> Cadence:
+        t = self.config.training
+        logging_steps = every(t.logging_steps, total_steps)
+        return Cadence(
+            total_steps=total_steps,
+            logging_steps=logging_steps,
+            logging_first_step=t.logging_first_step,
+            eval_strategy=t.eval_strategy,
+            eval_steps=every(t.eval_steps, total_steps) if t.eval_steps else logging_steps,
+            save_strategy=t.save_strategy,
+            save_steps=every(t.save_steps, total_steps),
+        )
+
+    def checkpoint_saver(self, trainer: Trainer, published: Callable[[int, Any], None]) -> Callable[[int], None]:
+        """``save(step)`` for the trainer; ``published(step, path)`` hears of every durable checkpoint on this rank."""
+        checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
+        root = next(iter(trainer.handles.values())).root
+        files = hugging_face_files(root.hf.config.to_dict(), self.tokenizer) if self.world.rank == 0 else {}
+
+        def save(step: int) -> None:
+            if self.config.training.load_best_model_at_end:
+                checkpointer.protect(trainer.state.best_step)
+            state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint)
+            shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm)
+            published(step, checkpointer.save(step, shards, state, files))
+
+        return save
+
+
+def best_rule(training: Any) -> BestRule:
+    """``metric_for_best_model`` (default eval_loss) as Transformers reads it: larger is better unless its name ends in ``loss``."""
+    metric = training.metric_for_best_model or "loss"
+    metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+    greater = training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
+    return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

@@ -1,0 +1,33 @@
+"""SIGTERM and the first Ctrl-C ask for a stop at the next step; the second Ctrl-C ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+from paceline.core.errors import ExitCode
+
+
+class StopSignals:
+    """Installs the handlers; ``requested()`` is read between steps."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._interrupts = 0
+        self._previous = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def requested(self) -> bool:
+        return self._requested
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts >= 2:
+                os._exit(ExitCode.INTERRUPTED)
+
+    def restore(self) -> None:
+        """Put the former handlers back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,53 @@
+"""From a worker's command line to its config: a plan made by the parent, or the YAML when started from outside."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a rank knows before it meets the others. ``plan`` is None when rank 0 has yet to make it."""
+
+    config: Config
+    plan: Plan | None
+    config_file: str | None
+    local_rank: int | None
+    notes: tuple[Diagnostic, ...] = ()
+
+
+def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
+    """Read the command line. Raises ConfigError with all violations of the config."""
+    parser = argparse.ArgumentParser(prog="python -m paceline.training.worker", allow_abbrev=False)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--plan", help="plan.json written by the parent")
+    source.add_argument("--config", help="the YAML, when started by torchrun, mpirun, accelerate or srun")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override of one config key")
+    parser.add_argument("--local-rank", "--local_rank", type=int, default=None, help="as given by torch.distributed.launch")
+    args = parser.parse_args(list(argv))
+    if args.plan is not None:
+        return from_plan(Path(args.plan), args.local_rank)
+    loaded = load_config(args.config, args.set, environ)
+    return Start(loaded.config, None, args.config, args.local_rank, tuple(loaded.notes))
+
+
+def from_plan(path: Path, local_rank: int | None) -> Start:
+    """The start that a parent process prepared. Raises ConfigError when the plan cannot be read."""
+    try:
+        plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
+        config = Config.from_json(dict(plan.config))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ConfigError(
+            Diagnostic("training.plan_file", "the plan cannot be read", str(path), f"{type(exc).__name__}: {exc}", "start with `paceline train config.yaml`")
+        ) from exc
+    return Start(config, plan, None, local_rank)

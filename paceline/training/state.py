@@ -1,0 +1,61 @@
+"""What a run must remember between steps beyond weights and moments: a few numbers, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass
+class TrainState:
+    """``step`` counts finished optimizer steps, skipped ones included; the data position follows from it (contract 4)."""
+
+    step: int = 0
+    tokens: int = 0
+    best_metric: float | None = None
+    best_step: int | None = None
+    evals_without_gain: int = 0
+    skipped_no_labels: int = 0
+    skipped_overflow: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TrainState:
+        known = {f.name for f in fields(TrainState)}
+        return TrainState(**{k: v for k, v in data.items() if k in known})
+
+
+@dataclass(frozen=True)
+class BestRule:
+    """Which evaluation is the best so far, and when to stop for want of a better one."""
+
+    metric: str = "eval_loss"
+    greater_is_better: bool = False
+    patience: int | None = None
+    threshold: float = 0.0
+
+    def improved(self, value: float, best: float | None) -> bool:
+        """Whether ``value`` beats ``best`` at all (NaN never does)."""
+        if value != value:
+            return False
+        return best is None or (value > best if self.greater_is_better else value < best)
+
+    def counts_as_gain(self, value: float, best: float | None) -> bool:
+        """Whether the gain exceeds ``early_stopping_threshold`` (the rule of Transformers' EarlyStoppingCallback)."""
+        return self.improved(value, best) and (best is None or abs(value - best) > self.threshold)
+
+    def exhausted(self, state: TrainState) -> bool:
+        """Whether early stopping ends the run."""
+        return self.patience is not None and state.evals_without_gain >= self.patience
+
+    def record(self, metrics: Mapping[str, float], state: TrainState) -> bool:
+        """Note an evaluation in ``state``; True when it is the best so far. Raises KeyError when the metric is not measured."""
+        value = metrics[self.metric]
+        gain, better = self.counts_as_gain(value, state.best_metric), self.improved(value, state.best_metric)
+        state.evals_without_gain = 0 if gain else state.evals_without_gain + 1
+        if better:
+            state.best_metric, state.best_step = value, state.step
+        return better

@@ -1,0 +1,177 @@
+"""The loop: window → step → events → evaluate → save → stop. It knows no strategy and no algorithm by name."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError, PacelineError
+from paceline.runlog import events
+from paceline.seam.window import StepResult, Window
+from paceline.training.cadence import Cadence
+from paceline.training.metrics import Throughput
+from paceline.training.state import BestRule, TrainState
+from paceline.training.windows import Epochs, WindowSource
+
+MAX_FAILED_SAVES = 2  # consecutive ones; then the run ends with the error rather than go on without a net
+
+
+class Observer(Protocol):
+    """Whoever wants to hear of events: the event log, the console, a tracker."""
+
+    def __call__(self, event: events.Event) -> None: ...
+
+
+@dataclass
+class Trainer:
+    """One run on one rank. Everything it needs is handed in by the worker.
+
+    ``lr`` is a pure function of the 0-based step; ``evaluate`` and ``save`` are collective: every rank calls them at the same step;
+    ``stop_requested`` is this rank's wish, agreed on by all ranks between steps.
+    """
+
+    strategy: Any
+    algorithm: Any
+    handles: Mapping[Any, Any]
+    windows: WindowSource
+    epochs: Epochs
+    cadence: Cadence
+    lr: Callable[[int], float]
+    max_grad_norm: float
+    seed_for: Callable[[int, int], int]  # (step, micro_step) -> seed
+    throughput: Throughput
+    memory_bytes: Callable[[], int]
+    agree: Callable[[bool], bool]
+    stop_requested: Callable[[], bool]
+    observers: Iterable[Observer]
+    best: BestRule
+    state: TrainState = field(default_factory=TrainState)
+    evaluate: Callable[[], dict[str, float]] | None = None
+    save: Callable[[int], None] | None = None
+    failed_saves: int = 0
+
+    def train(self) -> str:
+        """Run to the end. Returns ``completed``, ``early_stopped`` or ``stopped`` (on request; a checkpoint is durable)."""
+        for window in self.algorithm.windows(self.windows, self.handles):
+            self._step(window)
+            outcome = self._between_steps()
+            if outcome is not None:
+                return outcome
+        return "completed"
+
+    def _step(self, window: Window) -> None:
+        started = time.perf_counter()
+        lr = self.lr(window.step)
+        result = self.strategy.train_window(
+            self.handles,
+            window.micro_batches,
+            self.algorithm,
+            lr=lr,
+            max_grad_norm=self.max_grad_norm,
+            generator_seed=lambda micro_step: self.seed_for(window.step, micro_step),
+        )
+        seconds = time.perf_counter() - started
+        self.state.step = window.step + 1
+        self.state.tokens += result.tokens
+        self._emit(self._step_event(window, result, lr, seconds))
+        self._check(window, result, lr)
+
+    def _step_event(self, window: Window, result: StepResult, lr: float, seconds: float) -> events.Step:
+        return events.Step(
+            step=self.state.step,
+            epoch=self.epochs.progress(self.state.step),
+            loss=sum(result.losses.values()),
+            losses=dict(result.losses),
+            weights=dict(result.weights),
+            lr=lr,
+            grad_norm=result.grad_norm,
+            tokens=result.tokens,
+            step_seconds=seconds,
+            tokens_per_second=self.throughput.tokens_per_second(result.tokens, seconds),
+            mfu=self.throughput.mfu(result.tokens, seconds),
+            memory_bytes=self.memory_bytes(),
+            skipped=result.skipped,
+            sample_digest=window.sample_digest,
+            extras=dict(result.extras),
+        )
+
+    def _check(self, window: Window, result: StepResult, lr: float) -> None:
+        """Say what was skipped; end the run by name when the loss or the gradient is no number."""
+        step = self.state.step
+        if result.skipped == "no_labels":
+            self.state.skipped_no_labels += 1
+            self._notice("training.no_labels", f"step {step} had no labelled token on any rank: no update was made", "check data.train_on and data.max_length", step)
+        elif result.skipped == "overflow":
+            self.state.skipped_overflow += 1
+            self._notice("training.overflow", f"step {step}: fp16 gradients overflowed, the update was skipped and the loss scale lowered", "", step)
+        elif not math.isfinite(sum(result.losses.values())) or not math.isfinite(result.grad_norm or 0.0):
+            raise PacelineError(
+                Diagnostic(
+                    "training.nonfinite",
+                    f"loss or gradient is not a number at step {step}",
+                    f"step {step}",
+                    f"losses {dict(result.losses)}, grad_norm {result.grad_norm}, lr {lr:g}",
+                    "lower training.learning_rate, lengthen the warmup, or use bf16 instead of fp16; resume from the last checkpoint",
+                    evidence={"step": step, "sample_digest": window.sample_digest},
+                )
+            )
+
+    def _between_steps(self) -> str | None:
+        """Evaluate and save where the cadence says so; then agree on stopping."""
+        step = self.state.step
+        stop = self.agree(self.stop_requested())
+        epoch_end = self.epochs.is_epoch_end(step)
+        improved, exhausted = False, False
+        if not stop and self.evaluate is not None and self.cadence.evaluates(step, epoch_end):
+            improved, exhausted = self.run_evaluation()
+        if self.save is not None and (stop or exhausted or self.cadence.saves(step, epoch_end, improved)):
+            self._save(step, must_succeed=stop or exhausted or step == self.cadence.total_steps)
+        if stop:
+            return "stopped"
+        return "early_stopped" if exhausted and step < self.cadence.total_steps else None
+
+    def run_evaluation(self) -> tuple[bool, bool]:
+        """Evaluate now. Returns (best so far, early stopping is due)."""
+        assert self.evaluate is not None
+        started = time.perf_counter()
+        metrics = self.evaluate()
+        seconds = time.perf_counter() - started
+        self._emit(events.Eval(self.state.step, metrics, seconds, rows=int(metrics.get("eval_rows", 0))))
+        if self.best.metric not in metrics:
+            raise PacelineError(
+                Diagnostic(
+                    "training.metric_for_best_model",
+                    f"'{self.best.metric}' is not among the evaluation's metrics",
+                    "training.metric_for_best_model",
+                    self.best.metric,
+                    f"one of: {', '.join(metrics)}",
+                )
+            )
+        improved = self.best.record(metrics, self.state)
+        return improved, self.best.exhausted(self.state)
+
+    def _save(self, step: int, *, must_succeed: bool) -> None:
+        """Publish a checkpoint. A failed one never touches the published ones; the run goes on until MAX_FAILED_SAVES in a row."""
+        assert self.save is not None
+        try:
+            self.save(step)
+        except CheckpointError as exc:
+            self.failed_saves += 1
+            if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
+                raise
+            for diagnostic in exc.diagnostics:
+                self._emit(events.Notice(replace(diagnostic, severity=Severity.WARNING)))
+            return
+        self.failed_saves = 0
+
+    def _notice(self, code: str, what: str, hint: str, step: int) -> None:
+        diagnostic = Diagnostic(code, what, f"step {step}", hint=hint, severity=Severity.WARNING)
+        self._emit(events.Notice(diagnostic))
+
+    def _emit(self, event: events.Event) -> None:
+        for observer in self.observers:
+            observer(event)

@@ -1,0 +1,242 @@
+"""One rank of a run: ``python -m paceline.training.worker --plan FILE | --config YAML [--set key=value …]``.
+
+THE composition root. Order: config → data (no process group yet) → world → plan shared and ranks compared → model, strategy,
+trainer → train → result and last checkpoint durable → teardown → exit. Exit codes: ``core.errors.ExitCode``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.checkpoint.resume import CheckpointReader, find_checkpoint, open_checkpoint
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError, ExitCode, PacelineError
+from paceline.core.rundir import RunDir
+from paceline.data.prepare import Prepared, prepare
+from paceline.data.tokenizer import load_tokenizer
+from paceline.launch.claim import claim
+from paceline.plan.choose import make_plan
+from paceline.plan.hardware import probe_hardware
+from paceline.plan.plan import Plan
+from paceline.plan.shape import shape_of
+from paceline.runlog import events
+from paceline.runtime.alarm import Alarm
+from paceline.runtime.world import RankEnv, World, environment
+from paceline.training.agree import check_same, identity, share_plan
+from paceline.training.failure import diagnose, exit_code_of, is_cascade
+from paceline.training.observers import Observers
+from paceline.training.result import write_result
+from paceline.training.session import Session
+from paceline.training.signals import StopSignals
+from paceline.training.start import Start, parse_start
+from paceline.training.trainer import Trainer
+
+ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank. Returns the exit code; never raises for an error that has a name."""
+    environ = environment()
+    rank = RankEnv.from_environ(environ).rank
+    try:
+        start = parse_start(sys.argv[1:] if argv is None else argv, environ)
+        plan = start.plan or plan_here(start, environ)
+        prepared = prepare_data(start, rank)
+    except PacelineError as exc:
+        tell(exc.diagnostics, rank, only_first=True)
+        return int(exc.exit_code)
+    return Worker(start, plan, prepared, environ).run()
+
+
+def plan_here(start: Start, environ: Mapping[str, str]) -> Plan:
+    """The plan as this rank sees it, when no parent made one. Rank 0's is the one that counts."""
+    env = RankEnv.from_environ(environ, start.local_rank)
+    run = RunDir.at(start.config.run_directory())
+    return make_plan(
+        start.config,
+        probe_hardware(),
+        world_size=env.world_size,
+        num_nodes=env.num_nodes,
+        launcher=env.launcher,
+        run_dir=str(run.root),
+        shape=shape_of(start.config.model),
+    )
+
+
+def prepare_data(start: Start, rank: int) -> Prepared:
+    """Rows tokenised and on disk; the first process does it, the others wait on its file lock, with no process group to time out."""
+    c = start.config
+    return prepare(c.data, c.model, seed=c.training.seed, cache_dir=c.cache_directory(), report=None)
+
+
+def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
+    """Findings to stderr; what every rank finds alike is said by rank 0 alone."""
+    if only_first and rank != 0:
+        return
+    for diagnostic in diagnostics:
+        print(diagnostic.render(), file=sys.stderr, flush=True)
+
+
+class Worker:
+    """The life of one rank from the first handshake to the exit code."""
+
+    def __init__(self, start: Start, plan: Plan, prepared: Prepared, environ: Mapping[str, str]) -> None:
+        self.start, self.plan, self.prepared, self.environ = start, plan, prepared, environ
+        self.config = start.config
+        self.run_dir = RunDir.at(plan.run_dir)
+        self.started = time.time()
+        self.observers: Observers | None = None
+        self.trainer: Trainer | None = None
+        self.checkpoint = ""
+
+    def run(self) -> int:
+        """Open the world, train, close. Every error becomes one named finding, here and on the other ranks."""
+        env = RankEnv.from_environ(self.environ, self.start.local_rank)
+        try:
+            world = World.open(env, device=self.plan.device, backend=self.plan.backend, timeout_seconds=self.plan.timeout_seconds)
+        except PacelineError as exc:
+            tell(exc.diagnostics, env.rank)
+            return int(exc.exit_code)
+        signals = StopSignals()
+        alarm = Alarm(world, on_foreign=self.peer_failed)
+        alarm.start()
+        try:
+            outcome = self.train(world, signals)
+            code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.OK
+            self.finish(world, outcome, int(code))
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, the other ranks must hear its name
+            return self.fail(world, alarm, exc)
+        alarm.stop()
+        signals.restore()
+        world.close(ok=True)
+        return int(code)
+
+    def train(self, world: World, signals: StopSignals) -> str:
+        """Agree on the plan, build, run. Returns the outcome."""
+        self.agree_on_plan(world)
+        self.observers = Observers(self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared)
+        for note in (*self.start.notes, *self.prepared.notes):
+            self.observers.note(note)
+        reader = self.open_resume(world)
+        tokenizer = load_tokenizer(self.config.model)
+        session = Session(world, self.plan, self.config, self.prepared, tokenizer, self.run_dir, reader)
+        trainer = self.trainer = session.build(self.observers.all(), signals.requested)
+        if self.config.training.save_strategy != "no":
+            trainer.save = session.checkpoint_saver(trainer, self.published)
+        total = trainer.cadence.total_steps
+        self.observers.begin(events.RunStarted(self.plan.digest(), world.world_size, str(reader.path) if reader else None, trainer.state.step, total, self.plan.headline()))
+        if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
+            trainer.run_evaluation()
+        outcome = trainer.train()
+        if outcome != "stopped":
+            self.load_best(world, trainer)
+        return outcome
+
+    def agree_on_plan(self, world: World) -> None:
+        """Rank 0's plan for everybody; a run directory claimed when no parent did it."""
+
+        def make() -> dict[str, Any]:
+            data = self.plan.to_json()
+            if self.start.plan is None:
+                t = self.config.training
+                claim(self.run_dir, plan=data, config_file=self.start.config_file, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
+            return data
+
+        shared = Plan.from_json(share_plan(world, make))
+        check_same(world, identity(self.config.digest(), self.prepared.fingerprint, world.device))
+        self.plan = shared
+        self.run_dir = RunDir.at(shared.run_dir)
+
+    def open_resume(self, world: World) -> CheckpointReader | None:
+        """The checkpoint to go on from, found by rank 0, verified by every rank that reads it."""
+        where = self.config.training.resume_from_checkpoint
+        if not where:
+            return None
+        where = "latest" if where is True else str(where)
+
+        def find() -> dict[str, Any]:
+            path = find_checkpoint(where, self.run_dir)
+            return {"path": None if path is None else str(path)}
+
+        path = share_plan(world, find)["path"]
+        if path is None:
+            return None
+        reader = open_checkpoint(path)
+        reader.check_same_run(self.plan, self.prepared.fingerprint)
+        return reader
+
+    def published(self, step: int, path: Any) -> None:
+        self.checkpoint = str(path)
+        if self.observers is not None:
+            self.observers.saved(step, path)
+
+    def load_best(self, world: World, trainer: Trainer) -> None:
+        """With load_best_model_at_end: the best checkpoint's weights, as the result names them."""
+        if not self.config.training.load_best_model_at_end or trainer.state.best_step is None:
+            return
+        best = self.run_dir.checkpoint(trainer.state.best_step)
+        if not best.is_dir():
+            raise CheckpointError(Diagnostic("training.best_checkpoint", "the best checkpoint is gone", str(best), hint="keep it: training.save_total_limit"))
+        if world.rank == 0 and self.observers is not None:
+            self.observers.say(f"best: step {trainer.state.best_step}, {trainer.best.metric} {trainer.state.best_metric:.4g}; `paceline export` takes it")
+        self.checkpoint = str(best)
+
+    def finish(self, world: World, outcome: str, code: int) -> None:
+        """The result is durable before anything is torn down."""
+        assert self.trainer is not None and self.observers is not None
+        state = self.trainer.state
+        self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
+        if world.rank == 0:
+            write_result(self.run_dir, outcome, code, self.facts())
+        world.barrier()
+
+    def facts(self) -> dict[str, Any]:
+        """What the result says beyond the outcome."""
+        state = self.trainer.state.to_json() if self.trainer else {}
+        return {
+            **state,
+            "seconds": round(time.time() - self.started, 3),
+            "checkpoint": self.checkpoint,
+            "world_size": self.plan.world_size,
+            "strategy": self.plan.strategy,
+            "plan_digest": self.plan.digest(),
+            "load_best_model_at_end": self.config.training.load_best_model_at_end,
+        }
+
+    def fail(self, world: World, alarm: Alarm, error: BaseException) -> int:
+        """Publish the error for the other ranks, write it down, end."""
+        if is_cascade(error) and alarm.await_root_cause(ROOT_CAUSE_SECONDS):
+            return int(ExitCode.PEER_FAILED)
+        if isinstance(error, KeyboardInterrupt):
+            return int(ExitCode.INTERRUPTED)
+        finding = diagnose(error, world.rank)
+        alarm.raise_error(finding, exit_code_of(error))
+        shared = isinstance(error, PacelineError) and error.exit_code == ExitCode.CONFIG
+        found = error.diagnostics if isinstance(error, PacelineError) else (finding,)
+        tell(found, world.rank, only_first=shared)
+        self.write_down(world.rank, finding, exit_code_of(error), error)
+        world.close(ok=False)
+        return exit_code_of(error)
+
+    def peer_failed(self, rank: int, finding: Diagnostic) -> None:
+        """Called by the alarm's thread just before it ends this process: name the other rank's error here too."""
+        print(f"rank {rank} failed:\n{finding.render()}", file=sys.stderr, flush=True)
+        if self.observers is not None:
+            self.write_down(rank, finding, int(ExitCode.PEER_FAILED), None)
+
+    def write_down(self, rank: int, finding: Diagnostic, code: int, error: BaseException | None) -> None:
+        trace = "".join(traceback.format_exception(error)) if error is not None else ""
+        if self.observers is not None:
+            self.observers.failed(events.Error(rank, finding), trace)
+            if self.observers.rank == 0:
+                write_result(self.run_dir, "failed", code, self.facts(), (finding,))
+        elif trace and not isinstance(error, PacelineError):
+            print(trace, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
