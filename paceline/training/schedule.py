@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,7 +34,7 @@ def learning_rate_schedule(
         raise ConfigError(
             Diagnostic("training.lr_scheduler_type", f"lr_scheduler_type '{name}' is not available: {why}", "training.lr_scheduler_type", name, f"one of: {', '.join(names)}")
         )
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)  # polynomial reads it
     try:
         scheduler = get_scheduler(
             name,
@@ -47,6 +46,4 @@ def learning_rate_schedule(
     except TypeError as exc:
         raise ConfigError(Diagnostic("training.lr_scheduler_kwargs", f"'{name}' does not take these arguments", "training.lr_scheduler_kwargs", str(exc))) from exc
     factor = scheduler.lr_lambdas[0]
-    if factor is None or not inspect.isroutine(factor) and not callable(factor):
-        return lambda step: base_lr
     return lambda step: base_lr * float(factor(step))
