@@ -1,0 +1,241 @@
+"""What the job will run on, found out without torch: ``/proc``, cgroup limits, ``nvidia-smi``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+NVIDIA_SMI_SECONDS = 10
+# CPU flags that say "this processor multiplies bf16 (fp16) itself or converts it in one instruction". bf16 is the upper half of
+# fp32, so torch computes it rightly on any CPU, only not fast; fp16 without a conversion instruction is refused.
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16", "avx_ne_convert"})
+FP16_FLAGS = frozenset({"f16c", "avx512_fp16", "amx_fp16", "asimdhp", "fphp"})
+
+# Dense tensor-core peaks with fp32 accumulation, FLOP/s (vendors' data sheets); the first name contained in the device's name counts.
+PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
+    ("GB300", 2.5e15),
+    ("B300", 2.25e15),
+    ("GB200", 2.5e15),
+    ("B200", 2.25e15),
+    ("H100 NVL", 835e12),
+    ("H100 PCIe", 756e12),
+    ("GH200", 989e12),
+    ("H200", 989e12),
+    ("H100", 989e12),
+    ("H800", 989e12),
+    ("H20", 148e12),
+    ("A100", 312e12),
+    ("A800", 312e12),
+    ("A30", 165e12),
+    ("A40", 149.7e12),
+    ("A6000", 154.8e12),
+    ("L40S", 362e12),
+    ("L40", 181e12),
+    ("L4", 121e12),
+    ("A10G", 70e12),
+    ("A10", 125e12),
+    ("RTX 5090", 209.5e12),
+    ("RTX 4090", 165.2e12),
+    ("RTX 3090", 71e12),
+)
+PEAK_FP16_ONLY_FLOPS: tuple[tuple[str, float], ...] = (("V100", 125e12), ("T4", 65e12), ("2080", 53.8e12), ("TITAN RTX", 65.2e12))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One node's hardware; all nodes are taken to be alike.
+
+    ``memory_bytes`` is one accelerator's memory (on CPU: the host's), ``host_memory_bytes`` the node's under its cgroup limit,
+    ``num_devices`` the accelerators of this node (1 on CPU). ``bf16`` and ``fp16`` say what the device computes in hardware.
+    ``peak_flops`` is FLOP/s by dtype name where a data sheet says so, else None (the worker measures). ``emulated`` names dtypes that are
+    computed rightly but without own instructions. ``device_note`` says why this device.
+    """
+
+    device: str
+    device_name: str
+    num_devices: int
+    memory_bytes: int
+    host_memory_bytes: int
+    num_nodes: int
+    bf16: bool
+    fp16: bool
+    cpu_count: int
+    peak_flops: Mapping[str, float] | None
+    torch_backends: tuple[str, ...]
+    device_note: str = ""
+    emulated: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            **asdict(self),
+            "peak_flops": dict(self.peak_flops) if self.peak_flops else None,
+            "torch_backends": list(self.torch_backends),
+            "emulated": list(self.emulated),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Hardware:
+        """The inverse of ``to_json``."""
+        return Hardware(**{**data, "torch_backends": tuple(data["torch_backends"]), "emulated": tuple(data.get("emulated", ()))})
+
+
+def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1) -> Hardware:
+    """This node's hardware. ``environ`` gives ``CUDA_VISIBLE_DEVICES``; ``use_cpu`` leaves accelerators aside. Starts no torch."""
+    host_memory, cpus = host_memory_bytes(), cpu_count()
+    if use_cpu:
+        return _cpu(host_memory, cpus, num_nodes, "training.use_cpu is set")
+    gpus = visible_gpus(query_gpus(), (environ or {}).get("CUDA_VISIBLE_DEVICES"))
+    if not gpus:
+        return _cpu(host_memory, cpus, num_nodes, "no CUDA device is visible")
+    if torch_is_cpu_build():
+        return _cpu(host_memory, cpus, num_nodes, f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build")
+    name, memory, capability = min(gpus, key=lambda gpu: gpu[2])
+    return Hardware(
+        device="cuda",
+        device_name=name,
+        num_devices=len(gpus),
+        memory_bytes=min(gpu[1] for gpu in gpus),
+        host_memory_bytes=host_memory,
+        num_nodes=num_nodes,
+        bf16=capability >= 8.0,
+        fp16=capability >= 5.3,
+        cpu_count=cpus,
+        peak_flops=peak_flops(name),
+        torch_backends=("nccl", "gloo"),
+        device_note=f"{len(gpus)} CUDA device(s), compute capability {capability}",
+    )
+
+
+def _cpu(host_memory: int, cpus: int, num_nodes: int, note: str) -> Hardware:
+    flags, name = cpu_flags()
+    return Hardware(
+        device="cpu",
+        device_name=name,
+        num_devices=1,
+        memory_bytes=host_memory,
+        host_memory_bytes=host_memory,
+        num_nodes=num_nodes,
+        bf16=True,
+        fp16=bool(flags & FP16_FLAGS),
+        cpu_count=cpus,
+        peak_flops=None,
+        torch_backends=("gloo",),
+        device_note=note,
+        emulated=() if flags & BF16_FLAGS else ("bf16",),
+    )
+
+
+def cpu_flags(text: str | None = None) -> tuple[frozenset[str], str]:
+    """The processor's feature flags and its model name, from ``/proc/cpuinfo`` (empty where there is none)."""
+    if text is None:
+        text = _read("/proc/cpuinfo")
+    flags: frozenset[str] = frozenset()
+    name = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        key = key.strip().lower()
+        if key in ("flags", "features") and not flags:
+            flags = frozenset(value.split())
+        elif key == "model name" and not name:
+            name = value.strip()
+    return flags, name or "CPU"
+
+
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may use: the smaller of the machine's and the cgroup's limit (v2 and v1). 0 when unknown."""
+    total = 0
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            total = int(line.split()[1]) * 1024
+    limits = [total] if total else []
+    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        value = _read(root / name).strip()
+        if value.isdigit() and (not total or int(value) < total):
+            limits.append(int(value))
+    return min(limits, default=0)
+
+
+def cpu_count(root: Path = Path("/")) -> int:
+    """Cores that this process may use: its affinity, cut by the cgroup's quota."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        count = os.cpu_count() or 1
+    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").strip().partition(" ")
+    if quota.isdigit() and period.isdigit() and int(period):
+        count = min(count, max(1, int(quota) // int(period)))
+    return max(1, count)
+
+
+def query_gpus() -> list[tuple[str, int, float, str]]:
+    """(name, memory in bytes, compute capability, uuid) of each NVIDIA device, in nvidia-smi's order; empty without a driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total,compute_cap,uuid", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse_gpus(done.stdout) if done.returncode == 0 else []
+
+
+def parse_gpus(text: str) -> list[tuple[str, int, float, str]]:
+    """Rows of ``nvidia-smi --query-gpu=name,memory.total,compute_cap,uuid --format=csv,noheader,nounits``; memory is in MiB there."""
+    gpus = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 4:
+            continue
+        name, memory, capability, uuid = fields
+        try:
+            gpus.append((name, int(float(memory)) * 1024 * 1024, float(capability), uuid))
+        except ValueError:  # "[N/A]" on a device without that property
+            continue
+    return gpus
+
+
+def visible_gpus(gpus: list[tuple[str, int, float, str]], visible: str | None) -> list[tuple[str, int, float, str]]:
+    """Those that ``CUDA_VISIBLE_DEVICES`` leaves visible; as CUDA does, the list ends at the first name that is not there."""
+    if visible is None:
+        return gpus
+    chosen = []
+    for name in (part.strip() for part in visible.split(",")):
+        found = [g for i, g in enumerate(gpus) if name == str(i) or (name.startswith("GPU-") and g[3].startswith(name))]
+        if not found:
+            break
+        chosen.append(found[0])
+    return chosen
+
+
+def peak_flops(name: str) -> dict[str, float] | None:
+    """Dense matrix-product peak in FLOP/s by dtype name, from the data sheet of the device called ``name``; None when unknown."""
+    for known, value in PEAK_BF16_FLOPS:
+        if known.lower() in name.lower():
+            return {"bfloat16": value, "float16": value}
+    for known, value in PEAK_FP16_ONLY_FLOPS:
+        if known.lower() in name.lower():
+            return {"float16": value}
+    return None
+
+
+def torch_is_cpu_build() -> bool:
+    """Whether the installed torch says ``+cpu`` in its version (read from its metadata, torch is not imported)."""
+    try:
+        return "+cpu" in metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

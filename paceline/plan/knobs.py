@@ -1,0 +1,130 @@
+"""Backend, attention, optimizer and the smaller knobs: each asked one is granted or said to be off, with the reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.hardware import Hardware
+from paceline.plan.plan import Decision, Precision
+
+KNOWN_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ccl", "ucc", "xccl")
+
+
+def choose_backend(asked: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
+    """The process group's backend. Raises ConfigError for one that this hardware or this torch does not have."""
+    subject = "training.ddp_backend"
+    if asked == "auto":
+        backend = "nccl" if hardware.device == "cuda" else "gloo"
+        reason = "auto: NVIDIA devices talk by NCCL" if backend == "nccl" else "auto: processes on CPUs talk by gloo"
+        return backend, Decision(subject, backend, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)")
+    if asked == "nccl" and hardware.device != "cuda":
+        why = f"nccl moves data between CUDA devices; {hardware.device_note or 'this run is on ' + hardware.device}"
+        raise ConfigError(Diagnostic("plan.backend_device", why, subject, asked, "auto or gloo"))
+    if asked not in hardware.torch_backends:
+        what = f"this torch has no '{asked}' backend" if asked in KNOWN_BACKENDS else f"no backend is called '{asked}'"
+        raise ConfigError(Diagnostic("plan.backend_missing", what, subject, asked, f"auto or one of: {', '.join(hardware.torch_backends)}"))
+    reason = "asked for"
+    if asked == "gloo" and hardware.device == "cuda":
+        reason += "; on CUDA devices nccl is several times faster"
+    return asked, Decision(subject, asked, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)")
+
+
+def choose_attention(asked: str, hardware: Hardware, precision: Precision, packing: bool) -> Decision:
+    """The attention implementation; its ``choice`` goes to ``Plan.attention``."""
+    subject = "model.attn_implementation"
+    if asked != "auto":
+        if asked.startswith("flash") and hardware.device != "cuda":
+            return Decision(subject, "sdpa", f"{asked} needs a CUDA device; sdpa computes the same", granted=False)
+        return Decision(subject, asked, "asked for")
+    if packing and hardware.device == "cuda" and precision.compute != "float32":
+        return Decision(subject, "varlen", "auto: packed documents on CUDA in half precision: one variable-length kernel a layer")
+    return Decision(subject, "sdpa", "auto: packed documents are attended to one by one" if packing else "auto: torch's own attention")
+
+
+def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``seam.optimizer.OptimizerSpec`` as plain JSON."""
+    return {
+        "name": training["optim"],
+        "learning_rate": training["learning_rate"],
+        "weight_decay": training["weight_decay"],
+        "betas": [training["adam_beta1"], training["adam_beta2"]],
+        "eps": training["adam_epsilon"],
+        "args": parse_optim_args(training.get("optim_args")),
+    }
+
+
+def parse_optim_args(given: Any) -> dict[str, Any]:
+    """``optim_args`` as Transformers writes it (``"momentum=0.9,nesterov=True"``) or as a mapping. Raises ConfigError."""
+    if not given:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    args: dict[str, Any] = {}
+    for part in str(given).split(","):
+        key, found, text = part.partition("=")
+        if not found or not key.strip():
+            raise ConfigError(
+                Diagnostic("plan.optim_args", "optim_args is a list of name=value", "training.optim_args", str(given), "momentum=0.9,nesterov=True")
+            )
+        try:
+            args[key.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            args[key.strip()] = text.strip()
+    return args
+
+
+def knob_decisions(training: Mapping[str, Any], data: Mapping[str, Any], hardware: Hardware, strategy: str) -> list[Decision]:
+    """What was asked for beside the main choices, granted or not."""
+    on_cpu = hardware.device == "cpu"
+    made: list[Decision] = []
+
+    def say(subject: str, choice: str, reason: str, granted: bool = True) -> None:
+        made.append(Decision(subject, choice, reason, granted))
+
+    fused = str(training["optim"]).endswith("_fused")
+    say("training.optim", training["optim"], "one kernel for all parameters, on this device too" if fused else "asked for")
+    say("data.packing", "on" if data["packing"] else "off", _packing_reason(data))
+    if training["gradient_checkpointing"]:
+        say("training.gradient_checkpointing", "on", "asked for: activations are computed again in the backward; about a third more compute")
+    if training["torch_compile"]:
+        cost = "on a CPU the first step takes half a minute more and later ones 5 to 10 % less" if on_cpu else "the first step takes longer"
+        say("training.torch_compile", "on", f"asked for; {cost}")
+    if training["dataloader_pin_memory"]:
+        if on_cpu:
+            say("training.dataloader_pin_memory", "off", "pinned memory speeds copies to a CUDA device; this run has none", granted=False)
+        else:
+            say("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
+    if training["dataloader_num_workers"]:
+        why = "rows are read from a memory-mapped file that is already tokenised; worker processes would only add start-up time"
+        say("training.dataloader_num_workers", "0", why, granted=False)
+    if training.get("bf16_full_eval") or training.get("fp16_full_eval"):
+        say("training.*_full_eval", "off", "evaluation computes in the training's dtype from fp32 master weights", granted=False)
+    _ddp_knobs(training, strategy, say)
+    return made
+
+
+def _packing_reason(data: Mapping[str, Any]) -> str:
+    if data["packing"]:
+        return f"rows of {data['max_length']} tokens hold several documents that do not see each other; no padding"
+    return f"one document a row, up to {data['max_length']} tokens"
+
+
+def _ddp_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
+    """DDP's own knobs: passed on under ddp, said to be without effect elsewhere."""
+    asked = {
+        "ddp_find_unused_parameters": training.get("ddp_find_unused_parameters"),
+        "ddp_bucket_cap_mb": training.get("ddp_bucket_cap_mb"),
+        "ddp_broadcast_buffers": training.get("ddp_broadcast_buffers"),
+        "ddp_static_graph": training.get("ddp_static_graph") or None,
+    }
+    for name, value in asked.items():
+        if value is None:
+            continue
+        if strategy == "ddp":
+            say(f"training.{name}", str(value).lower(), "asked for, given to DistributedDataParallel")
+        else:
+            say(f"training.{name}", "off", f"a knob of DistributedDataParallel; the strategy is '{strategy}'", False)

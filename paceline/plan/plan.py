@@ -1,0 +1,105 @@
+"""The Plan: what will happen, frozen, JSON both ways, with a digest and the reason for each choice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.mesh import Mesh
+from paceline.plan.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One choice: its subject (a config key or a word), what was chosen, why. ``granted`` is False when something asked for is off."""
+
+    subject: str
+    choice: str
+    reason: str
+    granted: bool = True
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Dtypes by torch's names: ``compute`` of forward and backward, ``master`` weights, ``reduce`` of gradients; ``scaler`` for fp16."""
+
+    compute: str
+    master: str
+    reduce: str
+    scaler: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Config and hardware resolved.
+
+    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``optimizer`` holds the
+    fields of ``seam.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
+    """
+
+    algorithm: str
+    strategy: str
+    strategy_reason: str
+    mesh: Mesh
+    world_size: int
+    num_nodes: int
+    device: str
+    backend: str
+    timeout_seconds: int
+    precision: Precision
+    batch: BatchSplit
+    seq_len: int
+    packing: bool
+    attention: str
+    recompute: bool
+    compile: bool
+    optimizer: Mapping[str, Any]
+    decisions: tuple[Decision, ...]
+    config: Mapping[str, Any]
+    config_digest: str
+    run_dir: str
+    shape: ModelShape | None
+    launcher: str
+    paceline_version: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            "mesh": self.mesh.to_json(),
+            "precision": asdict(self.precision),
+            "batch": self.batch.to_json(),
+            "optimizer": json.loads(json.dumps(dict(self.optimizer))),
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "config": dict(self.config),
+            "shape": self.shape.to_json() if self.shape else None,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Plan:
+        """The inverse of ``to_json``."""
+        return Plan(
+            **{
+                **data,
+                "mesh": Mesh.from_json(data["mesh"]),
+                "precision": Precision(**data["precision"]),
+                "batch": BatchSplit.from_json(data["batch"]),
+                "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
+                "shape": ModelShape.from_json(data["shape"]) if data["shape"] else None,
+            }
+        )
+
+    def dumps(self) -> str:
+        """The text of ``plan.json``."""
+        return json.dumps(self.to_json(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+    def digest(self) -> str:
+        """sha256 of everything that decides the run; where it is written, and by which launcher it is started, do not count."""
+        data = {key: value for key, value in self.to_json().items() if key not in ("config", "run_dir", "launcher")}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()

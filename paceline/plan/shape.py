@@ -1,0 +1,193 @@
+"""The shape of a model from its ``config.json`` alone: sizes and parameter counts, without torch or Transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+# Transformers' names for the same size in its families.
+SIZE_NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
+    "vocab": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions"),
+    "head_dim": ("head_dim",),
+}
+
+# What each family's configuration class of Transformers 5.23 takes where a file leaves a size out.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": dict(vocab=32000, hidden_size=4096, intermediate=11008, layers=32, heads=32, max_positions=2048),
+    "mistral": dict(vocab=32000, hidden_size=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, max_positions=131072),
+    "mixtral": dict(vocab=32000, hidden_size=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, max_positions=131072),
+    "qwen2": dict(vocab=151936, hidden_size=4096, intermediate=22016, layers=32, heads=32, kv_heads=32, max_positions=32768),
+    "qwen3": dict(vocab=151936, hidden_size=4096, intermediate=22016, layers=32, heads=32, kv_heads=32, head_dim=128, max_positions=32768),
+    "gemma": dict(vocab=256000, hidden_size=3072, intermediate=24576, layers=28, heads=16, kv_heads=16, head_dim=256, max_positions=8192, tied=True),
+    "gemma2": dict(vocab=256000, hidden_size=2304, intermediate=9216, layers=26, heads=8, kv_heads=4, head_dim=256, max_positions=8192, tied=True),
+    "gemma3_text": dict(
+        vocab=262208, hidden_size=2304, intermediate=9216, layers=26, heads=8, kv_heads=4, head_dim=256, max_positions=131072, tied=True
+    ),
+    "phi": dict(vocab=51200, hidden_size=2048, intermediate=8192, layers=24, heads=32, max_positions=2048),
+    "phi3": dict(vocab=32064, hidden_size=3072, intermediate=8192, layers=32, heads=32, max_positions=4096),
+    "gpt2": dict(vocab=50257, hidden_size=768, layers=12, heads=12, max_positions=1024, tied=True),
+    "gpt_neox": dict(vocab=50432, hidden_size=6144, intermediate=24576, layers=44, heads=64, max_positions=2048),
+}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder. ``num_parameters`` counts tied weights once.
+
+    ``matmul_parameters`` are those that take part in matrix products for a token: every linear weight and the output head (also when it is
+    tied to the embedding), without the embedding look-up, norms and biases; of a mixture of experts only the experts a token visits.
+    A forward and backward takes 6 × ``matmul_parameters`` FLOP a token (Kaplan et al. 2020, arXiv:2001.08361, eq. 2.2), attention aside.
+    ``exact`` is False for a family this file does not know: it is counted as a Llama.
+    """
+
+    model_type: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    max_position_embeddings: int
+    num_parameters: int
+    matmul_parameters: int
+    exact: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ModelShape:
+        return ModelShape(**data)
+
+
+def shape_from_config(config: Mapping[str, Any], where: str = "model.config") -> ModelShape:
+    """The shape behind the contents of a ``config.json`` (or ``model.config``). Raises ConfigError for missing or impossible sizes."""
+    config = dict(config.get("text_config") or config)
+    family = str(config.get("model_type") or "")
+    if not family:
+        raise ConfigError(Diagnostic("plan.model_type", "the model's family is missing", where, "no model_type", "model_type: llama"))
+    sizes = dict(_DEFAULTS.get(family, {}))
+    for name, spellings in SIZE_NAMES.items():
+        for spelling in spellings:
+            if config.get(spelling) is not None:
+                sizes[name] = _whole(config[spelling], spelling, where)
+                break
+    missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
+    if missing:
+        raise ConfigError(
+            Diagnostic("plan.model_sizes", f"'{family}' is not a family known here, and these sizes are missing", where, ", ".join(missing), "write them out")
+        )
+    return _build(family, sizes, config, where)
+
+
+def shape_from_path(path: str | Path) -> ModelShape:
+    """The shape of a local model: a directory with a ``config.json``, or such a file. Raises ConfigError."""
+    file = Path(path).expanduser()
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(Diagnostic("plan.model_config", "the model has no readable config.json", str(file), exc.strerror or str(exc))) from exc
+    except ValueError as exc:
+        raise ConfigError(Diagnostic("plan.model_config", "this config.json is no JSON", str(file), str(exc))) from exc
+    if not isinstance(config, dict):
+        raise ConfigError(Diagnostic("plan.model_config", "a config.json holds one object", str(file), type(config).__name__))
+    return shape_from_config(config, str(file))
+
+
+def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | None:
+    """Where the Hugging Face cache under ``cache`` keeps hub model ``name`` (its ``revision``, default ``main``); None when not downloaded."""
+    repo = cache / ("models--" + name.replace("/", "--"))
+    ref = repo / "refs" / (revision or "main")
+    try:
+        commit = ref.read_text(encoding="utf-8").strip()
+    except OSError:
+        commit = revision or ""
+    snapshot = repo / "snapshots" / commit
+    return snapshot if commit and (snapshot / "config.json").is_file() else None
+
+
+def _whole(value: Any, name: str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(Diagnostic("plan.model_size", f"{name} is a whole number from 1 up", f"{where}.{name}", repr(value), f"{name}: 512"))
+    return value
+
+
+def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where: str) -> ModelShape:
+    hidden, heads = sizes["hidden_size"], sizes["heads"]
+    if "head_dim" not in sizes and hidden % heads:
+        raise ConfigError(
+            Diagnostic("plan.model_heads", "hidden_size is not a multiple of num_attention_heads", where, f"{hidden} and {heads}", "a multiple, or head_dim")
+        )
+    kv_heads = sizes.get("kv_heads") or heads
+    if heads % kv_heads:
+        raise ConfigError(
+            Diagnostic("plan.model_heads", "num_attention_heads is not a multiple of num_key_value_heads", where, f"{heads} and {kv_heads}", "a divisor")
+        )
+    tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))
+    head_dim = sizes.get("head_dim") or hidden // heads
+    intermediate = sizes.get("intermediate") or 4 * hidden
+    full = dict(sizes, kv_heads=kv_heads, head_dim=head_dim, intermediate=intermediate, max_positions=sizes.get("max_positions", 0))
+    extra, matmul = _count(family, full, config)
+    embedding = sizes["vocab"] * hidden
+    return ModelShape(
+        model_type=family,
+        hidden_size=hidden,
+        layers=sizes["layers"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=sizes["vocab"],
+        tied=tied,
+        max_position_embeddings=full["max_positions"],
+        num_parameters=extra + embedding * (1 if tied else 2),
+        matmul_parameters=matmul + embedding,
+        exact=family in _DEFAULTS,
+    )
+
+
+def _count(family: str, s: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, int]:
+    """(all parameters without the token embedding and the head's weight, linear weights a token visits without the head)."""
+    hidden, layers, inter = s["hidden_size"], s["layers"], s["intermediate"]
+    q, kv = s["heads"] * s["head_dim"], s["kv_heads"] * s["head_dim"]
+    attention = hidden * q * 2 + hidden * kv * 2
+    if family in ("gpt2", "phi", "gpt_neox"):
+        linear = attention + 2 * hidden * inter
+        attention_bias = 0 if family == "gpt_neox" and config.get("attention_bias") is False else q + 2 * kv + hidden
+        norms = {"gpt2": 4, "phi": 2, "gpt_neox": 4}[family] * hidden  # weight and bias of one or two LayerNorms
+        total = layers * (linear + attention_bias + inter + hidden + norms) + 2 * hidden
+        total += s["max_positions"] * hidden if family == "gpt2" else 0  # learnt positions
+        total += s["vocab"] if family == "phi" else 0  # the head's bias
+        return total, layers * linear
+    mlp = 3 * hidden * inter
+    visited = total_mlp = mlp
+    if family == "mixtral":
+        router = hidden * int(config.get("num_local_experts", 8))
+        total_mlp = mlp * int(config.get("num_local_experts", 8)) + router
+        visited = mlp * int(config.get("num_experts_per_tok", 2)) + router
+    bias = 0
+    if family == "qwen2":
+        bias = q + 2 * kv
+    elif config.get("attention_bias"):
+        bias = q + 2 * kv + hidden
+    if config.get("mlp_bias"):
+        bias += 2 * inter + hidden
+    norms = (4 if family in ("gemma2", "gemma3_text") else 2) * hidden
+    if family in ("qwen3", "gemma3_text"):
+        norms += 2 * s["head_dim"]
+    return layers * (attention + total_mlp + bias + norms) + hidden, layers * (attention + visited)
