@@ -23,7 +23,7 @@ from paceline.runtime.device import matmul_rate, memory_bytes
 from paceline.runtime.seed import seed_for
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
-from paceline.strategies.registry import STRATEGIES
+from paceline.strategies.registry import make_strategy
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
@@ -52,7 +52,7 @@ class Session:
     def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
         """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
         algorithm = ALGORITHMS.load(self.plan.algorithm)()
-        strategy = STRATEGIES.load(self.plan.strategy)(self.world, self.plan)
+        strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         handles = {role: strategy.prepare(role, self.factory(role), self.optimizer()) for role in algorithm.trains}
         source = self.source(train=True)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.data.order import positions_for, step_positions, steps_per_epoch
 from paceline.seam.data import RowSource
 from paceline.seam.window import Window
 
@@ -28,9 +29,9 @@ class Cut:
         return self.micro_batch * self.accumulation * self.dp_size
 
     def positions(self, step: int, micro_step: int, num_rows: int) -> list[int]:
-        """Positions [sG + (j·dp + d)·m, +m) of the epoch's order; FILLER beyond the end."""
-        start = step * self.global_batch + (micro_step * self.dp_size + self.dp_rank) * self.micro_batch
-        return [p if p < num_rows else FILLER for p in range(start, start + self.micro_batch)]
+        """This rank's positions of the epoch's order in that micro-step; FILLER beyond the end."""
+        own = positions_for(step, micro_step, self.dp_rank, self.dp_size, self.micro_batch, self.accumulation)
+        return [p if p < num_rows else FILLER for p in own]
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def count_epochs(source: RowSource, global_batch: int, num_train_epochs: float, 
     while True:
         epoch = len(steps)
         rows = source.num_rows(epoch)
-        count = rows // global_batch if drop_last else math.ceil(rows / global_batch)
+        count = steps_per_epoch(rows, global_batch, drop_last=drop_last)
         if count == 0:
             return Epochs((), 0)
         if max_steps > 0:
@@ -100,8 +101,7 @@ class WindowSource:
         num_rows = self._source.num_rows(epoch)
         cut = self._cut
         batches = [self._source.batch(epoch, cut.positions(within, j, num_rows)) for j in range(cut.accumulation)]
-        first = within * cut.global_batch
-        everyone = list(range(first, min(first + cut.global_batch, num_rows)))
+        everyone = [p for p in step_positions(within, cut.global_batch) if p < num_rows]
         return Window(step, epoch, batches, sample_digest(self._source.document_ids(epoch, everyone)))
 
 
