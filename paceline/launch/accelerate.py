@@ -1,0 +1,28 @@
+"""The same start written for ``accelerate launch`` (it is torchrun inside)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.launch.spec import Cluster
+
+
+def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str, ...]:
+    """``accelerate launch …`` for ``script`` (a file and its arguments, or ``-m module …``)."""
+    rendezvous = (
+        f"--machine_rank={cluster.node_rank}",
+        f"--main_process_ip={cluster.master_addr}",
+        f"--main_process_port={cluster.master_port}",
+    )
+    return (
+        "accelerate",
+        "launch",
+        f"--num_processes={cluster.world_size}",
+        f"--num_machines={cluster.num_nodes}",
+        *(rendezvous if cluster.world_size > 1 else ()),
+        "--mixed_precision=no",  # precision is the config's; accelerate only asks when this is left out
+        "--dynamo_backend=no",
+        *(("--cpu",) if use_cpu else ()),
+        *(("--multi_gpu",) if not use_cpu and cluster.world_size > 1 else ()),
+        *script,
+    )

@@ -1,0 +1,124 @@
+"""The rendezvous port, and the network interface that reaches node 0."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.launch.spec import Cluster
+
+DEFAULT_PORT = 29500  # torchrun's, for several nodes: they cannot agree on a free one before they meet
+SEARCH = 200
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+def resolve_port(cluster: Cluster) -> Cluster:
+    """``cluster`` with a port that can be listened on. One node without a port takes a free one. Raises ConfigError for one in use."""
+    if cluster.world_size == 1:
+        return cluster
+    if cluster.master_port is None:
+        if cluster.num_nodes == 1:
+            return replace(cluster, master_port=free_port())
+        cluster = replace(cluster, master_port=DEFAULT_PORT)
+    port = cluster.master_port
+    assert port is not None
+    if not 1 <= port <= 65535:
+        raise ConfigError(Diagnostic("launch.port_range", "a port is a number from 1 to 65535", "--master_port", str(port), "29500"))
+    if cluster.node_rank == 0 and not port_is_free(port):
+        free = next_free_port(port)
+        raise ConfigError(
+            Diagnostic(
+                "launch.port_in_use",
+                f"port {port} is in use on this machine",
+                "--master_port",
+                str(port),
+                f"--master_port {free}" if cluster.num_nodes == 1 else f"--master_port {free} on every node",
+            )
+        )
+    return cluster
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raises ConfigError for numbers that cannot be: a node rank outside the nodes, several nodes at a loopback name by mistake."""
+    if cluster.nproc < 1 or cluster.num_nodes < 1:
+        raise ConfigError(
+            Diagnostic("launch.count", "processes and nodes are counted from 1 up", "--nproc", f"{cluster.nproc} on {cluster.num_nodes} nodes", "1 or more")
+        )
+    if not 0 <= cluster.node_rank < cluster.num_nodes:
+        last = cluster.num_nodes - 1
+        raise ConfigError(
+            Diagnostic(
+                "launch.node_rank",
+                f"with {cluster.num_nodes} node(s) the ranks of nodes go from 0 to {last}",
+                "--node_rank",
+                str(cluster.node_rank),
+                f"--node_rank {last}" if last == 0 else f"a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}",
+            )
+        )
+
+
+def port_is_free(port: int) -> bool:
+    """Whether this machine can listen on ``port`` on all its addresses, as torch's store does."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+                probe.listen(1)
+        except OSError as exc:
+            if family == socket.AF_INET6 and exc.errno not in (13, 98):  # no IPv6 on this machine (13 EACCES, 98 EADDRINUSE)
+                continue
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port that nobody listens on, from the range the system gives out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def next_free_port(port: int) -> int:
+    """The first free port above ``port``, or any free one."""
+    for candidate in range(port + 1, min(port + SEARCH, 65536)):
+        if port_is_free(candidate):
+            return candidate
+    return free_port()
+
+
+def gloo_interface(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
+    """``GLOO_SOCKET_IFNAME`` for several nodes, unless it is set: without it gloo may bind what the host's name resolves to, 127.0.0.1."""
+    if cluster.num_nodes == 1 or environ.get("GLOO_SOCKET_IFNAME"):
+        return {}
+    name = interface_to(cluster.master_addr)
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface by which this machine reaches ``address``; None when it cannot be told (only IPv4 on Linux can)."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # UDP: picks a route, sends nothing
+            own = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                request = struct.pack("256s", name.encode()[:15])
+                try:
+                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                except OSError:  # an interface without an IPv4 address
+                    continue
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    return name
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,88 @@
+"""What is to be started: the cluster in numbers, and one command a process."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import paceline
+
+WORKER_MODULE = "paceline.training.worker"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``nproc`` processes on each of ``num_nodes`` nodes; this is node ``node_rank``; node 0 is reached at ``master_addr:master_port``."""
+
+    nproc: int = 1
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Processes on all nodes."""
+        return self.nproc * self.num_nodes
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One process to start on this node: ``argv`` and what is added to the environment.
+
+    ``rank`` is the global rank when the process is a worker, None when it is an agent that starts the workers of its node itself.
+    """
+
+    argv: tuple[str, ...]
+    env_additions: Mapping[str, str] = field(default_factory=dict)
+    node_rank: int = 0
+    rank: int | None = 0
+
+    def shell_line(self) -> str:
+        """The same as a line for a POSIX shell (``--dry-run``)."""
+        variables = [f"{key}={shlex.quote(value)}" for key, value in self.env_additions.items()]
+        return " ".join([*variables, shlex.join(self.argv)])
+
+
+def worker_argv(*args: str, python: str | None = None) -> tuple[str, ...]:
+    """``python -m paceline.training.worker …`` by the interpreter that runs now."""
+    return (python or sys.executable, "-m", WORKER_MODULE, *args)
+
+
+def import_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """``PYTHONPATH`` with which a child finds this very package: empty when it is installed in site-packages."""
+    root = str(Path(next(iter(paceline.__path__))).resolve().parent)
+    given = environ.get("PYTHONPATH", "")
+    if Path(root).name in ("site-packages", "dist-packages") or root in given.split(":"):
+        return {}
+    return {"PYTHONPATH": f"{root}:{given}" if given else root}
+
+
+def thread_count(environ: Mapping[str, str], cores: int, nproc: int) -> dict[str, str]:
+    """``OMP_NUM_THREADS`` = cores a process, when more than one process is started and nobody has set it."""
+    if nproc <= 1 or environ.get("OMP_NUM_THREADS"):
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, cores // nproc))}
+
+
+def rank_environment(cluster: Cluster, local_rank: int) -> dict[str, str]:
+    """The variables of torch's ``env://`` rendezvous, as torchrun sets them."""
+    env = {
+        "RANK": str(cluster.node_rank * cluster.nproc + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(cluster.world_size),
+        "LOCAL_WORLD_SIZE": str(cluster.nproc),
+        "GROUP_RANK": str(cluster.node_rank),
+        "GROUP_WORLD_SIZE": str(cluster.num_nodes),
+    }
+    if cluster.world_size > 1:
+        env |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}
+    return env
+
+
+def module_and_args(argv: Sequence[str]) -> tuple[str, ...]:
+    """``argv`` without its interpreter: what a launcher that brings its own interpreter takes (``-m module …`` or ``script …``)."""
+    return tuple(argv[1:])

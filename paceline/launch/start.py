@@ -1,0 +1,68 @@
+"""From a worker's command to a running job: port, specs, supervisor."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.launch import single, spawn, torchrun
+from paceline.launch.ports import check_cluster, resolve_port
+from paceline.launch.spec import Cluster, LaunchSpec
+from paceline.launch.supervise import run, say_to_stderr
+
+
+class Specs(Protocol):
+    """What a launcher is: a pure function from a worker's command and the cluster to what this node starts."""
+
+    def __call__(self, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]: ...
+
+
+LAUNCHERS: Mapping[str, Specs] = {"single": single.specs, "spawn": spawn.specs, "torchrun": torchrun.specs}
+
+
+def launcher_for(cluster: Cluster, *, use_torchrun: bool = False) -> str:
+    """The launcher's name: torchrun when asked for, else ``single`` for one process and ``spawn`` for more."""
+    if use_torchrun:
+        return "torchrun"
+    return "single" if cluster.world_size == 1 else "spawn"
+
+
+def make_specs(launcher: str, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
+    """This node's processes. Raises ConfigError for an unknown launcher or impossible numbers. Touches nothing but the route table."""
+    check_cluster(cluster)
+    if launcher not in LAUNCHERS:
+        near = difflib.get_close_matches(launcher, LAUNCHERS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(LAUNCHERS)}"
+        raise ConfigError(Diagnostic("launch.unknown", f"no launcher is called '{launcher}'", "launcher", launcher, hint))
+    return LAUNCHERS[launcher](worker, cluster, environ=environ, cores=cores)
+
+
+def launch(
+    worker: Sequence[str],
+    cluster: Cluster,
+    *,
+    launcher: str,
+    environ: Mapping[str, str],
+    cores: int,
+    say: Callable[[str], None] = say_to_stderr,
+) -> int:
+    """Starts ``worker`` (see ``spec.worker_argv``) on this node and waits. Returns the exit code; raises ConfigError before any start."""
+    check_cluster(cluster)
+    cluster = resolve_port(cluster) if launcher != "torchrun" or cluster.world_size > 1 else _torchrun_alone(cluster)
+    specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores)
+    threads = specs[0].env_additions.get("OMP_NUM_THREADS")
+    if threads:
+        say(f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)")
+    return run(specs, environ=environ, say=say)
+
+
+def _torchrun_alone(cluster: Cluster) -> Cluster:
+    """torchrun's store needs a port for one process too."""
+    from dataclasses import replace
+
+    from paceline.launch.ports import free_port
+
+    return cluster if cluster.master_port else replace(cluster, master_port=free_port())

@@ -1,0 +1,34 @@
+"""torchrun: one elastic agent a node, static rendezvous, no restarts.
+
+The agent is ``paceline.launch.agent``: torchrun's own code and flags, but the workers' exit code comes back and its error box does not
+bury the worker's message. Static rendezvous on purpose: with c10d the store is shared across attempts and gloo meets dead ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.launch.ports import gloo_interface
+from paceline.launch.spec import Cluster, LaunchSpec, import_path, module_and_args, thread_count
+
+AGENT_MODULE = "paceline.launch.agent"
+
+
+def flags(cluster: Cluster) -> tuple[str, ...]:
+    """torchrun's flags for this node."""
+    return (
+        f"--nnodes={cluster.num_nodes}",
+        f"--nproc-per-node={cluster.nproc}",
+        f"--node-rank={cluster.node_rank}",
+        "--rdzv-backend=static",
+        f"--master-addr={cluster.master_addr}",
+        f"--master-port={cluster.master_port}",
+        "--max-restarts=0",
+    )
+
+
+def specs(worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
+    """The one agent of node ``cluster.node_rank``."""
+    env = {**import_path(environ), **thread_count(environ, cores, cluster.nproc), **gloo_interface(cluster, environ)}
+    argv = (worker[0], "-m", AGENT_MODULE, *flags(cluster), *module_and_args(worker))
+    return (LaunchSpec(argv, env, cluster.node_rank, rank=None),)
