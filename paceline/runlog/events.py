@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
 from paceline.core.diagnostics import Diagnostic
@@ -146,7 +145,7 @@ def from_json(data: Mapping[str, Any]) -> Event:
     if cls is None:
         return Unknown(name, dict(data))
     values: dict[str, Any] = {}
-    hints = _hints(cls)
+    hints = _HINTS[name]
     for f in fields(cls):
         if _json_name(f) in data:
             try:
@@ -182,9 +181,7 @@ def _json_name(f: Field[Any]) -> str:
     return str(f.metadata.get("json", f.name))
 
 
-@cache
-def _hints(cls: Any) -> dict[str, str]:
-    return {name: str(hint) for name, hint in get_type_hints(cls).items()}
+_HINTS = {kind: {name: str(hint) for name, hint in get_type_hints(cls).items()} for kind, cls in KINDS.items()}
 
 
 def _decode(hint: str, value: Any) -> Any:

@@ -1,0 +1,115 @@
+"""Durable writing: fresh files only, hashed as they are written, on the disk when the call returns. No torch."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.checkpoint.manifest import FileEntry
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+
+CrashPoint = Callable[[str], None]
+_BLOCK = 16 * 1024 * 1024
+_CODES = {
+    errno.ENOSPC: (
+        "checkpoint.disk_full",
+        "the disk is full",
+        "free space, lower training.save_total_limit, or put training.output_dir elsewhere",
+    ),
+    errno.EDQUOT: (
+        "checkpoint.disk_full",
+        "the disk quota is used up",
+        "free space or put training.output_dir elsewhere",
+    ),
+    errno.EROFS: (
+        "checkpoint.read_only",
+        "the file system is read-only",
+        "remount it, or put training.output_dir elsewhere",
+    ),
+    errno.EACCES: (
+        "checkpoint.permission",
+        "no permission to write here",
+        "give this user write permission, or put training.output_dir elsewhere",
+    ),
+    errno.EPERM: (
+        "checkpoint.permission",
+        "no permission to write here",
+        "give this user write permission, or put training.output_dir elsewhere",
+    ),
+}
+
+
+def never(point: str) -> None:
+    """The crash hook of real runs: nothing happens."""
+
+
+@contextmanager
+def named_errors(where: Path) -> Iterator[None]:
+    """Turn an OSError inside into a CheckpointError that says what the system refused."""
+    try:
+        yield
+    except OSError as exc:
+        raise os_error(exc, where) from exc
+
+
+def os_error(exc: OSError, where: Path) -> CheckpointError:
+    """The named error for what the operating system refused."""
+    code, what, hint = _CODES.get(
+        exc.errno or 0, ("checkpoint.io", "the checkpoint cannot be written", "look at the disk and its file system")
+    )
+    found = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
+    return CheckpointError(Diagnostic(code, f"{what}; what was published before is untouched", str(where), found, hint))
+
+
+def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never) -> FileEntry:
+    """Create ``path`` (it must not exist, not even as a link), write the blocks, fsync, close. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        crash("file_created")
+        for block in blocks:
+            view = memoryview(block).cast("B") if memoryview(block).nbytes else memoryview(b"")
+            for start in range(0, len(view), _BLOCK):
+                piece = view[start : start + _BLOCK]
+                digest.update(piece)
+                _write_all(fd, piece)
+                size += len(piece)
+        crash("file_written")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    crash("file_synced")
+    return FileEntry(size, digest.hexdigest())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_text(path: Path, text: str, crash: CrashPoint = never) -> None:
+    """Put a small text file in place atomically and durably."""
+    fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        write_fresh(fresh, [text.encode()])
+        crash("hint_written")
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    crash("hint_replaced")
+    sync_folder(path.parent)
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,104 @@
+"""Names inside the ``checkpoints`` folder of a run, and how to list what is there. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.checkpoint.manifest import Manifest, check_sizes, read_manifest
+from paceline.core.errors import CheckpointError
+
+_STEP = re.compile(r"step-(\d{8,15})")
+_REPLACED = re.compile(r"\.replaced-(step-\d{8,15})-[0-9a-f]+")
+_LEFTOVER = re.compile(r"\.(staging|trash)-step-\d{8,15}-[0-9a-f]+")
+MAX_HINT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """A folder that is or was meant to be a checkpoint; ``problem`` says why it cannot be used (sizes looked at, not yet hashes)."""
+
+    path: Path
+    name: str
+    manifest: Manifest | None
+    problem: CheckpointError | None
+
+    @property
+    def age_key(self) -> tuple[int, int]:
+        """Sorts by publication; folders without a manifest first, by step."""
+        return (self.manifest.sequence, self.manifest.step) if self.manifest else (-1, int(self.name[5:]))
+
+
+def staging_name(step_name: str, nonce: str) -> str:
+    return f".staging-{step_name}-{nonce}"
+
+
+def trash_name(step_name: str, nonce: str) -> str:
+    return f".trash-{step_name}-{nonce}"
+
+
+def replaced_name(step_name: str, nonce: str) -> str:
+    return f".replaced-{step_name}-{nonce}"
+
+
+def shard_name(rank: int, world_size: int) -> str:
+    return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def is_step_name(name: str) -> bool:
+    return _STEP.fullmatch(name) is not None
+
+
+def scan(folder: Path) -> list[Found]:
+    """Every published checkpoint in ``folder``, oldest first. Of a step that was being replaced, the old one counts if the new one is not there."""
+    names = _names(folder)
+    found = [_look(folder / name, name) for name in names if is_step_name(name)]
+    whole = {f.name for f in found if f.problem is None}
+    for name in names:
+        match = _REPLACED.fullmatch(name)
+        if match and match[1] not in whole:
+            found.append(_look(folder / name, match[1]))
+    return sorted(found, key=lambda f: f.age_key)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Staging and trash folders of saves that did not end, and replaced checkpoints whose successor is complete."""
+    names = _names(folder)
+    kept = {f.path.name for f in scan(folder)}
+    return [
+        folder / name for name in names if _LEFTOVER.fullmatch(name) or (_REPLACED.fullmatch(name) and name not in kept)
+    ]
+
+
+def read_hint(path: Path) -> str | None:
+    """The step name in ``latest`` or ``best``; None when there is none or it says anything else than a step name."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, MAX_HINT_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return text if is_step_name(text) else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _look(path: Path, name: str) -> Found:
+    manifest: Manifest | None = None
+    try:
+        manifest = read_manifest(path)
+        check_sizes(path, manifest)
+    except CheckpointError as problem:
+        return Found(path, name, manifest, problem)
+    return Found(path, name, manifest, None)

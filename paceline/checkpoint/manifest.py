@@ -1,0 +1,228 @@
+"""The manifest: what a checkpoint consists of, with size and sha256 of every file. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import paceline
+from paceline.checkpoint.strictjson import dump_object, parse_object
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+HF_FOLDER = "hf"
+FORMAT = "paceline-checkpoint"
+VERSION = 1
+MAX_MANIFEST_BYTES = 8 * 1024 * 1024
+MAX_FILES = 100_000
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".tar", ".dill")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLOCK = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and lower-case hex sha256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``sequence`` grows with every checkpoint published in a run: the newest is the one with the largest, whatever its step."""
+
+    step: int
+    sequence: int
+    world_size: int
+    created: float  # unix seconds
+    files: Mapping[str, FileEntry]
+    paceline_version: str = paceline.__version__
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(entry.bytes for entry in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        files = {name: {"bytes": e.bytes, "sha256": e.sha256} for name, e in sorted(self.files.items())}
+        return dump_object(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "step": self.step,
+                "sequence": self.sequence,
+                "world_size": self.world_size,
+                "created": self.created,
+                "paceline_version": self.paceline_version,
+                "files": files,
+            },
+            MANIFEST,
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes, where: str) -> Manifest:
+        """Parse and validate. Raises CheckpointError ``checkpoint.json`` or ``checkpoint.manifest``."""
+        return _manifest(parse_object(data, where, max_bytes=MAX_MANIFEST_BYTES, max_depth=4), where)
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether ``name`` is a plain file name, or ``hf/`` and one: no separators, no dots in front, nothing that leaves the folder."""
+    folder, _, base = name.rpartition("/")
+    return folder in ("", HF_FOLDER) and _NAME.fullmatch(base) is not None
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint folder. Raises CheckpointError ``checkpoint.incomplete`` when there is none."""
+    path = checkpoint / MANIFEST
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        raise incomplete(checkpoint, "manifest.json is missing") from None
+    manifest = Manifest.from_bytes(data, str(path))
+    if STATE not in manifest.files:
+        raise incomplete(checkpoint, "manifest.json lists no state.json")
+    return manifest
+
+
+def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
+    """The quick look: every file is there, plain, and of the right size, and no pickle lies beside them. Raises CheckpointError."""
+    for name, entry in manifest.files.items():
+        try:
+            info = os.lstat(checkpoint / name)
+        except FileNotFoundError:
+            raise incomplete(checkpoint, f"{name} is missing") from None
+        if not stat.S_ISREG(info.st_mode):
+            raise damaged(checkpoint, name, "it is no regular file (a link, a folder or a device)")
+        if info.st_size != entry.bytes:
+            raise damaged(checkpoint, name, f"{info.st_size} bytes instead of {entry.bytes}")
+    for folder in (checkpoint, checkpoint / HF_FOLDER):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.suffix.lower() in PICKLE_SUFFIXES:
+                raise foreign_file(path)
+
+
+def verify(checkpoint: Path, manifest: Manifest) -> None:
+    """Every byte: sizes, then sha256 of each file. Raises CheckpointError naming the first file that differs."""
+    check_sizes(checkpoint, manifest)
+    for name, entry in manifest.files.items():
+        with open_regular(checkpoint / name) as file:
+            verify_open(file, entry, checkpoint, name)
+
+
+def verify_open(file: BinaryIO, entry: FileEntry, checkpoint: Path, name: str) -> None:
+    """Check the sha256 of an open file and rewind it, so that what was verified is what is read."""
+    digest, size = hashlib.sha256(), 0
+    file.seek(0)
+    while block := file.read(_BLOCK):
+        digest.update(block)
+        size += len(block)
+    file.seek(0)
+    if size != entry.bytes or digest.hexdigest() != entry.sha256:
+        raise damaged(checkpoint, name, f"sha256 {digest.hexdigest()[:12]}… instead of {entry.sha256[:12]}…")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading without following a link at its end. Raises CheckpointError for links, devices, pipes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise damaged(path.parent, path.name, f"it cannot be opened: {exc.strerror}") from exc
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise damaged(path.parent, path.name, "it is no regular file")
+    return os.fdopen(fd, "rb")
+
+
+def incomplete(checkpoint: Path, found: str) -> CheckpointError:
+    """The error for a checkpoint that was not finished."""
+    return CheckpointError(
+        Diagnostic(
+            "checkpoint.incomplete",
+            "the checkpoint is incomplete",
+            str(checkpoint),
+            found,
+            "resume from another one: resume_from_checkpoint: latest",
+        )
+    )
+
+
+def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
+    """The error for a file that is not what the manifest says."""
+    return CheckpointError(
+        Diagnostic(
+            "checkpoint.damaged",
+            f"'{name}' is not the file that was published",
+            str(checkpoint),
+            found,
+            "resume from another checkpoint (resume_from_checkpoint: latest falls back to the previous complete one)",
+            evidence={"file": name},
+        )
+    )
+
+
+def foreign_file(path: Path) -> CheckpointError:
+    """The error for a file of a kind that can carry code."""
+    return CheckpointError(
+        Diagnostic(
+            "checkpoint.foreign_file",
+            f"'{path.name}' has a suffix of pickle files, which can run code; Paceline writes only safetensors and JSON",
+            str(path.parent),
+            path.name,
+            "find out who put it there, then remove it; convert foreign weights to safetensors",
+        )
+    )
+
+
+def _manifest(data: dict[str, Any], where: str) -> Manifest:
+    def need(condition: bool, what: str) -> None:
+        if not condition:
+            raise CheckpointError(
+                Diagnostic(
+                    "checkpoint.manifest", "the manifest is not valid", where, what, "resume from another checkpoint"
+                )
+            )
+
+    need(data.get("format") == FORMAT, f"format {data.get('format')!r}, expected {FORMAT!r}")
+    need(
+        data.get("version") == VERSION and type(data["version"]) is int,
+        f"version {data.get('version')!r}, this Paceline reads {VERSION}",
+    )
+    known = {"format", "version", "step", "sequence", "world_size", "created", "paceline_version", "files"}
+    need(set(data) == known, f"keys {sorted(set(data) ^ known)[:5]} are missing or unknown")
+    for key, least in (("step", 0), ("sequence", 0), ("world_size", 1)):
+        need(type(data[key]) is int and least <= data[key] < 1 << 53, f"{key}: {data[key]!r}"[:200])
+    need(type(data["created"]) in (int, float), f"created: {data['created']!r}"[:200])
+    need(isinstance(data["paceline_version"], str), "paceline_version is no text")
+    need(
+        isinstance(data["files"], dict) and 0 < len(data["files"]) <= MAX_FILES,
+        f"files: between 1 and {MAX_FILES} are read",
+    )
+    files: dict[str, FileEntry] = {}
+    for name, entry in data["files"].items():
+        need(is_safe_name(name) and name != MANIFEST, f"the file name {name!r}"[:200])
+        need(isinstance(entry, dict) and set(entry) == {"bytes", "sha256"}, f"the entry of {name!r}"[:200])
+        need(
+            type(entry["bytes"]) is int and 0 <= entry["bytes"] < 1 << 53,
+            f"bytes of {name!r}: {entry['bytes']!r}"[:200],
+        )
+        need(
+            isinstance(entry["sha256"], str) and _SHA256.fullmatch(entry["sha256"]) is not None,
+            f"sha256 of {name!r}"[:200],
+        )
+        files[name] = FileEntry(entry["bytes"], entry["sha256"])
+    return Manifest(
+        data["step"], data["sequence"], data["world_size"], float(data["created"]), files, data["paceline_version"]
+    )

@@ -1,0 +1,210 @@
+"""Which checkpoint to go on from, and whether it belongs to this run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
+from paceline.checkpoint.manifest import MANIFEST, read_manifest, verify
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+
+__all__ = ["CheckpointReader", "find_checkpoint", "open_checkpoint", "same_run"]
+
+LATEST = "latest"
+AUTO = "auto"
+
+
+def find_checkpoint(where: str, run: RunDir, notes: list[Diagnostic] | None = None) -> Path | None:
+    """The checkpoint that ``resume_from_checkpoint: where`` means; every byte of it was verified.
+
+    ``latest`` and ``auto`` take the newest complete one of ``run`` (``auto`` gives None when the run has none at all); a path may be a
+    run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``), or one checkpoint (taken or refused).
+    What was passed over is appended to ``notes``. Raises CheckpointError; never deletes anything.
+    """
+    notes = notes if notes is not None else []
+    if where in (LATEST, AUTO):
+        return _newest(run.checkpoints, notes, may_be_none=where == AUTO)
+    path = Path(where).expanduser().absolute()
+    if (path / MANIFEST).is_file() or is_step_name(path.name):
+        return _exactly(path)
+    if path.name == LATEST and path.parent.is_dir() and not path.is_dir():
+        return _newest(path.parent, notes, may_be_none=False)
+    folder = RunDir.at(path).checkpoints
+    if folder.is_dir():
+        return _newest(folder, notes, may_be_none=False)
+    if path.is_dir() and scan(path):
+        return _newest(path, notes, may_be_none=False)
+    raise CheckpointError(_no_such(path))
+
+
+def open_checkpoint(path: Path, *, verify: bool = True) -> CheckpointReader:
+    """Open a checkpoint for reading; ``verify=False`` only where another rank has just verified the same files. Raises CheckpointError."""
+    return CheckpointReader(path, verify=verify)
+
+
+def same_run(state: Mapping[str, Any], now: Mapping[str, Any], *, override: Collection[str] = ()) -> None:
+    """Refuse to resume another run's checkpoint: raises CheckpointError with every field that differs, old and new value.
+
+    ``state`` is the checkpoint's, ``now`` what this run would save: ``config_digest``, ``data_fingerprint``, ``seed``, ``global_batch``,
+    ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World size and strategy may change. ``override`` names fields let through.
+    """
+    found = [
+        Diagnostic(
+            "checkpoint.other_run",
+            f"the checkpoint was made with another {what}",
+            field,
+            f"{_short(state.get(field))} in the checkpoint, {_short(now[field])} now",
+            hint,
+            evidence={"field": field, "old": state.get(field), "new": now[field]},
+        )
+        for field, (what, hint) in _FIELDS.items()
+        if field in now and field not in override and state.get(field) != now[field]
+    ]
+    if found:
+        raise CheckpointError(*found)
+
+
+_BACK = "the value it was made with, or start a new run in another training.output_dir"
+_FIELDS: Mapping[str, tuple[str, str]] = {
+    "data_fingerprint": (
+        "data set, tokenizer, template or length",
+        "the data it was made with, or start a new run in another training.output_dir",
+    ),
+    "global_batch": (
+        "global batch (micro-batch × accumulation × data-parallel ranks)",
+        "a micro-batch and accumulation whose product with the ranks gives the old value",
+    ),
+    "seq_len": ("sequence length", _BACK),
+    "packing": ("packing", _BACK),
+    "seed": ("seed", _BACK),
+    "config_digest": (
+        "config",
+        "the config it was made with (config.yaml in the run directory), or start a new run in another training.output_dir",
+    ),
+}
+
+
+def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool) -> Path | None:
+    """The newest one that verifies. Refuses when there are some but none is complete (rule resume.only_incomplete)."""
+    found = scan(folder)
+    hint = read_hint(folder / LATEST)
+    problems: list[tuple[Found, CheckpointError]] = []
+    for candidate in reversed(found):
+        problem = candidate.problem or _problem(candidate)
+        if problem is None:
+            notes.extend(_passed_over(f, p, candidate) for f, p in problems)
+            if problems or (hint is not None and hint != candidate.name):
+                notes.append(_took(candidate, hint))
+            return candidate.path
+        problems.append((candidate, problem))
+    if problems:
+        raise CheckpointError(_only_incomplete(folder, problems))
+    staged = leftovers(folder)
+    if may_be_none:
+        if staged:
+            notes.append(_save_never_ended(folder, len(staged)))
+        return None
+    raise CheckpointError(
+        Diagnostic(
+            "resume.no_checkpoint",
+            "there is no checkpoint to resume from" + (" (a save was begun and never finished)" if staged else ""),
+            str(folder),
+            hint="resume_from_checkpoint: auto (starts fresh when there is none), a path, or leave the key out",
+        )
+    )
+
+
+def _exactly(path: Path) -> Path:
+    """A checkpoint named by the user: this one or none."""
+    if not path.is_dir():
+        raise CheckpointError(_no_such(path))
+    verify(path, read_manifest(path))
+    return path
+
+
+def _problem(found: Found) -> CheckpointError | None:
+    assert found.manifest is not None
+    try:
+        verify(found.path, found.manifest)
+    except CheckpointError as problem:
+        return problem
+    return None
+
+
+def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagnostic:
+    first = problem.diagnostics[0]
+    return Diagnostic(
+        "resume.skipped_incomplete",
+        f"{found.name} is passed over: {first.what}",
+        str(found.path),
+        first.found,
+        f"look at it, then remove it by hand; resuming from {taken.name} instead",
+        Severity.WARNING,
+        {"cause": first.code},
+    )
+
+
+def _took(found: Found, hint: str | None) -> Diagnostic:
+    said = f" ('latest' says {hint})" if hint and hint != found.name else ""
+    return Diagnostic(
+        "resume.chosen",
+        f"resuming from {found.name}, the newest complete checkpoint{said}",
+        str(found.path),
+        severity=Severity.NOTE,
+    )
+
+
+def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]) -> Diagnostic:
+    listed = "; ".join(
+        f"{found.name}: {problem.diagnostics[0].what}: {problem.diagnostics[0].found}"
+        for found, problem in problems[:5]
+    )
+    return Diagnostic(
+        "resume.only_incomplete",
+        "the run holds checkpoints, but none of them is complete; nothing was deleted",
+        str(folder),
+        listed,
+        "leave resume_from_checkpoint out and take another training.output_dir to start from scratch, or resume_from_checkpoint: PATH of a complete checkpoint",
+        evidence={"checkpoints": [str(found.path) for found, _ in problems]},
+    )
+
+
+def _save_never_ended(folder: Path, count: int) -> Diagnostic:
+    what = f"{count} save{'s were' if count > 1 else ' was'} begun and never finished; no checkpoint was published, so the run starts at step 0"
+    return Diagnostic("resume.fresh_start", what, str(folder), severity=Severity.WARNING)
+
+
+def _no_such(path: Path) -> Diagnostic:
+    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+        hint = "a Hugging Face folder is no checkpoint (it has no optimizer): to train on from its weights write model.name_or_path"
+        return Diagnostic(
+            "resume.not_a_checkpoint",
+            "this is a Hugging Face folder",
+            "training.resume_from_checkpoint",
+            str(path),
+            hint,
+        )
+    near = path if path.is_dir() else path.parent
+    there = [f.name for f in scan(near)]
+    found = (
+        f"{path}"
+        + ("" if path.exists() else " does not exist")
+        + (f"; there are {', '.join(there[-3:])}" if there else "")
+    )
+    return Diagnostic(
+        "resume.not_a_checkpoint",
+        "there is no checkpoint at this path",
+        "training.resume_from_checkpoint",
+        found,
+        "latest, auto, a run directory, or …/checkpoints/step-00000500",
+    )
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 24 else text[:12] + "…"

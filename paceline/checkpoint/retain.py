@@ -1,0 +1,33 @@
+"""Which checkpoints go, and how: out of sight by one rename first, so that nobody ever meets half a checkpoint. No torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from paceline.checkpoint.disk import CrashPoint, never
+from paceline.checkpoint.layout import scan, trash_name
+
+
+def prune(folder: Path, keep: int | None, kept: Collection[str], crash: CrashPoint = never) -> list[str]:
+    """Remove complete checkpoints beyond the newest ``keep``, sparing the names in ``kept``; the removed names.
+
+    Incomplete ones are neither counted nor removed: they are evidence. Raises OSError.
+    """
+    if keep is None:
+        return []
+    complete = [f for f in scan(folder) if f.problem is None]
+    gone = [f for f in complete[:-keep] if f.name not in kept]
+    for found in gone:
+        trash = folder / trash_name(found.name, os.urandom(6).hex())
+        os.rename(found.path, trash)
+        crash("pruned_aside")
+        shutil.rmtree(trash)
+    return [f.name for f in gone]
+
+
+def discard(path: Path) -> None:
+    """Remove a folder that was never a checkpoint or is none any more; what cannot be removed now is found again at the next save."""
+    shutil.rmtree(path, ignore_errors=True)

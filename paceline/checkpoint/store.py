@@ -1,0 +1,280 @@
+"""Publishing a checkpoint (contract 5): stage, write, fsync, hash, agree, manifest, rename, ``latest``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from paceline.checkpoint.disk import CrashPoint, never, os_error, replace_text, sync_folder, write_fresh
+from paceline.checkpoint.layout import leftovers, read_hint, replaced_name, scan, shard_name, staging_name
+from paceline.checkpoint.manifest import HF_FOLDER, MANIFEST, STATE, FileEntry, Manifest, is_safe_name
+from paceline.checkpoint.names import TensorName, encode_place
+from paceline.checkpoint.retain import discard, prune
+from paceline.checkpoint.strictjson import dump_object
+from paceline.checkpoint.tensorfile import Entry, file_bytes, write_tensors
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError, PacelineError
+from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes
+from paceline.seam.shard import Shard
+
+
+class Ranks(Protocol):
+    """What a save needs of the world."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def all_gather_json(self, obj: Any) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Where one save is being staged, the same on every rank."""
+
+    step: int
+    nonce: str
+    sequence: int
+    folder: Path
+
+
+class Checkpointer:
+    """Saves checkpoints of one run and keeps the newest ``keep`` (None: all) plus the protected one.
+
+    ``crash`` is called with the name of each point where a kill can fall; tests raise there.
+    """
+
+    def __init__(self, run: RunDir, world: Ranks, keep: int | None = None, *, crash: CrashPoint = never) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError("keep must be at least 1")
+        self._run = run
+        self._world = world
+        self._keep = keep
+        self._crash = crash
+        self._best = run.checkpoints / "best"
+        self._protected = read_hint(self._best)
+        self._notes: list[Diagnostic] = []
+
+    def save(self, step: int, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
+        """Publish a checkpoint of ``step`` finished steps. Collective: every rank gives its own shards (none is fine); rank 0's state and files count.
+
+        When it returns, the checkpoint is complete and durable. Raises the same CheckpointError on every rank when any rank fails
+        (the first failing rank's finding); staged files are removed then, and published checkpoints stay as they were.
+        """
+        opened = self._together(lambda: self._open_stage(step))[0]
+        stage = _Stage(step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"])
+        try:
+            written = self._together(lambda: self._write(stage, shards, state, files))
+            self._together(lambda: self._publish(stage, written) if self._world.rank == 0 else None)
+        except Exception:  # a kill (BaseException) leaves its traces, as kill -9 does
+            if self._world.rank == 0:
+                discard(stage.folder)
+            raise
+        return self._run.checkpoint(step)
+
+    def protect(self, step: int | None) -> None:
+        """Never prune the checkpoint of ``step`` (the best so far), though it may not be saved yet; None lifts it."""
+        name = self._run.checkpoint(step).name if step is not None else None
+        if name == self._protected:
+            return
+        self._protected = name
+        if self._world.rank == 0:
+            with _Noted(self._notes, self._best):
+                if name is None:
+                    self._best.unlink(missing_ok=True)
+                else:
+                    self._run.checkpoints.mkdir(parents=True, exist_ok=True)
+                    replace_text(self._best, name + "\n")
+
+    def take_notes(self) -> list[Diagnostic]:
+        """What went wrong beside the saves themselves (a hint not written, an old checkpoint not removed); each is given once."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _together(self, work: Callable[[], Any]) -> list[Any]:
+        """Run ``work`` on every rank and give all results to all; an error on one becomes the same error on all."""
+        failure: Exception | None = None
+        try:
+            mine = {"ok": work()}
+        except Exception as exc:
+            failure = exc
+            mine = {"errors": [d.to_json() for d in _diagnose(exc, self._run.checkpoints)]}
+        everyone = self._world.all_gather_json(mine)
+        for rank, answer in enumerate(everyone):
+            if "errors" in answer:
+                raise CheckpointError(*(_of_rank(Diagnostic.from_json(d), rank) for d in answer["errors"])) from failure
+        return [answer["ok"] for answer in everyone]
+
+    def _open_stage(self, step: int) -> dict[str, Any] | None:
+        """Rank 0: clear what dead saves left, make a fresh folder. Nobody else saves here: the run's lock is ours."""
+        if self._world.rank != 0:
+            return None
+        folder = self._run.checkpoints
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in leftovers(folder):
+            discard(left)
+        newest = max((f.age_key[0] for f in scan(folder)), default=0)
+        nonce = os.urandom(6).hex()
+        name = staging_name(self._run.checkpoint(step).name, nonce)
+        os.mkdir(folder / name)
+        self._crash("staging_made")
+        return {"folder": name, "nonce": nonce, "sequence": max(newest, 0) + 1}
+
+    def _write(
+        self, stage: _Stage, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> dict[str, list[Any]]:
+        """This rank's files in the staging folder: name -> [bytes, sha256]."""
+        mine = list(shards)  # references; collectives inside the iterator end before any disk can fail
+        if not stage.folder.is_dir():
+            raise CheckpointError(_not_shared(stage.folder))
+        entries, metadata = _entries(mine)
+        side = {f"{HF_FOLDER}/{name}": content for name, content in files.items()} if self._world.rank == 0 else {}
+        if self._world.rank == 0:
+            side[STATE] = dump_object(state, STATE)
+        _need_space(stage.folder, file_bytes(entries, metadata) + sum(map(len, side.values())))
+        written: dict[str, FileEntry] = {}
+        if entries:
+            name = shard_name(self._world.rank, self._world.world_size)
+            written[name] = write_tensors(stage.folder / name, entries, metadata, self._crash)
+        if any(name.startswith(f"{HF_FOLDER}/") for name in side):
+            os.mkdir(stage.folder / HF_FOLDER)
+        for name, content in side.items():
+            if not is_safe_name(name):
+                raise CheckpointError(
+                    Diagnostic("checkpoint.file_name", "a side file needs a plain file name", found=name)
+                )
+            written[name] = write_fresh(stage.folder / name, [content])
+        self._crash("files_written")
+        return {name: [entry.bytes, entry.sha256] for name, entry in written.items()}
+
+    def _publish(self, stage: _Stage, written: list[dict[str, list[Any]]]) -> None:
+        """Rank 0, after all agreed: the manifest makes the folder a checkpoint, the rename makes it visible."""
+        files = {name: FileEntry(*entry) for rank_files in written for name, entry in rank_files.items()}
+        manifest = Manifest(stage.step, stage.sequence, self._world.world_size, time.time(), files)
+        self._crash("agreed")
+        write_fresh(stage.folder / MANIFEST, [manifest.to_bytes()], self._crash)
+        if (stage.folder / HF_FOLDER).is_dir():
+            sync_folder(stage.folder / HF_FOLDER)
+        sync_folder(stage.folder)
+        self._crash("staging_synced")
+        self._rename(stage)
+        sync_folder(self._run.checkpoints)
+        self._crash("published")
+        with _Noted(self._notes, self._run.latest):
+            replace_text(self._run.latest, self._run.checkpoint(stage.step).name + "\n", self._crash)
+        with _Noted(self._notes, self._run.checkpoints):
+            kept = {self._run.checkpoint(stage.step).name, *([self._protected] if self._protected else [])}
+            prune(self._run.checkpoints, self._keep, kept, self._crash)
+
+    def _rename(self, stage: _Stage) -> None:
+        """Put the folder at its name. One that stands there (a step trained again) steps aside and stays usable until the new one is in place."""
+        final = self._run.checkpoint(stage.step)
+        aside = final.with_name(replaced_name(final.name, stage.nonce))
+        replacing = os.path.lexists(final)
+        if replacing:
+            os.rename(final, aside)
+            self._crash("old_aside")
+        try:
+            os.rename(stage.folder, final)
+        except OSError:
+            if replacing:
+                os.rename(aside, final)
+            raise
+        self._crash("renamed")
+        if replacing:
+            sync_folder(final.parent)
+            discard(aside)
+
+
+class _Noted:
+    """A context in which an OSError becomes a note: the checkpoint is published, only something beside it failed."""
+
+    def __init__(self, notes: list[Diagnostic], where: Path) -> None:
+        self._notes = notes
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> bool:
+        if not isinstance(exc, OSError):
+            return False
+        self._notes.append(
+            Diagnostic(
+                "checkpoint.housekeeping",
+                "the checkpoint is published, but this could not be done",
+                str(self._where),
+                str(exc),
+                severity=Severity.WARNING,
+            )
+        )
+        return True
+
+
+def _entries(shards: list[Shard]) -> tuple[list[Entry], dict[str, str]]:
+    """What to write for these shards: entries, and the places of blocks that are not whole tensors."""
+    entries: list[Entry] = []
+    metadata = {"format": "pt"}
+    for shard in shards:
+        tensor = shard.tensor
+        name = TensorName(shard.role, shard.kind, shard.name).encode()
+        shape = tuple(tensor.shape)
+        entries.append(Entry(name, tensor.dtype, shape, _given(tensor)))
+        if shape != tuple(shard.global_shape):
+            metadata[name] = encode_place(tuple(shard.global_shape), tuple(shard.offsets))
+    return entries, metadata
+
+
+def _given(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor
+
+
+def _need_space(folder: Path, num_bytes: int) -> None:
+    info = os.statvfs(folder)
+    free = info.f_bavail * info.f_frsize
+    if free < num_bytes:
+        raise CheckpointError(
+            Diagnostic(
+                "checkpoint.disk_full",
+                "the disk has no room for this checkpoint; what was published before is untouched",
+                str(folder.parent),
+                f"{human_bytes(free)} free, {human_bytes(num_bytes)} needed",
+                "free space, lower training.save_total_limit, or put training.output_dir elsewhere",
+            )
+        )
+
+
+def _diagnose(exc: Exception, where: Path) -> tuple[Diagnostic, ...]:
+    if isinstance(exc, PacelineError):
+        return exc.diagnostics
+    if isinstance(exc, OSError):
+        return os_error(exc, where).diagnostics
+    return (
+        Diagnostic(
+            "checkpoint.save_failed",
+            "the checkpoint could not be written; what was published before is untouched",
+            str(where),
+            f"{type(exc).__name__}: {exc}",
+        ),
+    )
+
+
+def _of_rank(diagnostic: Diagnostic, rank: int) -> Diagnostic:
+    return Diagnostic.from_json({**diagnostic.to_json(), "evidence": {**diagnostic.evidence, "rank": rank}})
+
+
+def _not_shared(folder: Path) -> Diagnostic:
+    return Diagnostic(
+        "checkpoint.not_shared",
+        "this rank does not see the folder that rank 0 made: the nodes do not share this file system",
+        str(folder),
+        hint="put training.output_dir on a file system that all nodes share",
+    )

@@ -1,0 +1,103 @@
+"""JSON from files that strangers may have touched: bounded, no duplicate keys, no NaN, and no surprises on the way out. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+
+
+def parse_object(
+    data: bytes, where: str, *, max_bytes: int, max_depth: int = 32, max_items: int = 2_000_000
+) -> dict[str, Any]:
+    """The JSON object in ``data``. Raises CheckpointError ``checkpoint.json`` for anything else than one clean, bounded object."""
+    if len(data) > max_bytes:
+        raise _refused(where, f"{len(data)} bytes, at most {max_bytes} are read")
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise _refused(where, f"{type(exc).__name__}: {exc}"[:300]) from None
+    if not isinstance(value, dict):
+        raise _refused(where, f"a {type(value).__name__} instead of an object")
+    _bound(value, where, max_depth, max_items)
+    return value
+
+
+def dump_object(value: Mapping[str, Any], where: str) -> bytes:
+    """``value`` as JSON that ``parse_object`` gives back equal. Raises CheckpointError naming the key path of what JSON cannot hold."""
+    _check(value, where, "")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _bound(value: Any, where: str, max_depth: int, max_items: int) -> None:
+    level, depth, items = [value], 0, 0
+    while level:
+        depth += 1
+        items += len(level)
+        if depth > max_depth or items > max_items:
+            raise _refused(
+                where, f"deeper than {max_depth} levels" if depth > max_depth else f"more than {max_items} values"
+            )
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+
+
+def _check(value: Any, where: str, path: str) -> None:
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            if not isinstance(key, str):
+                raise _unwritable(where, path, f"the key {key!r} is no text")
+            _check(child, where, f"{path}.{key}" if path else key)
+    elif isinstance(value, str) or value is None or isinstance(value, (bool, int)):
+        return
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise _unwritable(where, path, str(value))
+    elif isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        for index, child in enumerate(value):
+            _check(child, where, f"{path}[{index}]")
+    else:
+        raise _unwritable(where, path, type(value).__name__)
+
+
+def _refused(where: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        Diagnostic(
+            "checkpoint.json",
+            "the file is not the JSON that Paceline writes",
+            where,
+            found,
+            "resume from another checkpoint; this file was damaged or replaced",
+        )
+    )
+
+
+def _unwritable(where: str, path: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        Diagnostic(
+            "checkpoint.state_not_json",
+            f"'{path}' cannot be written as JSON",
+            where,
+            found,
+            "a finite number, text, list, or dict with text keys",
+        )
+    )

@@ -1,0 +1,184 @@
+"""Safetensors files, written tensor by tensor and read block by block, every number checked before memory is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.disk import CrashPoint, never, write_fresh
+from paceline.checkpoint.manifest import FileEntry, damaged
+from paceline.checkpoint.strictjson import parse_object
+
+MAX_HEADER_BYTES = 64 * 1024 * 1024
+MAX_DIMS = 16
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to be written: ``load`` is called once, when its turn comes, and may return it on any device."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor in a file: bytes ``[start, end)`` counted from the beginning of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def write_tensors(
+    path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], crash: CrashPoint = never
+) -> FileEntry:
+    """Write a fresh safetensors file; memory stays at one tensor beyond what ``load`` refers to. Raises OSError, ValueError."""
+    ordered = sorted(entries, key=lambda e: (-e.dtype.itemsize, e.name))  # wide types first: every tensor lies aligned
+    return write_fresh(path, _blocks(ordered, metadata), crash)
+
+
+def file_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
+    """The size the file will have."""
+    return len(_header(entries, metadata)) + sum(e.num_bytes for e in entries)
+
+
+def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, Slot], dict[str, str]]:
+    """Tensors and metadata of an open file. Raises CheckpointError unless the tensors fill the file exactly, without hole or overlap."""
+
+    def need(condition: bool, what: str) -> None:
+        if not condition:
+            raise damaged(checkpoint, name, what[:300])
+
+    size = os.fstat(file.fileno()).st_size
+    need(size >= 8, f"{size} bytes are no safetensors file")
+    length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+    need(
+        length <= min(MAX_HEADER_BYTES, size - 8),
+        f"a header of {length} bytes in a file of {size} is no safetensors header",
+    )
+    raw = os.pread(file.fileno(), length, 8)
+    need(raw[:1] == b"{", "the header is no safetensors header")
+    header = parse_object(raw, str(checkpoint / name), max_bytes=MAX_HEADER_BYTES, max_depth=5)
+    metadata = header.pop("__metadata__", {})
+    need(
+        isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values()),
+        "__metadata__ holds something else than text",
+    )
+    slots: dict[str, Slot] = {}
+    for key, info in header.items():
+        slot = _slot(info, 8 + length)
+        need(slot is not None, f"the entry of tensor {key!r}: {json.dumps(info)}")
+        assert slot is not None
+        slots[key] = slot
+    end = 8 + length
+    for key, slot in sorted(slots.items(), key=lambda item: (item[1].start, item[1].end)):
+        need(slot.start == end, f"tensor {key!r} overlaps another or leaves a hole")
+        end = slot.end
+    need(end == size, f"the tensors end at byte {end}, the file at {size}")
+    return slots, metadata
+
+
+def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
+    """Rows ``[first, first + count)`` of dim 0 of a tensor (scalars: everything), on the CPU."""
+    shape = (count, *slot.shape[1:]) if slot.shape else ()
+    row_bytes = prod(slot.shape[1:]) * slot.dtype.itemsize
+    tensor = torch.empty(shape, dtype=slot.dtype)
+    view = _bytes_of(tensor)
+    at = slot.start + first * row_bytes
+    while view:
+        got = os.preadv(file.fileno(), [view], at)
+        if got == 0:
+            raise OSError(f"{file.name} ended early")
+        view, at = view[got:], at + got
+    return tensor
+
+
+def _blocks(entries: Sequence[Entry], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    yield _header(entries, metadata)
+    for entry in entries:
+        tensor = entry.load().detach()
+        if tensor.dtype != entry.dtype or tuple(tensor.shape) != entry.shape:
+            raise ValueError(
+                f"{entry.name}: announced {entry.dtype} {entry.shape}, came {tensor.dtype} {tuple(tensor.shape)}"
+            )
+        yield _bytes_of(tensor.contiguous().cpu())
+
+
+def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for entry in entries:
+        if entry.name in header:
+            raise ValueError(f"the tensor {entry.name} comes twice")
+        if entry.dtype not in _NAMES:
+            raise ValueError(f"{entry.name}: safetensors cannot hold {entry.dtype}")
+        header[entry.name] = {
+            "dtype": _NAMES[entry.dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [at, at + entry.num_bytes],
+        }
+        at += entry.num_bytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {len(text)} bytes: too many tensors for one file")
+    return len(text).to_bytes(8, "little") + text
+
+
+def _slot(info: Any, base: int) -> Slot | None:
+    """The slot behind one header entry, or None when it makes no sense (overflow included: Python's integers do not)."""
+    if not isinstance(info, dict) or set(info) != {"dtype", "shape", "data_offsets"}:
+        return None
+    dtype = DTYPES.get(info["dtype"]) if isinstance(info["dtype"], str) else None
+    shape, offsets = info["shape"], info["data_offsets"]
+    for numbers in (shape, offsets):
+        if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < 1 << 53 for n in numbers):
+            return None
+    if (
+        dtype is None
+        or len(shape) > MAX_DIMS
+        or len(offsets) != 2
+        or offsets[1] - offsets[0] != prod(shape) * dtype.itemsize
+    ):
+        return None
+    return Slot(dtype, tuple(shape), base + offsets[0], base + offsets[1])
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, not a copy."""
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
