@@ -1,0 +1,197 @@
+"""Packed attention inside Hugging Face models: the documents of a flat batch do not see each other.
+
+Registered once under ``paceline`` in transformers' own registries. A packed forward hands over a 4-D placeholder mask, which transformers
+passes through untouched and ``packed_attention`` ignores; any other forward (generation) gets the masks and the function of ``sdpa``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.documents import CpuDocuments, documents_generic, documents_padded
+from paceline.models.layout import Layout, layout_of
+from paceline.models.precision import product_dtype
+
+PACKED = "paceline"
+_LOW = (torch.bfloat16, torch.float16)
+_LAYERS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """How documents are kept apart: ``packed`` (attention a document, inside the model) or ``padded`` (the trunk sees one row a document).
+
+    ``implementation`` is what the Hugging Face config is given; ``reason`` is for the Plan.
+    """
+
+    layout: str
+    implementation: str
+    reason: str
+
+
+def choose_attention(
+    asked: str, hf_config: Mapping[str, object], device: str, supports_backend: bool
+) -> AttentionChoice:
+    """The way for a model: ``asked`` is ``attn_implementation`` (``auto``, ``paceline``, or a Transformers name)."""
+    if asked not in ("auto", PACKED):
+        return AttentionChoice(
+            "padded", asked, f"{asked} was asked for: Transformers' own function, one padded row a document"
+        )
+    obstacle = _obstacle(hf_config, supports_backend)
+    if obstacle is not None:
+        if asked == PACKED:
+            raise ConfigError(
+                Diagnostic(
+                    code="models.attention_not_packable",
+                    what="packed attention cannot keep the documents of this model apart",
+                    where="model.attn_implementation",
+                    found=obstacle,
+                    hint="attn_implementation: auto",
+                )
+            )
+        return AttentionChoice("padded", "auto", f"{obstacle}: one padded row a document")
+    if device == "cuda":
+        return AttentionChoice(
+            "packed", PACKED, "packed: variable-length flash attention in bf16/fp16, one padded SDPA call in fp32"
+        )
+    return AttentionChoice(
+        "packed", PACKED, "packed: one causal flash call a document (no variable-length kernel on a CPU)"
+    )
+
+
+def _obstacle(hf_config: Mapping[str, object], supports_backend: bool) -> str | None:
+    """Why attention alone does not keep documents apart, or None."""
+    kind = hf_config.get("model_type")
+    if not supports_backend:
+        return f"model_type {kind} does not take a registered attention function"
+    layers = hf_config.get("layer_types") or ()
+    other = sorted({str(x) for x in layers} - _LAYERS) if isinstance(layers, (list, tuple)) else []
+    if other:
+        return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
+    if hf_config.get("attention_chunk_size"):
+        return f"model_type {kind} uses chunked attention"
+    if hf_config.get("is_causal") is False or hf_config.get("use_bidirectional_attention"):
+        return f"model_type {kind} is set to bidirectional attention"
+    return None
+
+
+def register() -> None:
+    """Make ``paceline`` known to transformers (idempotent)."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionMaskInterface.register(PACKED, sdpa_mask)
+
+
+def placeholder_mask(device: torch.device) -> Tensor:
+    """A 4-D mask that transformers takes as already prepared: it builds none of its own."""
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention in transformers' calling convention: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
+
+    Outside of a root module's packed forward (generation with a cache) it is transformers' SDPA.
+    """
+    layout = layout_of(module)
+    if layout is None:
+        return _unpacked(module, query, key, value, attention_mask, scaling, dropout, kwargs)
+    if kwargs.get("position_bias") is not None:
+        raise ConfigError(_no_position_bias(module))
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    window = kwargs.get("sliding_window") or getattr(module, "sliding_window", None)
+    out = document_attention(
+        query,
+        key,
+        value,
+        layout,
+        scale=scale,
+        dropout=dropout,
+        window=window,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+    return out.transpose(1, 2), None
+
+
+@torch.compiler.disable
+def document_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Picks the kernel: [1, H, T, D] in, [1, H, T, D] out."""
+    window = window if window is not None and window < layout.max_seqlen else None
+    plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
+    if plain and query.device.type == "cpu" and dropout == 0.0:
+        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product_dtype(query.dtype, query.device))
+    if plain and query.device.type == "cuda" and dropout == 0.0 and query.dtype in _LOW:
+        return _varlen(query, key, value, layout, scale)
+    if plain and query.device.type != "cpu":
+        return documents_padded(query, key, value, layout, scale=scale, dropout=dropout)
+    return documents_generic(
+        query, key, value, layout, scale=scale, dropout=dropout, window=window, softcap=softcap, sinks=sinks
+    )
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+    """torch's variable-length flash attention (CUDA, bf16 and fp16)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    longest = layout.max_seqlen
+    out = varlen_attn(
+        q, k, v, layout.cu_seqlens, layout.cu_seqlens, longest, longest,
+        scale=scale, window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return out.transpose(0, 1).unsqueeze(0)
+
+
+def _unpacked(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    kwargs: Any,
+) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    function: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
+    return function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+
+
+def _no_position_bias(module: nn.Module) -> Diagnostic:
+    return Diagnostic(
+        code="models.position_bias",
+        what="packed attention has no additive position bias",
+        where=type(module).__name__,
+        hint="model.attn_implementation: eager",
+    )

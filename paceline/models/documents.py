@@ -1,0 +1,139 @@
+"""Attention over documents laid end to end: each sees itself only. Plain functions on [1, heads, T, head_dim]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.models.layout import Layout
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class CpuDocuments(torch.autograd.Function):
+    """Causal attention a document with torch's CPU flash kernel, forward and backward, without an autograd node a document.
+
+    query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K (the kernel shares key heads); output [1, H, T, D] laid out
+    as [1, T, H, D]. ``product``: dtype the kernel computes in (fp32 where the CPU has no bf16 instructions, see ``precision``).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float, product: torch.dtype
+    ) -> Tensor:
+        """Attention of every document, written into one buffer."""
+        q, k, v = query.to(product), key.to(product), value.to(product)
+        _, heads, tokens, width = q.shape
+        out = q.new_empty(1, tokens, heads, width).transpose(1, 2)
+        sums = []
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            o, lse = _flash(q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, True, scale=scale)
+            out[:, :, start:end] = o
+            sums.append(lse)
+        ctx.save_for_backward(query, key, value, out, *sums)
+        ctx.bounds, ctx.scale, ctx.product = bounds, scale, product
+        return out.to(query.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The kernel's own backward a document."""
+        query, key, value, out, *sums = ctx.saved_tensors
+        g, q, k, v = (x.to(ctx.product) for x in (grad, query, key, value))
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        for (start, end), lse in zip(zip(ctx.bounds, ctx.bounds[1:], strict=False), sums, strict=True):
+            part = (g, q, k, v, out)
+            pieces = _flash_backward(*(x[:, :, start:end] for x in part), lse, 0.0, True, scale=ctx.scale)
+            for whole, piece in zip(grads, pieces, strict=True):
+                whole[:, :, start:end] = piece
+        return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype), None, None, None
+
+
+def documents_generic(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Any causal variant, a document at a time: sliding window, softcapped scores (Gemma 2), attention sinks (GPT-OSS), dropout.
+
+    Shapes as in ``CpuDocuments``; value may have another width. Sliding window: position i sees (i - window, i].
+    """
+    groups = query.shape[1] // key.shape[1]
+    pieces = []
+    for start, end in zip(layout.bounds, layout.bounds[1:], strict=False):
+        q, k, v = (x[:, :, start:end] for x in (query, key, value))
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        length = end - start
+        limit = window if window is not None and window < length else None
+        if softcap is None and sinks is None:
+            mask = None if limit is None else causal_mask(length, limit, q.device)
+            pieces.append(
+                F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scale
+                )
+            )
+        else:
+            pieces.append(
+                _scores_attention(q, k, v, causal_mask(length, limit, q.device), scale, dropout, softcap, sinks)
+            )
+    return torch.cat(pieces, dim=2)
+
+
+def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [length, length]: True where the row's position may look at the column's."""
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+    return mask if window is None else mask.triu_(1 - window)
+
+
+def _scores_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scale: float,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Explicit scores, softmax in fp32 (as Hugging Face's eager functions do)."""
+    scores = torch.matmul(q, k.transpose(2, 3)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
+    if sinks is not None:
+        sink = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1).to(scores.dtype)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = F.softmax(scores, dim=-1, dtype=wide)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return torch.matmul(F.dropout(weights.to(q.dtype), p=dropout), v)
+
+
+def documents_padded(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, *, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """One causal SDPA call on [D, heads, longest, width]: for accelerators, where a call a document is bound by launches.
+
+    Padding stands at the end of each row, so that no real position can see it.
+    """
+    lengths = layout.cu_seqlens[1:] - layout.cu_seqlens[:-1]
+    offsets = torch.arange(layout.max_seqlen, device=query.device)
+    real = offsets[None, :] < lengths[:, None]
+    index = (layout.cu_seqlens[:-1, None] + offsets[None, :]).clamp_(max=query.shape[2] - 1)
+    q, k, v = (x[0].transpose(0, 1)[index].transpose(1, 2) for x in (query, key, value))
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, dropout_p=dropout, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out.transpose(1, 2)[real].transpose(0, 1).unsqueeze(0)

@@ -1,0 +1,274 @@
+"""Builds the root module of a role from a config (from scratch) or from a folder or hub name (safetensors only)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.attention import choose_attention, register
+from paceline.models.norms import fuse_norms
+from paceline.models.recompute import enable_recompute
+from paceline.models.roles import RoleModule
+from paceline.seam.roles import Role
+
+_STRIPPED = (
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "auto_map",
+    "_name_or_path",
+    "transformers_version",
+)
+
+
+class ModelSource(Protocol):
+    """What of the ``model:`` section the factory reads (``config.sections.ModelSection`` fits)."""
+
+    @property
+    def name_or_path(self) -> str | None: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def config(self) -> dict[str, Any] | None: ...
+    @property
+    def trust_remote_code(self) -> bool: ...
+    @property
+    def resize_embeddings(self) -> str: ...
+    @property
+    def embedding_multiple(self) -> int: ...
+
+
+class HFModelFactory:
+    """Callable that builds the ``RoleModule``; cheap to make: only the config is read before the call.
+
+    vocab_size    rows the tokenizer needs (None: leave the embedding as it is)
+    seed          of the initial weights, and of new rows; equal on all ranks
+    attention     ``auto``, ``paceline`` or a Transformers name
+    Raises ConfigError with a ``models.*`` code for anything the model cannot do.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        role: Role = Role.POLICY,
+        vocab_size: int | None = None,
+        seed: int = 42,
+        compute_dtype: torch.dtype = torch.float32,
+        attention: str = "auto",
+        recompute: bool = False,
+        device: torch.device | str = "cpu",
+        compile: bool = False,
+        compile_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.role = role
+        self._model, self._vocab_size, self._seed = model, vocab_size, seed
+        self._compute_dtype, self._attention = compute_dtype, attention
+        self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
+        self._compile_options = dict(compile_options or {})
+        self._config = load_hf_config(model)
+        self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
+
+    @property
+    def hf_config(self) -> Mapping[str, object]:
+        """The Hugging Face config as plain JSON types, embedding rows already as they will be."""
+        return {**self._config.to_dict(), "vocab_size": self._rows}
+
+    def __call__(self) -> RoleModule:
+        """Build, load or initialise, resize, move, swap."""
+        register()
+        cls = _model_class(self._config, self._model)
+        choice = choose_attention(
+            self._attention,
+            self._config.to_dict(),
+            self._device.type,
+            bool(getattr(cls, "_supports_attention_backend", False)),
+        )
+        implementation = None if choice.implementation == "auto" else choice.implementation
+        if self._model.config is not None:
+            hf = self._from_scratch(implementation)
+        else:
+            hf = self._from_weights(implementation)
+        hf.config.use_cache = False
+        hf.to(self._device)
+        fuse_norms(hf)
+        module = RoleModule(self.role, hf, choice, self._compute_dtype)
+        if self._recompute:
+            enable_recompute(hf, module.slot)
+        if self._compile:
+            module.compile_trunk(**self._compile_options)
+        return module
+
+    def _from_scratch(self, attention: str | None) -> Any:
+        """Initialised on the CPU from the seed alone: the same weights on every rank, device and thread count."""
+        from transformers import AutoModelForCausalLM
+
+        config = load_hf_config(self._model)
+        config.get_text_config().vocab_size = self._rows
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            return AutoModelForCausalLM.from_config(
+                config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                trust_remote_code=self._model.trust_remote_code,
+            )
+
+    def _from_weights(self, attention: str | None) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        name = self._model.name_or_path
+        assert name is not None
+        with torch.random.fork_rng(devices=[]):  # parameters a checkpoint lacks are initialised: the same on every rank
+            torch.manual_seed(self._seed)
+            try:
+                hf, said = AutoModelForCausalLM.from_pretrained(
+                    name,
+                    config=load_hf_config(self._model),
+                    revision=self._model.revision or "main",
+                    dtype=torch.float32,
+                    attn_implementation=attention,
+                    use_safetensors=True,
+                    trust_remote_code=self._model.trust_remote_code,
+                    output_loading_info=True,
+                )
+            except (OSError, ValueError) as error:
+                raise ConfigError(_no_weights(name, error)) from error
+        missing = sorted(said.get("missing_keys", ()))
+        if missing:
+            raise ConfigError(_missing(name, missing))
+        old = hf.get_input_embeddings().weight.shape[0]
+        if self._rows != old:
+            resize_embeddings(hf, self._rows, self._seed)
+        return hf
+
+
+def load_hf_config(model: ModelSource) -> Any:
+    """The Hugging Face config object; keys that name code or an attention function are dropped."""
+    from transformers import AutoConfig
+
+    if model.config is not None:
+        values = {k: v for k, v in model.config.items() if k not in _STRIPPED}
+        kind = values.pop("model_type", None)
+        try:
+            return AutoConfig.for_model(kind, **values)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                Diagnostic("models.bad_config", "this model cannot be built from its config", "model.config", _first_line(error),
+                           "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …")
+            ) from error  # fmt: skip
+    if model.name_or_path is None:
+        raise ConfigError(
+            Diagnostic(
+                "models.no_model",
+                "no model is named",
+                "model.name_or_path",
+                "nothing",
+                "a folder, a hub name, or model.config",
+            )
+        )
+    try:
+        return AutoConfig.from_pretrained(
+            model.name_or_path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(_no_weights(model.name_or_path, error)) from error
+
+
+def check_positions(hf_config: Mapping[str, object], seq_len: int) -> None:
+    """Raises ConfigError ``models.too_long`` where ``seq_len`` tokens do not fit the model's positions."""
+    limit = next(
+        (v for k in ("max_position_embeddings", "n_positions") if isinstance(v := hf_config.get(k), int)), None
+    )
+    if limit is not None and seq_len > limit:
+        raise ConfigError(
+            Diagnostic(
+                code="models.too_long",
+                what=f"sequences of {seq_len} tokens do not fit the model's {limit} positions",
+                where="data.max_length",
+                found=str(seq_len),
+                hint=f"data.max_length: {limit}",
+            )
+        )
+
+
+@torch.no_grad()
+def resize_embeddings(hf: Any, rows: int, seed: int) -> None:
+    """Grow or cut the embedding (and the head) to ``rows``.
+
+    New rows are the mean of the old ones plus a thousandth of their spread, seeded: equal on all ranks, distinct from each other
+    (the rule of Hewitt 2021, "Initializing new word embeddings", without its covariance).
+    """
+    old = hf.get_input_embeddings().weight.shape[0]
+    hf.resize_token_embeddings(rows, mean_resizing=False)
+    if rows <= old:
+        return
+    weights: list[Tensor] = []
+    for module in (hf.get_input_embeddings(), hf.get_output_embeddings()):
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and not any(weight is w for w in weights) and weight.shape[0] == rows:
+            weights.append(weight)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, nn.Parameter) and bias.shape[0] == rows:
+            bias[old:] = bias[:old].mean()
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        mean, spread = weight[:old].mean(0), weight[:old].std(0)
+        noise = torch.randn(rows - old, weight.shape[1], generator=generator).to(weight)
+        weight[old:] = mean + 1e-3 * spread * noise
+
+
+def _rows(model: ModelSource, have: int, need: int | None) -> int:
+    """Embedding rows by rule: never fewer than the model has; what the tokenizer needs, padded to the multiple, when it needs more."""
+    if need is None or need <= have:
+        return have
+    if model.resize_embeddings == "never":
+        raise ConfigError(
+            Diagnostic(
+                code="models.vocab_too_large",
+                what=f"the tokenizer has {need} tokens, the model's embedding {have} rows",
+                where="model.resize_embeddings",
+                found="never",
+                hint="resize_embeddings: auto (new rows start at the mean of the old ones)",
+            )
+        )
+    multiple = max(1, model.embedding_multiple)
+    return -(-need // multiple) * multiple
+
+
+def _model_class(config: Any, model: ModelSource) -> type:
+    from transformers import AutoModelForCausalLM
+
+    if model.trust_remote_code and getattr(config, "auto_map", None):
+        return nn.Module  # a class of its own code: nothing is known of its attention
+    try:
+        return AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError as error:
+        raise ConfigError(
+            Diagnostic("models.not_causal", "this model type has no causal language model", "model", str(config.model_type),
+                       "a decoder model: llama, qwen2, mistral, gemma2, gpt2, …")
+        ) from error  # fmt: skip
+
+
+def _no_weights(name: str, error: Exception) -> Diagnostic:
+    return Diagnostic(
+        code="models.cannot_load",
+        what="this model cannot be loaded (safetensors only)",
+        where="model.name_or_path",
+        found=f"{name}: {_first_line(error)}",
+        hint="a folder with config.json and *.safetensors, or a hub name that has them",
+    )
+
+
+def _missing(name: str, keys: list[str]) -> Diagnostic:
+    shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+    return Diagnostic("models.missing_weights", "the checkpoint lacks weights of this model", "model.name_or_path", f"{name}: {shown}",
+                      "a complete checkpoint, or model.config to start from scratch")  # fmt: skip
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

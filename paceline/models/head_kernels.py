@@ -1,0 +1,235 @@
+"""The head and its losses in chunks: never all logits at once, one autograd function a quantity.
+
+All take hidden [L, H] (labelled positions only), weight [V, H], bias [V] or None, labels int64 [L], and a ``HeadShape``. Sums are fp32
+(fp64 for fp64 input).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.models.precision import compute_copy, product_dtype
+
+CHUNK_BYTES = 64 * 2**20
+_TINY = 1e-30  # below this a probability has lost its digits: the row's loss is taken from its logits again
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """logit = softcap · tanh(scale · (h·w + b) / softcap), or scale · (h·w + b) without a cap.
+
+    Gemma 2: ``final_logit_softcapping``; Cohere: ``logit_scale``; Granite: 1 / ``logits_scaling``.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    chunk_bytes: int = CHUNK_BYTES
+
+
+class Products:
+    """Head products of one call: operands widened where the CPU has no instructions for their dtype (see ``precision``)."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape) -> None:
+        copy = compute_copy(weight)
+        self.product = product_dtype(copy.dtype, hidden.device)
+        self.weight = copy.to(self.product)
+        self.bias = None if bias is None else compute_copy(bias).to(self.product)
+        self.hidden = hidden.to(self.product)
+        self.wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        self.shape = shape
+        width = torch.finfo(self.wide).bits // 8
+        self.rows = max(1, shape.chunk_bytes // (width * weight.shape[0]))
+
+    def chunks(self) -> Iterator[slice]:
+        """Row ranges within the byte budget, of nearly equal size."""
+        total = self.hidden.shape[0]
+        count = -(-total // self.rows)
+        for i in range(count):
+            yield slice(total * i // count, total * (i + 1) // count)
+
+    def logits(self, rows: slice, out: Tensor | None = None) -> Tensor:
+        """[rows, V] in ``wide``; ``out`` (flat, in ``product``) is the buffer to write the product to."""
+        h = self.hidden[rows]
+        view = None if out is None else out[: h.shape[0]]
+        raw = torch.mm(h, self.weight.t(), out=view)
+        if self.bias is not None:
+            raw.add_(self.bias)
+        logits = raw.to(self.wide)
+        if self.shape.scale != 1.0:
+            logits.mul_(self.shape.scale)
+        if self.shape.softcap is not None:
+            logits.div_(self.shape.softcap).tanh_().mul_(self.shape.softcap)
+        return logits
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """d logit / d (h·w + b) at these final logits."""
+        if self.shape.softcap is None:
+            return self.shape.scale
+        return (logits / self.shape.softcap).square_().neg_().add_(1.0).mul_(self.shape.scale)
+
+    def buffer(self) -> Tensor:
+        """A chunk's logits, allocated once a call."""
+        rows = max(min(self.rows, self.hidden.shape[0]), 1)
+        return self.hidden.new_empty(rows, self.weight.shape[0])
+
+
+class FusedNll(torch.autograd.Function):
+    """(Σ -log p(label), number of correct argmaxes): the gradients are formed in the forward; the backward multiplies them by a scalar.
+
+    Without labels the sum is 0 and the gradients are zeros, so that every parameter is touched. Under ``torch.no_grad`` use ``nll_sums``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+    ) -> tuple[Tensor, Tensor]:
+        """fp32 scalar, int64 scalar."""
+        head = Products(hidden, weight, bias, shape)
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=head.wide) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        total = hidden.new_zeros((), dtype=head.wide)
+        right = labels.new_zeros(())
+        buffer = head.buffer()
+        for rows in head.chunks():
+            logits = head.logits(rows, buffer)
+            target = labels[rows, None]
+            if correct:
+                right += (logits.argmax(-1) == labels[rows]).sum()
+            slope = head.slope(logits) if head.shape.softcap is not None else head.shape.scale
+            total += _softmax_(head, rows, logits, target)
+            logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
+            if not (isinstance(slope, float) and slope == 1.0):
+                logits.mul_(slope)
+            _accumulate(head, rows, logits, grad_hidden, grad_weight, grad_bias)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = (hidden.dtype, weight.dtype)
+        ctx.mark_non_differentiable(right)
+        return total, right
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Scaled in place: the saved gradients are this node's own, and a second backward is refused by autograd."""
+        hidden, weight, bias = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return (
+            None if hidden is None else hidden.mul_(grad).to(hidden_dtype),
+            None if weight is None else weight.mul_(grad).to(weight_dtype),
+            None if bias is None else bias.mul_(grad).to(weight_dtype),
+            None, None, None,
+        )  # fmt: skip
+
+
+def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Tensor:
+    """Logits become probabilities in place; returns Σ -log p(target).
+
+    The loss is read off the probability, which saves a pass over [rows, V]; where it is too small to have digits, the row's loss comes
+    from its logits, computed again.
+    """
+    torch.softmax(logits, dim=-1, out=logits)
+    p = logits.gather(1, target).squeeze(1)
+    nll = p.log().neg_()
+    lost = (p < _TINY).nonzero().squeeze(1)
+    if lost.numel():
+        index = torch.arange(rows.start, rows.stop, device=logits.device)[lost]
+        for one in index.tolist():
+            again = head.logits(slice(one, one + 1))[0]
+            nll[one - rows.start] = torch.logsumexp(again, 0) - again[target[one - rows.start, 0]]
+    return nll.sum()
+
+
+def _accumulate(
+    head: Products,
+    rows: slice,
+    grad: Tensor,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
+) -> None:
+    """Adds one chunk's ``grad`` = dLoss/d(h·w + b) [rows, V] to the gradients."""
+    low = grad.to(head.product)
+    if grad_hidden is not None:
+        torch.mm(low, head.weight, out=grad_hidden[rows])
+    if grad_weight is not None:
+        if head.product == grad_weight.dtype:
+            grad_weight.addmm_(low.t(), head.hidden[rows])
+        else:
+            grad_weight.add_(low.t().mm(head.hidden[rows]))
+    if grad_bias is not None:
+        grad_bias.add_(grad.sum(0))
+
+
+@torch.no_grad()
+def nll_sums(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+) -> tuple[Tensor, Tensor]:
+    """What ``FusedNll`` gives, without any gradient."""
+    head = Products(hidden, weight, bias, shape)
+    total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
+    buffer = head.buffer()
+    for rows in head.chunks():
+        logits = head.logits(rows, buffer)
+        total += (torch.logsumexp(logits, -1) - logits.gather(1, labels[rows, None]).squeeze(1)).sum()
+        if correct:
+            right += (logits.argmax(-1) == labels[rows]).sum()
+    return total, right
+
+
+class TokenStats(torch.autograd.Function):
+    """(log p(label) [L], entropy [L], correct): logits are computed again, a chunk at a time, in the backward.
+
+    d log p/d logit = onehot - p; d entropy/d logit_j = -p_j (log p_j + entropy). Entropy is zeros unless asked for.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """fp32 [L], fp32 [L], int64 scalar."""
+        head = Products(hidden, weight, bias, shape)
+        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
+        right = labels.new_zeros(())
+        for rows in head.chunks():
+            logits = head.logits(rows)
+            sums[rows] = torch.logsumexp(logits, -1)
+            logp[rows] = logits.gather(1, labels[rows, None]).squeeze(1) - sums[rows]
+            right += (logits.argmax(-1) == labels[rows]).sum()
+            if entropy:
+                p = (logits - sums[rows, None]).exp_()
+                spread[rows] = sums[rows] - p.mul_(logits).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
+        ctx.shape, ctx.entropy = shape, entropy
+        ctx.mark_non_differentiable(right)
+        return logp, spread, right
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """One more forward of the head, a chunk at a time."""
+        hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
+        head = Products(hidden, weight, bias, ctx.shape)
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=head.wide) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        for rows in head.chunks():
+            logits = head.logits(rows)
+            slope = head.slope(logits)
+            logs = logits.sub_(sums[rows, None])
+            p = logs.exp()
+            g = p * -grad_logp[rows, None]
+            g.scatter_add_(1, labels[rows, None], grad_logp[rows, None].to(g.dtype))
+            if ctx.entropy:
+                g.sub_(p.mul_(logs.add_(spread[rows, None])).mul_(grad_entropy[rows, None]))
+            _accumulate(head, rows, g.mul_(slope), grad_hidden, grad_weight, grad_bias)
+        return (
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
+            None, None, None,
+        )  # fmt: skip

@@ -1,0 +1,161 @@
+"""The head of a causal language model: from the trunk's hidden states at labelled positions to what is asked per token.
+
+A plain linear head (with Gemma's softcap, Cohere's or Granite's scale) takes the fused path of ``head_kernels``. Any other goes a chunk at a
+time through the Hugging Face class itself, with the trunk replaced by its finished hidden states.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, TokenStats, nll_sums
+from paceline.seam.batch import IGNORE_INDEX
+from paceline.seam.roles import Ask
+
+
+class _Output:
+    """A trunk's output: hidden states, and None for whatever else a class may read of it (router logits, cross attentions, …)."""
+
+    def __init__(self, states: Tensor | None) -> None:
+        self.last_hidden_state = states
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: int) -> Tensor | None:
+        return (self.last_hidden_state,)[index]
+
+
+class _Finished(nn.Module):
+    """Stands where the trunk stood: answers with hidden states that are already there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> _Output:
+        """The hidden states as a trunk's output."""
+        return _Output(self.states)
+
+
+class OwnHead:
+    """The head of a Hugging Face model as its own class computes it: hidden [N, H] -> logits [N, V]."""
+
+    def __init__(self, hf: Any) -> None:
+        self._shell = copy.copy(hf)
+        self._shell._modules = dict(hf._modules)
+        self._finished = _Finished()
+        self._shell._modules[hf.base_model_prefix] = self._finished
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits of these positions, through the class's own forward."""
+        self._finished.states = hidden[None]
+        try:
+            ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
+            return self._shell(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            self._finished.states = None
+
+
+class Head:
+    """Computes what is asked; ``fused`` says by which path, ``reason`` why."""
+
+    def __init__(self, hf: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._linear = hf.get_output_embeddings()
+        self._own = OwnHead(hf)
+        self._chunk_bytes = chunk_bytes
+        self.shape = _shape(hf.config.to_dict(), chunk_bytes)
+        self.fused = isinstance(self._linear, nn.Linear) and self._matches(hf)
+        self.reason = (
+            "linear head: fused"
+            if self.fused
+            else f"{type(hf).__name__} has a head of its own: chunked, through its class"
+        )
+
+    @torch.no_grad()
+    def _matches(self, hf: Any) -> bool:
+        """Whether the fused form equals the class's own logits on a probe (taken on trust for weights on the meta device)."""
+        weight, bias = self._linear.weight, self._linear.bias
+        if weight.device.type == "meta":
+            return True
+        probe = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+        try:
+            own = self._own(probe * 4.0)
+        except (TypeError, RuntimeError, AttributeError, ValueError):
+            return False
+        raw = nn.functional.linear(probe * 4.0, weight, bias) * self.shape.scale
+        if self.shape.softcap is not None:
+            raw = torch.tanh(raw / self.shape.softcap) * self.shape.softcap
+        return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)
+
+    def __call__(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the asked quantities (see ``Ask``)."""
+        flat, wanted = hidden.flatten(0, 1), labels.flatten()
+        places = (wanted != IGNORE_INDEX).nonzero().squeeze(1)
+        if places.numel() != wanted.numel():
+            flat, wanted = flat.index_select(0, places), wanted.index_select(0, places)
+        return self._fused(flat, wanted, ask) if self.fused else self._generic(flat, wanted, ask)
+
+    def _fused(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        weight, bias = self._linear.weight, self._linear.bias
+        correct = Ask.CORRECT in ask
+        out: dict[str, Tensor] = {}
+        if Ask.LOGPROBS in ask or Ask.ENTROPY in ask:
+            logp, entropy, right = TokenStats.apply(hidden, weight, bias, labels, self.shape, Ask.ENTROPY in ask)
+            out = {
+                Ask.LOGPROBS.value: logp,
+                Ask.ENTROPY.value: entropy,
+                Ask.NLL.value: -logp.sum(),
+                Ask.CORRECT.value: right,
+            }
+        elif torch.is_grad_enabled():
+            nll, right = FusedNll.apply(hidden, weight, bias, labels, self.shape, correct)
+            out = {Ask.NLL.value: nll, Ask.CORRECT.value: right}
+        else:
+            nll, right = nll_sums(hidden, weight, bias, labels, self.shape, correct)
+            out = {Ask.NLL.value: nll, Ask.CORRECT.value: right}
+        return {one.value: out[one.value] for one in ask}
+
+    def _generic(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """Chunks through the class's own head, each computed again in the backward."""
+        vocab = int(self._linear.weight.shape[0]) if hasattr(self._linear, "weight") else 2**16
+        rows = max(1, self._chunk_bytes // (4 * vocab))
+        pieces = []
+        for start in range(0, max(labels.numel(), 1), rows):
+            part = (hidden[start : start + rows], labels[start : start + rows])
+            if not labels.numel():  # nothing labelled: one position of weight zero keeps every parameter in the graph
+                part = (hidden.new_zeros(1, hidden.shape[1]) + hidden.sum(), labels.new_zeros(1))
+            pieces.append(
+                checkpoint(self._stats, *part, use_reentrant=False) if torch.is_grad_enabled() else self._stats(*part)
+            )
+        logp, entropy, right = (torch.cat([p[i] for p in pieces]) for i in range(3))
+        if not labels.numel():
+            logp, entropy, right = logp * 0.0, entropy * 0.0, right * 0
+        nll = -logp.sum()
+        if not labels.numel():
+            logp, entropy = logp[:0], entropy[:0]
+        out = {Ask.LOGPROBS: logp, Ask.ENTROPY: entropy, Ask.NLL: nll, Ask.CORRECT: right.sum()}
+        return {one.value: out[one] for one in ask}
+
+    def _stats(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self._own(hidden)
+        logs = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+        entropy = -(logs.exp() * logs).sum(-1)
+        return logs.gather(1, labels[:, None]).squeeze(1), entropy, logs.argmax(-1) == labels
+
+
+def _shape(config: Mapping[str, object], chunk_bytes: int) -> HeadShape:
+    """What the config says happens to logits after the linear layer; checked against the class by ``Head._matches``."""
+    scale, cap = 1.0, config.get("final_logit_softcapping")
+    for key, inverse in (("logit_scale", False), ("logits_scaling", True), ("lm_head_multiplier", False)):
+        value = config.get(key)
+        if isinstance(value, (int, float)) and value:
+            scale *= 1.0 / value if inverse else value
+    return HeadShape(scale, float(cap) if isinstance(cap, (int, float)) else None, chunk_bytes)

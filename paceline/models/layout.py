@@ -1,0 +1,63 @@
+"""Where the documents of the running micro-batch lie: what packed attention has to know and no Hugging Face model passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.seam.batch import Batch
+
+_ATTRIBUTE = "_paceline_layout"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device, the longest document."""
+
+    bounds: tuple[int, ...]
+    cu_seqlens: Tensor
+    max_seqlen: int
+
+    @staticmethod
+    def of(batch: Batch) -> Layout:
+        """The layout of ``batch``; boundaries are read on the CPU, where ``Batch.to`` leaves them."""
+        device = batch.input_ids.device
+        bounds = tuple(batch.cu_seqlens.tolist())
+        return Layout(
+            bounds, batch.cu_seqlens.to(device=device, dtype=torch.int32, non_blocking=True), batch.max_seqlen
+        )
+
+
+class LayoutSlot:
+    """One cell a root module: set for the length of a forward, read by its attention layers (no global state).
+
+    Recomputation in the backward restores the layout its own forward ran under (see ``recompute``), so that two forwards may
+    precede the first backward.
+    """
+
+    def __init__(self) -> None:
+        self.current: Layout | None = None
+
+    def attach(self, trunk: nn.Module) -> None:
+        """Give every submodule of ``trunk`` a reference (a plain attribute: no state dict, no module tree)."""
+        for module in trunk.modules():
+            object.__setattr__(module, _ATTRIBUTE, self)
+
+    @contextmanager
+    def holding(self, layout: Layout | None) -> Iterator[None]:
+        """``current`` is ``layout`` inside."""
+        before, self.current = self.current, layout
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+def layout_of(module: nn.Module) -> Layout | None:
+    """The layout of the running forward as seen by an attention module; None outside of a root module's packed forward (generation)."""
+    slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
+    return None if slot is None else slot.current

@@ -1,0 +1,193 @@
+"""bf16 and fp16 compute over fp32 master weights (contract 11).
+
+``torch.autocast`` casts every weight at every forward and runs norms in fp32. Here each weight has one low-precision copy, cast once after
+each optimizer step (``refresh``); layers read the copy and return fp32 gradients to the master, so that DDP, clipping and the optimizer
+see fp32 only. Activations are low precision from the embedding to the head, as under FSDP2's ``MixedPrecisionPolicy(param_dtype)``.
+
+On a CPU without bf16 (fp16) instructions a bf16 matrix product runs at a fifth of the fp32 rate. There operands are widened, the product
+is made in fp32 and its result rounded: the same numbers to bf16's tolerance, at the fp32 rate (``product_dtype``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_COPY = "_paceline_copy"
+
+
+def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype matrix products of ``dtype`` operands are made in on ``device``."""
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+        return dtype
+    able = torch.cpu.get_capabilities()
+    names = ("avx512_bf16", "amx_bf16", "bf16") if dtype == torch.bfloat16 else ("avx512_fp16", "amx_fp16", "fp16")
+    return dtype if any(able.get(name, False) for name in names) else torch.float32
+
+
+def compute_copy(parameter: Tensor) -> Tensor:
+    """The low-precision copy of a master, or the master itself where there is none."""
+    copy: Tensor | None = getattr(parameter, _COPY, None)
+    return parameter if copy is None else copy
+
+
+class LowLinear(torch.autograd.Function):
+    """x [.., in] low precision, master weight [out, in] fp32, its copy -> [.., out] low precision; fp32 gradients to the masters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype) -> Tensor:
+        """x @ copy.T + bias."""
+        copy = compute_copy(weight)
+        low_bias = None if bias is None else compute_copy(bias).to(product)
+        ctx.save_for_backward(x)
+        ctx.copy, ctx.product, ctx.has_bias = copy, product, bias is not None
+        return F.linear(x.to(product), copy.to(product), low_bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Products in ``product``; the weight's gradient in fp32."""
+        (x,) = ctx.saved_tensors
+        product, copy = ctx.product, ctx.copy
+        g = grad.to(product)
+        grad_x = g.matmul(copy.to(product)).to(x.dtype) if ctx.needs_input_grad[0] else None
+        rows = g.flatten(0, -2)
+        grad_weight = rows.t().mm(x.to(product).flatten(0, -2)).float() if ctx.needs_input_grad[1] else None
+        grad_bias = rows.sum(0, dtype=torch.float32) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, None
+
+
+class LowEmbedding(torch.autograd.Function):
+    """Rows of the copy; the gradient is a dense fp32 [V, H] for the master."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding_idx: int) -> Tensor:
+        """Look-up in the copy."""
+        ctx.save_for_backward(ids)
+        ctx.rows, ctx.padding_idx = weight.shape[0], padding_idx
+        return F.embedding(ids, compute_copy(weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Scatter-add in fp32."""
+        (ids,) = ctx.saved_tensors
+        return None, torch.ops.aten.embedding_dense_backward(grad.float(), ids, ctx.rows, ctx.padding_idx, False), None
+
+
+class ComputeLinear(nn.Linear):
+    """``nn.Linear`` whose forward reads the low-precision copy (class-swapped: same parameters, same names)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[.., in] -> [.., out] in the copy's dtype."""
+        dtype = compute_copy(self.weight).dtype
+        return LowLinear.apply(input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device))
+
+
+class ComputeEmbedding(nn.Embedding):
+    """``nn.Embedding`` whose forward reads the low-precision copy."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """int64 [..] -> [.., H] in the copy's dtype."""
+        return LowEmbedding.apply(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)
+
+
+class ComputeLayerNorm(nn.LayerNorm):
+    """``nn.LayerNorm`` on low-precision input with fp32 parameters and statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Statistics in fp32, the result in the input's dtype."""
+        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def _conv1d_forward(module: nn.Module, x: Tensor) -> Tensor:
+    """GPT-2's ``Conv1D``: a linear layer whose weight is [in, out]."""
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
+    copy = LowCast.apply(weight)
+    return torch.matmul(x.to(copy.dtype), copy) + LowCast.apply(bias)
+
+
+class LowCast(torch.autograd.Function):
+    """The copy of a master as a differentiable value: gradients go back to the master in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        """The copy (or the master where there is none)."""
+        return compute_copy(weight).view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        """To fp32."""
+        return grad.float()
+
+
+class LowPrecision:
+    """The low-precision copies of one model and the swaps that read them.
+
+    ``cached`` is False where some module with parameters of its own is of no known class: such a model runs under ``torch.autocast``
+    (``reason`` names the module).
+    """
+
+    def __init__(self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._masters: list[nn.Parameter] = []
+        modules = [*trunk.modules(), *(() if head is None else head.modules())]
+        owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
+        unknown = sorted({type(m).__name__ for m in owners if _swap_for(m) is None})
+        self.cached = not unknown
+        self.reason = (
+            f"no low-precision form of {', '.join(unknown)}: torch.autocast"
+            if unknown
+            else "cached low-precision weights"
+        )
+        if not self.cached:
+            return
+        seen: set[int] = set()
+        for module in owners:
+            swap = _swap_for(module)
+            assert swap is not None
+            for parameter in swap(module):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self._masters.append(parameter)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Cast the masters into their copies, in place."""
+        for master in self._masters:
+            copy = getattr(master, _COPY, None)
+            if copy is None or copy.device != master.device:
+                setattr(master, _COPY, master.detach().to(self.dtype))
+            else:
+                copy.copy_(master.detach())
+
+
+def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | None:
+    """How a module is made to read low precision, as a function that swaps it and names the masters that need a copy; None: unknown."""
+    kind = type(module)
+    if kind in (nn.Linear, ComputeLinear):
+        return lambda m: _become(m, ComputeLinear)
+    if kind in (nn.Embedding, ComputeEmbedding):
+        return lambda m: _become(m, ComputeEmbedding)
+    if kind in (nn.LayerNorm, ComputeLayerNorm):
+        return lambda m: _become(m, ComputeLayerNorm, copies=False)
+    if getattr(
+        module, "low_precision_ready", False
+    ):  # norms.FusedRMSNorm: fp32 weight and statistics, low-precision input and output
+        return lambda m: []
+    if kind.__name__ in ("Conv1D", "ComputeConv1D") and hasattr(module, "nf"):
+        return lambda m: _become(m, _conv1d_class(type(m)))
+    return None
+
+
+def _become(module: nn.Module, kind: type[nn.Module], copies: bool = True) -> list[nn.Parameter]:
+    module.__class__ = kind
+    return list(module.parameters(recurse=False)) if copies else []
+
+
+def _conv1d_class(kind: type[nn.Module]) -> type[nn.Module]:
+    return kind if kind.__name__ == "ComputeConv1D" else type("ComputeConv1D", (kind,), {"forward": _conv1d_forward})

@@ -1,0 +1,33 @@
+"""Gradient checkpointing a layer: activations of a layer are computed again in the backward instead of kept."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.layout import LayoutSlot
+
+
+def enable_recompute(hf: Any, slot: LayoutSlot) -> None:
+    """Turn on non-reentrant checkpointing of every layer of a Hugging Face model.
+
+    The recomputation runs under the document layout of its own forward, whatever forwards came in between.
+    Raises ConfigError ``models.no_recompute`` where the model class has no checkpointing.
+    """
+    if not getattr(hf, "supports_gradient_checkpointing", False):
+        raise ConfigError(
+            Diagnostic(
+                code="models.no_recompute",
+                what="this model class cannot recompute activations",
+                where="training.gradient_checkpointing",
+                found=type(hf).__name__,
+                hint="gradient_checkpointing: false",
+            )
+        )
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), slot.holding(slot.current)
+
+    hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts})

@@ -1,0 +1,100 @@
+"""The root module of a role (contract 1): trunk and head behind one forward; algorithms never see logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.attention import AttentionChoice, placeholder_mask
+from paceline.models.heads import Head
+from paceline.models.layout import Layout, LayoutSlot
+from paceline.models.precision import LowPrecision
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+
+
+class RoleModule(nn.Module):
+    """A Hugging Face causal language model as the root module of ``role``.
+
+    ``forward(batch, ask)`` answers fp32 tensors by name (see ``Ask``). A micro-batch without labels still touches every trainable
+    parameter. ``hf`` is the model itself, for saving and generation; its parameters keep their Hugging Face names.
+    """
+
+    def __init__(
+        self, role: Role, hf: Any, attention: AttentionChoice, compute_dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.role = role
+        self.hf = hf
+        self.attention = attention
+        self.compute_dtype = compute_dtype
+        self.slot = LayoutSlot()
+        self.slot.attach(hf)
+        self._head = Head(hf)
+        self._low: LowPrecision | None = None
+        if compute_dtype in (torch.bfloat16, torch.float16):
+            self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype)
+        self._call: Callable[..., Any] = self._trunk().__call__
+
+    def forward(self, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """What is asked of ``batch``: sums and per-token tensors at labelled positions, fp32."""
+        with self._autocast(batch):
+            hidden = self._packed(batch) if self.attention.layout == "packed" else self._padded(batch)
+            return self._head(hidden, batch.labels, ask)
+
+    def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under their Hugging Face names, tied ones once."""
+        yield from self.hf.named_parameters()
+
+    def refresh_compute_weights(self) -> None:
+        """Cast the masters into the low-precision copies again (nothing to do in fp32)."""
+        if self._low is not None and self._low.cached:
+            self._low.refresh()
+
+    def compile_trunk(self, **options: Any) -> None:
+        """torch.compile the trunk (not the head, which is one autograd function); names do not change."""
+        self._call = torch.compile(self._trunk(), **options)
+
+    def notes(self) -> dict[str, str]:
+        """How this module computes, by subject, with the reason: for the log."""
+        said = {"attention": self.attention.reason, "head": self._head.reason}
+        if self._low is not None:
+            said["precision"] = self._low.reason
+        return said
+
+    def _trunk(self) -> Any:
+        return self.hf.base_model
+
+    def _autocast(self, batch: Batch) -> Any:
+        if self._low is None or self._low.cached:
+            return nullcontext()
+        return torch.autocast(batch.input_ids.device.type, dtype=self.compute_dtype)
+
+    def _packed(self, batch: Batch) -> Tensor:
+        """Hidden states [1, T, H] of the flat batch."""
+        with self.slot.holding(Layout.of(batch)):
+            return self._call(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                attention_mask=placeholder_mask(batch.input_ids.device),
+                use_cache=False,
+            ).last_hidden_state
+
+    def _padded(self, batch: Batch) -> Tensor:
+        """The same through one right-padded row a document: for models whose documents attention alone cannot keep apart."""
+        device = batch.input_ids.device
+        starts, ends = batch.cu_seqlens[:-1].to(device).long(), batch.cu_seqlens[1:].to(device).long()
+        offsets = torch.arange(batch.max_seqlen, device=device)
+        real = offsets[None, :] < (ends - starts)[:, None]
+        index = (starts[:, None] + offsets[None, :]).clamp_(max=batch.input_ids.shape[1] - 1)
+        hidden = self._call(
+            input_ids=batch.input_ids[0][index],
+            position_ids=offsets[None, :].expand(index.shape),
+            attention_mask=real.long(),
+            use_cache=False,
+        ).last_hidden_state
+        return hidden[real].unsqueeze(0)
