@@ -1,0 +1,196 @@
+"""Build one prepared set: read, tokenise, write, split, publish. The caller holds the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import DataError
+from paceline.data.problems import PrepareCounts, Problem, Tally, refusal
+from paceline.data.progress import Meter, PrepareProgress, Report
+from paceline.data.readers import total_bytes
+from paceline.data.sets import DataSet, OpenSet, open_set
+from paceline.data.split import overlap, split_rows
+from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
+from paceline.data.table import TableWriter, TokenTable
+from paceline.data.tokenise import Chunk, ChunkResult, Setup, tokenise
+from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template, open_tokenizer, pad_token_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.config.sections.data import DataSection
+
+
+def build(
+    store: Store, key: str, setup: Setup, train: list[DataSet], evaluation: list[DataSet], data: DataSection, *, seed: int, num_proc: int, report: Report
+) -> None:
+    """Prepare and publish the set ``key``. Raises DataError; nothing is left behind then."""
+    sets = [*train, *evaluation]
+    opened = _open_all(sets)
+    tokenizer = open_tokenizer(setup.tokenizer)
+    setup, notes = settle_template(setup, tokenizer, opened)
+    notes = [note for o in opened for note in o.notes] + notes
+    with store.staged(key) as stage:
+        tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, num_proc, report)
+        report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
+        notes += _write_indices(stage, tally, len(train), bool(evaluation), data.validation_split, seed)
+        if setup.tokenizer.chat_template is not None:
+            tokenizer.chat_template = setup.tokenizer.chat_template
+        tokenizer.save_pretrained(str(stage / TOKENIZER))
+        size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
+        meta = {
+            "vocab_size": size,
+            "pad_token_id": pad_token_id(tokenizer),
+            "longest": tally.longest,
+            "max_token_id": tally.max_token_id,
+            "counts": tally.counts.to_json(),
+            "notes": [note.to_json() for note in [*notes, *tally.counts.diagnostics()]],
+            "data_sets": [{"path": s.section.path, "format": o.shape.format, "rows": n} for s, o, n in zip(sets, opened, tally.documents, strict=True)],
+        }
+        store.publish(stage, key, meta)
+
+
+def _open_all(sets: list[DataSet]) -> list[OpenSet]:
+    opened: list[OpenSet] = []
+    problems: list[Diagnostic] = []
+    for number, data_set in enumerate(sets):
+        try:
+            opened.append(open_set(number, data_set))
+        except DataError as error:
+            problems.extend(error.diagnostics)
+    if problems:
+        raise DataError(*problems)
+    return opened
+
+
+def settle_template(setup: Setup, tokenizer: PreTrainedTokenizerBase, opened: list[OpenSet]) -> tuple[Setup, list[Diagnostic]]:
+    """The template conversations are rendered with. A tokenizer that has none: questions and answers get the built-in ``plain`` one (with a note),
+    real conversations are refused, for how turns are marked is a decision. Raises DataError."""
+    formats = {o.shape.format for o in opened} - {"text"}
+    notes: list[Diagnostic] = []
+    if not formats:
+        return setup, notes
+    if not tokenizer.chat_template:
+        if formats & {"messages", "sharegpt"}:
+            hint = f"model.chat_template: chatml (or {', '.join(n for n in BUILTIN_TEMPLATES if n != 'chatml')}, the path of a .jinja file, or a tokenizer that has one)"
+            raise DataError(Diagnostic("data.no_chat_template", "the tokenizer has no chat template, and the data is conversations", "model.chat_template", setup.tokenizer.folder, hint))
+        what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
+        notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
+        setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
+    if setup.train_on == "assistant" and not tokenizer.is_fast:
+        hint = "data.train_on: all, or a tokenizer with tokenizer.json"
+        raise DataError(Diagnostic("data.no_offsets", "the tokenizer cannot say which characters a token covers, so answers cannot be told from prompts", "model.tokenizer", type(tokenizer).__name__, hint))
+    return setup, [*notes, *_end_notes(setup, tokenizer)]
+
+
+def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
+    template = setup.tokenizer.chat_template or str(tokenizer.chat_template)
+    vocabulary = tokenizer.get_vocab()
+    for mark in ("<|im_end|>", "<|eot_id|>"):
+        if mark in template and mark not in vocabulary:
+            what = f"the chat template writes {mark}, which is not one token of this tokenizer"
+            hint = f"model.add_special_tokens: ['{mark}'] (and the template's other marks)"
+            yield Diagnostic("data.template_token", what, "model.chat_template", hint=hint, severity=Severity.WARNING)
+    if tokenizer.eos_token is None:
+        what = "the tokenizer has no end-of-text token: the model will not learn where an answer ends"
+        yield Diagnostic("data.no_eos", what, "model.tokenizer", hint="a tokenizer with eos_token set", severity=Severity.WARNING)
+
+
+@dataclass
+class _Tally:
+    counts: PrepareCounts = field(default_factory=PrepareCounts)
+    refused: dict[str, Tally] = field(default_factory=dict)
+    documents: list[int] = field(default_factory=list)
+    longest: int = 0
+    max_token_id: int = -1
+
+
+def _write_tokens(path: Path, setup: Setup, sets: list[DataSet], opened: list[OpenSet], data: DataSection, num_proc: int, report: Report) -> _Tally:
+    """Tokenise everything into the table. Raises DataError when the policy refuses rows, or none is usable."""
+    tally = _Tally(documents=[0] * len(sets))
+    behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
+    meter = Meter(behind[-1], report)
+    chunks: Iterator[Chunk] = (chunk for o in opened for chunk in o.chunks)
+    writer = TableWriter(path)
+    try:
+        for result in tokenise(setup, chunks, num_proc):
+            number = _count(tally, result, data)
+            if len(result.block):
+                writer.write(result.block)
+            meter.update(tally.counts.rows_read, behind[number] + result.consumed, tally.counts.tokens)
+    finally:
+        writer.close()
+    if tally.refused:
+        raise DataError(*refusal(tally.refused, tally.counts.rows_read))
+    if not tally.counts.rows_used:
+        raise DataError(_nothing_usable(tally.counts, setup), *refusal(tally.counts.skipped, tally.counts.rows_read))
+    return tally
+
+
+def _count(tally: _Tally, result: ChunkResult, data: DataSection) -> int:
+    """Add a chunk to the counts; the number of its data set."""
+    counts, block = tally.counts, result.block
+    counts.rows_read += result.read
+    counts.rows_used += len(block)
+    counts.tokens += int(block.lengths.sum())
+    counts.labels += int(block.num_labels.sum())
+    tally.documents[result.dataset] += len(block)
+    if len(block):
+        tally.longest = max(tally.longest, int(block.lengths.max()))
+        tally.max_token_id = max(tally.max_token_id, int(np.maximum(block.coded, ~block.coded).max()))
+    for problem in result.skipped:
+        counts.skip(problem)
+        if _refuses(problem, data):
+            tally.refused.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
+    for problem in result.truncated:
+        counts.truncate(problem)
+    return result.dataset
+
+
+def _refuses(problem: Problem, data: DataSection) -> bool:
+    if problem.reason in ("too_long", "answer_cut_off"):
+        return data.on_too_long == "refuse"
+    return data.on_bad_row == "refuse"
+
+
+def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
+    found = f"{counts.rows_read} rows read, all left out"
+    if set(counts.skipped) == {"no_labels"}:
+        hint = "data.train_on: all, or a chat template that marks the assistant's turns"
+        return Diagnostic("data.no_labels", "no token of any row would be learnt", "data.train_on", f"train_on: {setup.train_on}", hint)
+    return Diagnostic("data.no_usable_rows", "no row can be used", "data.train", found, "the reasons follow")
+
+
+def _write_indices(stage: Path, tally: _Tally, num_train_sets: int, has_eval: bool, validation_split: float | int | None, seed: int) -> list[Diagnostic]:
+    """Which rows are trained on and which are held out. Raises DataError when one side is empty."""
+    table = TokenTable(stage / TOKENS)
+    train = np.flatnonzero(table.dataset < num_train_sets)
+    held = np.flatnonzero(table.dataset >= num_train_sets)
+    notes: list[Diagnostic] = []
+    if not len(train) or (has_eval and not len(held)):
+        where = "data.eval" if len(train) else "data.train"
+        raise DataError(Diagnostic("data.no_usable_rows", "no row can be used", where, f"{tally.counts.rows_read} rows read", "see the reasons"), *refusal(tally.counts.skipped, tally.counts.rows_read))
+    if validation_split:
+        kept, out = split_rows(table.keys[train], validation_split, seed)
+        train, held = train[kept], train[out]
+    elif has_eval:
+        notes += _overlap_note(table.keys[train], table.keys[held])
+    tally.counts.train_documents, tally.counts.eval_documents = len(train), len(held)
+    save_index(stage / TRAIN, train)
+    if len(held):
+        save_index(stage / EVAL, held)
+    return notes
+
+
+def _overlap_note(train_keys: Any, eval_keys: Any) -> list[Diagnostic]:
+    count = overlap(train_keys, eval_keys)
+    if not count:
+        return []
+    what = f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is trained on: their results say nothing about new prompts"
+    return [Diagnostic("data.eval_overlap", what, "data.eval", hint="data.validation_split, or take them out of one side", severity=Severity.WARNING, evidence={"count": count})]

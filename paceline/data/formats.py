@@ -1,0 +1,271 @@
+"""Row formats: found out from the rows, each brought to one shape, a conversation or a plain text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+
+Row = Mapping[str, Any]
+Message = dict[str, str]
+
+# format -> (columns it must have, columns it may have)
+COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "messages": (("messages",), ()),
+    "sharegpt": (("conversations",), ("system",)),
+    "alpaca": (("instruction", "output"), ("input", "system", "history")),
+    "prompt_completion": (("prompt", "completion"), ("system",)),
+    "text": (("text",), ()),
+}
+# other names under which prompt and completion are found (first match counts)
+PAIRS: tuple[tuple[str, str], ...] = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("query", "response"))
+SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
+    "system": "system", "observation": "tool", "tool": "tool",
+}  # fmt: skip
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How to read a row: its format and, for each column the format knows, the name it has in the file; ``note`` says what was assumed."""
+
+    format: str
+    columns: Mapping[str, str]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row in the common shape: ``messages`` (a conversation) or ``text``; ``prompt`` identifies it in splits (duplicates stay together)."""
+
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+
+    @property
+    def prompt(self) -> str:
+        """What comes before the first answer; the whole text of a plain text."""
+        if not self.messages:
+            return self.text
+        turns: list[str] = []
+        for message in self.messages:
+            if message["role"] == "assistant":
+                break
+            turns.append(f"{message['role']}\n{message['content']}")
+        return "\n".join(turns)
+
+
+class RowError(Exception):
+    """A row that does not fit its format; ``reason`` is a key of ``problems.REASONS``."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None) -> Shape:
+    """The shape of a data set from its first rows. Raises DataError when no format fits, several do, or a column asked for is missing."""
+    found = list(dict.fromkeys(name for row in rows for name in row))
+    columns = _mapped(mapping or {}, found, where)
+    if asked != "auto":
+        return _asked(asked, columns, found, where)
+    candidates = _candidates(rows, columns)
+    structured = [c for c in candidates if c.format != "text"]
+    if len(structured) == 1 or (len(candidates) == 1):
+        chosen = (structured or candidates)[0]
+        if structured and len(candidates) > 1:
+            note = f"column '{chosen.columns.get('text', 'text')}' is left aside: the rows are {chosen.format} rows, the text is taken for their rendering"
+            return Shape(chosen.format, chosen.columns, note)
+        return chosen
+    if candidates:
+        names = ", ".join(c.format for c in candidates)
+        raise DataError(
+            Diagnostic("data.format_ambiguous", f"the rows fit more than one format: {names}", where, f"columns {_listed(found)}", f"format: {candidates[0].format} (beside path:)")
+        )
+    raise DataError(_unknown(found, where))
+
+
+def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dict[str, str]:
+    """Known column -> name in the file, the user's own names first."""
+    known = sorted({c for must, may in COLUMNS.values() for c in (*must, *may)})
+    for name, actual in mapping.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}: the format's column on the left, the file's on the right"
+            raise DataError(Diagnostic("data.column_unknown", f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint))
+        if actual not in found:
+            raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}"))
+    taken = set(mapping.values())
+    return {**{name: name for name in known if name in found and name not in taken}, **mapping}
+
+
+def _asked(asked: str, columns: dict[str, str], found: Sequence[str], where: str) -> Shape:
+    must, _ = COLUMNS[asked]
+    columns = dict(columns)
+    if asked == "prompt_completion":
+        for prompt, completion in PAIRS:
+            if prompt in found and completion in found and not {"prompt", "completion"} <= set(columns):
+                columns.update(prompt=columns.get("prompt", prompt), completion=columns.get("completion", completion))
+    missing = [name for name in must if name not in columns]
+    if missing:
+        raise DataError(_missing(missing, found, where, f"format: {asked}"))
+    return Shape(asked, columns)
+
+
+def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
+    shapes: list[Shape] = []
+    for name in ("messages", "conversations"):
+        turn = _first_turn(rows, columns[name]) if name in columns else None
+        if turn is not None and {"role", "content"} <= set(turn):
+            shapes.append(Shape("messages", {**columns, "messages": columns[name]}))
+        elif turn is not None and {"from", "value"} <= set(turn):
+            shapes.append(Shape("sharegpt", {**columns, "conversations": columns[name]}))
+    if {"instruction", "output"} <= set(columns):
+        shapes.append(Shape("alpaca", columns))
+    if {"prompt", "completion"} <= set(columns):
+        shapes.append(Shape("prompt_completion", columns))
+    else:
+        names = {name for row in rows for name in row} - set(columns.values())
+        names |= {columns[n] for n in ("prompt",) if n in columns}
+        for prompt, completion in PAIRS[1:]:
+            if {prompt, completion} <= names:
+                note = f"'{prompt}' is read as the prompt and '{completion}' as the answer"
+                shapes.append(Shape("prompt_completion", {**columns, "prompt": prompt, "completion": completion}, note))
+                break
+    if "text" in columns:
+        shapes.append(Shape("text", columns))
+    return shapes
+
+
+def _first_turn(rows: Sequence[Row], column: str) -> Mapping[str, Any] | None:
+    for row in rows:
+        turns = row.get(column)
+        if isinstance(turns, Sequence) and not isinstance(turns, str) and turns and isinstance(turns[0], Mapping):
+            return turns[0]
+    return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _missing(missing: Sequence[str], found: Sequence[str], where: str, asked: str) -> Diagnostic:
+    near = difflib.get_close_matches(missing[0], found, n=1)
+    hint = f"columns: {{{missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
+    return Diagnostic("data.column_missing", f"there is no column '{', '.join(missing)}' ({asked})", where, f"columns {_listed(found)}", hint)
+
+
+def _unknown(found: Sequence[str], where: str) -> Diagnostic:
+    needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
+    if {"chosen", "rejected"} <= set(found):
+        hint = "preference pairs are for reward and DPO training; for SFT give rows with one answer"
+        return Diagnostic("data.format_preference", "the rows are preference pairs (chosen, rejected), not examples to imitate", where, f"columns {_listed(found)}", hint)
+    hint = f"name the columns beside path:, such as columns: {{prompt: X, completion: Y}}; the formats need — {needs}"
+    return Diagnostic("data.format_unknown", "the rows fit no known format", where, f"columns {_listed(found)}", hint)
+
+
+def normalise(row: Row, shape: Shape) -> Example:
+    """A row in the common shape. Raises RowError with the reason when it cannot be used."""
+    return _READERS[shape.format](row, shape.columns)
+
+
+def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = False) -> str:
+    actual = columns.get(name)
+    value = row.get(actual) if actual is not None else None
+    if value is None and needed:
+        raise RowError("missing_column", f"no '{actual or name}'")
+    return _as_text(value, actual or name)
+
+
+def _as_text(value: Any, name: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list) and value and all(isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value):
+        return "".join(part["text"] for part in value)
+    raise RowError("not_text", f"'{name}' is {type(value).__name__}")
+
+
+def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
+    messages = _system(row, columns)
+    history = row.get(columns["history"]) if "history" in columns else None
+    for turn in history or []:
+        if not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2:
+            raise RowError("bad_messages", "history is not a list of [question, answer] pairs")
+        messages += [_message("user", _as_text(turn[0], "history")), _message("assistant", _as_text(turn[1], "history"))]
+    parts = [_text(row, columns, "instruction", needed=True), _text(row, columns, "input")]
+    messages.append(_message("user", "\n".join(part for part in parts if part.strip())))
+    messages.append(_message("assistant", _text(row, columns, "output", needed=True)))
+    return _conversation(messages)
+
+
+def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
+    prompt, completion = row.get(columns["prompt"]), row.get(columns["completion"])
+    if isinstance(prompt, list) and isinstance(completion, list):  # conversational: both are lists of turns
+        return _conversation(_turns([*prompt, *completion], "role", "content", {r: r for r in ROLES}))
+    messages = [*_system(row, columns), _message("user", _text(row, columns, "prompt", needed=True))]
+    return _conversation([*messages, _message("assistant", _text(row, columns, "completion", needed=True))])
+
+
+def _messages(row: Row, columns: Mapping[str, str]) -> Example:
+    return _conversation(_turns(row.get(columns["messages"]), "role", "content", {r: r for r in ROLES}))
+
+
+def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
+    return _conversation([*_system(row, columns), *_turns(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)])
+
+
+def _plain(row: Row, columns: Mapping[str, str]) -> Example:
+    text = _text(row, columns, "text", needed=True)
+    if not text.strip():
+        raise RowError("empty")
+    return Example(text=text)
+
+
+def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
+    text = _text(row, columns, "system")
+    return [_message("system", text)] if text.strip() else []
+
+
+def _turns(turns: Any, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
+    if turns is None:
+        raise RowError("missing_column", "no turns")
+    if not isinstance(turns, Sequence) or isinstance(turns, str):
+        raise RowError("bad_messages", f"{type(turns).__name__} instead of a list")
+    messages: list[Message] = []
+    for number, turn in enumerate(turns, 1):
+        if not isinstance(turn, Mapping) or role_key not in turn or text_key not in turn:
+            raise RowError("bad_messages", f"turn {number} has no '{role_key}' and '{text_key}'")
+        role = roles.get(str(turn[role_key]))
+        if role is None:
+            raise RowError("unknown_role", f"turn {number}: '{turn[role_key]}'")
+        messages.append(_message(role, _as_text(turn[text_key], text_key)))
+    return messages
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _conversation(messages: list[Message]) -> Example:
+    if not any(m["content"].strip() for m in messages):
+        raise RowError("empty")
+    answers = [m for m in messages if m["role"] == "assistant"]
+    if not answers:
+        raise RowError("no_answer", "no turn of the assistant")
+    if not all(m["content"].strip() for m in answers):
+        raise RowError("no_answer", "an answer is empty")
+    if not any(m["content"].strip() for m in messages if m["role"] == "user"):
+        raise RowError("empty", "the question is empty")
+    return Example(messages=tuple(messages))
+
+
+_READERS = {"alpaca": _alpaca, "prompt_completion": _prompt_completion, "messages": _messages, "sharegpt": _sharegpt, "text": _plain}

@@ -1,0 +1,173 @@
+"""Preparation, a stage of its own before any process group: rows to token tables, once, kept under a fingerprint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import DataError
+from paceline.data.build import build
+from paceline.data.fingerprint import code_version, fingerprint, located_digest, tokenizer_digest
+from paceline.data.problems import PrepareCounts
+from paceline.data.progress import PrepareProgress, Report
+from paceline.data.sets import DataSet, find_sets
+from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, load_index
+from paceline.data.table import TokenTable
+from paceline.data.tokenise import Setup
+from paceline.data.tokenizer import tokenizer_spec
+
+if TYPE_CHECKING:
+    from paceline.config.sections.data import DataSection
+    from paceline.config.sections.model import ModelSection
+
+_BYTES_A_PROCESS = 16_000_000  # starting a process costs seconds: it must have this much text to pay
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared set, memory-mapped.
+
+    vocab_size      rows the embedding needs: one more than the largest token id of the tokenizer (added tokens counted)
+    pad_token_id    a token for filler rows, never learnt
+    tokenizer_path  the tokenizer as it was used (tokens added, chat template settled): what goes beside the weights
+    longest         tokens of the longest document
+    notes           what was assumed, left out, cut or found to overlap; warnings and notes, never errors
+    """
+
+    path: Path
+    fingerprint: str
+    train: TokenTable
+    eval: TokenTable | None
+    counts: PrepareCounts
+    vocab_size: int
+    pad_token_id: int
+    tokenizer_path: Path
+    longest: int
+    max_token_id: int
+    notes: tuple[Diagnostic, ...]
+    from_cache: bool
+
+
+def prepare(
+    data: DataSection,
+    model: ModelSection,
+    *,
+    seed: int,
+    cache_dir: Path,
+    report: Callable[[PrepareProgress], None] | None = None,
+    max_positions: int | None = None,
+) -> Prepared:
+    """Tokenise the data of a config, or find it prepared already.
+
+    ``seed`` decides the validation split; ``max_positions`` (the model's, when known) refuses documents it has no positions for. Two
+    processes that prepare the same set do the work once. Raises DataError with every reason known at that point.
+    """
+    say: Report = report or (lambda progress: None)
+    train, evaluation = _sets(data)
+    spec = tokenizer_spec(model)
+    setup = Setup(spec, data.train_on, data.max_length, data.on_too_long)
+    say(PrepareProgress("fingerprint"))
+    key = fingerprint(
+        {
+            "code": code_version(),
+            "tokenizer": tokenizer_digest(spec, cache_dir),
+            "train": [_identity(s, cache_dir) for s in train],
+            "eval": [_identity(s, cache_dir) for s in evaluation],
+            "options": [data.train_on, data.max_length, data.on_bad_row, data.on_too_long],
+            "split": [data.validation_split, seed] if data.validation_split else None,
+        }
+    )
+    store = Store(cache_dir)
+    meta, damage = store.find(key)
+    from_cache = meta is not None
+    if meta is None:
+        with store.lock(key, lambda: say(PrepareProgress("waiting"))):
+            meta, damage = store.find(key)  # another process may have published it meanwhile
+            from_cache = meta is not None
+            if meta is None:
+                build(store, key, setup, train, evaluation, data, seed=seed, num_proc=_num_proc(data.num_proc, [*train, *evaluation]), report=say)
+                meta, why = store.find(key)
+                if meta is None:
+                    raise DataError(Diagnostic("data.cache_write", "prepared data cannot be read back", str(store.folder(key)), why, "data.cache_dir: a sound disk"))
+    prepared = _open(store, key, meta, data, from_cache=from_cache)
+    say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
+    if damage:
+        what = "the prepared data was damaged and has been made anew"
+        note = Diagnostic("data.cache_rebuilt", what, str(prepared.path), damage, severity=Severity.WARNING)
+        prepared = replace(prepared, notes=(note, *prepared.notes))
+    problems = [] if max_positions is None else check_positions(prepared, max_positions)
+    if problems:
+        raise DataError(*problems)
+    return prepared
+
+
+def _sets(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
+    if not data.train:
+        raise DataError(Diagnostic("data.missing", "no training data is named", "data.train", "nothing", "data.train: the path of a file or folder, or a name on the hub"))
+    if data.eval and data.validation_split:
+        found = f"eval and validation_split {data.validation_split}"
+        raise DataError(Diagnostic("data.two_evals", "evaluation data is given twice", "data.validation_split", found, "data.eval or data.validation_split, not both"))
+    return find_sets("data.train", data.train), find_sets("data.eval", data.eval or ())
+
+
+def _identity(data_set: DataSet, cache_dir: Path) -> list[Any]:
+    """What of a data set changes its tokens: content and reading, not where it lies, nor its weight."""
+    section = data_set.section
+    content = located_digest(data_set.located, section.split, cache_dir)
+    names = [f.name for f in data_set.located.files]  # a folder's split is read off the names
+    return [content, names, section.format, section.split, section.max_rows, sorted(dict(section.columns).items())]
+
+
+def _num_proc(asked: int | None, sets: list[DataSet]) -> int:
+    """Processes to tokenise with: as asked, else as many as have enough to do to pay for their start."""
+    if asked is not None:
+        return asked
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = sum(f.stat().st_size for s in sets for f in s.located.files)
+    return max(1, min(cpus, size // _BYTES_A_PROCESS))
+
+
+def _open(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, from_cache: bool) -> Prepared:
+    folder = store.folder(key)
+    weights = tuple(float(s.weight) for s in data.train)
+    has_eval = EVAL in meta["files"]
+    return Prepared(
+        path=folder,
+        fingerprint=key,
+        train=TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights),
+        eval=TokenTable(folder / TOKENS, load_index(folder / EVAL)) if has_eval else None,
+        counts=PrepareCounts.from_json(meta["counts"]),
+        vocab_size=meta["vocab_size"],
+        pad_token_id=meta["pad_token_id"],
+        tokenizer_path=folder / TOKENIZER,
+        longest=meta["longest"],
+        max_token_id=meta["max_token_id"],
+        notes=tuple(Diagnostic.from_json(d) for d in meta["notes"]),
+        from_cache=from_cache,
+    )
+
+
+def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
+    """A finding when a document is longer than the model has positions (in a packed row each document starts again at 0)."""
+    if prepared.longest <= max_positions:
+        return []
+    tables = [t for t in (prepared.train, prepared.eval) if t is not None]
+    count = int(sum(np.count_nonzero(t.lengths > max_positions) for t in tables))
+    found = f"{count:,} documents, the longest has {prepared.longest:,} tokens"
+    what = f"documents are longer than the model's {max_positions:,} positions (max_position_embeddings)"
+    return [Diagnostic("data.max_positions", what, "data.max_length", found, f"data.max_length: {max_positions}")]
+
+
+def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnostic]:
+    """A finding when the data holds a token that the embedding has no row for."""
+    if prepared.max_token_id < embedding_rows:
+        return []
+    found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
+    what = f"the data holds token ids that the embedding has no row for ({embedding_rows} rows)"
+    return [Diagnostic("data.token_range", what, "model.tokenizer", found, "model.resize_embeddings: auto, or the tokenizer that belongs to the model")]

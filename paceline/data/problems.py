@@ -1,0 +1,132 @@
+"""Rows that cannot be used: why, where, how many. Nothing is dropped without being counted here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic, Severity
+
+EXAMPLES_KEPT = 5
+
+# reason -> (what it means, what to do about it)
+REASONS: Mapping[str, tuple[str, str]] = {
+    "bad_json": ("a line is not JSON", "correct the line"),
+    "bad_csv": ("a CSV record does not have the columns of the header", "correct the record"),
+    "not_an_object": ("a row is not an object with named columns", "write one object a row"),
+    "missing_column": ("a row lacks a column that its format needs", "fill the column, or name it under columns:"),
+    "not_text": ("a value is neither text nor a number", "write text; images and other parts are not supported"),
+    "bad_messages": ("messages are not a list of turns with a role and a text", "write [{role: …, content: …}, …]"),
+    "unknown_role": ("a turn has a role that is not known", "use system, user, assistant, tool (ShareGPT: system, human, gpt, observation)"),
+    "empty": ("the row has no text", "remove the row"),
+    "no_answer": ("there is no answer to learn from", "fill the answer, or remove the row"),
+    "template_refused": ("the chat template refused the conversation", "bring the turns into the order the template asks for, or set model.chat_template"),
+    "template_not_incremental": (
+        "the answer cannot be found in the rendered conversation",
+        "set model.chat_template to a template with {% generation %} marks (such as chatml), or data.train_on: all",
+    ),
+    "no_labels": ("no token of the row would be learnt", "see that the template marks the assistant's turns, or data.train_on: all"),
+    "too_long": ("the row is longer than data.max_length", "raise data.max_length, or data.on_too_long: truncate or skip"),
+    "answer_cut_off": ("the prompt alone fills data.max_length, no answer is left after truncation", "raise data.max_length"),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row that cannot be used as it is: ``reason`` is a key of REASONS, ``where`` is ``file:line``."""
+
+    reason: str
+    where: str
+    detail: str = ""
+
+
+@dataclass
+class Tally:
+    """How many rows have one problem, with the first few places."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, where: str, detail: str = "") -> None:
+        """Count one more row."""
+        self.count += 1
+        if len(self.examples) < EXAMPLES_KEPT:
+            self.examples.append(f"{where}: {detail}" if detail else where)
+
+    @property
+    def first_place(self) -> str:
+        """``file:line`` of the first of them."""
+        return self.examples[0].partition(": ")[0] if self.examples else ""
+
+
+@dataclass
+class PrepareCounts:
+    """What became of every row that was read: rows_read = rows_used + all skipped."""
+
+    rows_read: int = 0
+    rows_used: int = 0
+    skipped: dict[str, Tally] = field(default_factory=dict)
+    truncated: dict[str, Tally] = field(default_factory=dict)
+    train_documents: int = 0
+    eval_documents: int = 0
+    tokens: int = 0
+    labels: int = 0
+
+    @property
+    def rows_skipped(self) -> int:
+        return sum(tally.count for tally in self.skipped.values())
+
+    @property
+    def rows_truncated(self) -> int:
+        return sum(tally.count for tally in self.truncated.values())
+
+    def skip(self, problem: Problem) -> None:
+        """Count a row that is left out."""
+        self.skipped.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
+
+    def truncate(self, problem: Problem) -> None:
+        """Count a row that was cut."""
+        self.truncated.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
+
+    def diagnostics(self) -> list[Diagnostic]:
+        """Warnings for what was left out or cut."""
+        return [_finding(r, t, "skipped", Severity.WARNING, self.rows_read) for r, t in self.skipped.items()] + [
+            _finding(r, t, "truncated", Severity.WARNING, self.rows_read) for r, t in self.truncated.items()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain JSON types."""
+        plain = {k: v for k, v in self.__dict__.items() if k not in ("skipped", "truncated")}
+        for kind in ("skipped", "truncated"):
+            plain[kind] = {r: {"count": t.count, "examples": t.examples} for r, t in getattr(self, kind).items()}
+        return plain
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> PrepareCounts:
+        """The inverse of ``to_json``."""
+        kinds = {kind: {r: Tally(t["count"], list(t["examples"])) for r, t in data[kind].items()} for kind in ("skipped", "truncated")}
+        return PrepareCounts(**{**data, **kinds})
+
+
+def refusal(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, ...]:
+    """The errors of rows that the policy refuses, one a reason."""
+    return tuple(_finding(reason, tally, "refused", Severity.ERROR, rows_read) for reason, tally in problems.items())
+
+
+def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int) -> Diagnostic:
+    meaning, advice = REASONS[reason]
+    policy = "data.on_too_long" if reason == "too_long" else "data.on_bad_row"
+    rows = "row" if tally.count == 1 else "rows"
+    if verb == "refused":
+        advice += f"; {policy}: skip leaves such rows out (and counts them)" if reason != "too_long" else ""
+    more = tally.count - len(tally.examples)
+    return Diagnostic(
+        f"data.{reason}",
+        f"{meaning} ({tally.count:,} of {rows_read:,} {rows} {verb})",
+        tally.first_place,
+        "; ".join(tally.examples) + (f"; and {more:,} more" if more > 0 else ""),
+        advice,
+        severity,
+        {"count": tally.count, "examples": list(tally.examples)},
+    )

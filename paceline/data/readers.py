@@ -1,0 +1,253 @@
+"""Files to rows, each with its place (``file:line``). A line that cannot be read is a problem of that row; a file that cannot be read is an error."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.locate import SUFFIXES, Located
+
+_GIVE_UP_AFTER = 20  # unreadable lines in a row at the start of a file: it is no JSONL at all
+
+
+class RawRow(NamedTuple):
+    """A row as it was read: ``value`` is the object, or None when ``reason`` says why not; ``consumed`` is how many bytes of all files lie behind."""
+
+    value: dict[str, Any] | None
+    where: str
+    reason: str = ""
+    detail: str = ""
+    consumed: int = 0
+
+
+def read_rows(located: Located, split: str) -> Iterator[RawRow]:
+    """All rows of a data set, in order. Raises DataError on a file that cannot be read at all."""
+    if located.kind == "saved":
+        yield from _saved(located.folder or Path(), split)
+        return
+    if located.kind == "hub":
+        yield from _records(load_hub(located, split), located.hub)
+        return
+    before = 0
+    for file in located.files:
+        for row in _READERS[SUFFIXES[file.suffix.lower()]](file):
+            yield row._replace(consumed=before + row.consumed)
+        before += file.stat().st_size
+
+
+def total_bytes(located: Located) -> int:
+    """Size of the files, for progress; 0 when it is not known."""
+    return sum(f.stat().st_size for f in located.files)
+
+
+def _open(file: Path) -> Any:
+    try:
+        if file.stat().st_size == 0:
+            raise DataError(Diagnostic("data.empty", "the file is empty", str(file), "0 bytes", "a file with rows"))
+        return file.open(encoding="utf-8-sig", newline="")
+    except OSError as exc:
+        raise DataError(Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))) from exc
+
+
+def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
+    return DataError(Diagnostic("data.not_utf8", "the file is not UTF-8 text", f"{file}:{line}", f"byte {exc.object[exc.start]:#04x}", f"iconv -t UTF-8 -o NEW {file.name}"))
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
+    """(number, line, bytes so far) of the lines of a text file that are not blank."""
+    number, consumed = 0, 0
+    with _open(file) as stream:
+        try:
+            for number, line in enumerate(stream, 1):  # noqa: B007
+                consumed += len(line)
+                if line.strip():
+                    yield number, line, consumed
+        except UnicodeDecodeError as exc:
+            raise _not_utf8(file, number + 1, exc) from exc
+
+
+def _jsonl(file: Path) -> Iterator[RawRow]:
+    good, bad = 0, 0
+    for number, line, consumed in _lines(file):
+        if number == 1 and line.lstrip().startswith("["):
+            yield from _json_list(file)
+            return
+        where = f"{file}:{number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            bad += 1
+            if good == 0 and bad >= _GIVE_UP_AFTER:
+                raise DataError(_not_json(file, 1, f"{line.strip()[:60]!r}", exc)) from exc
+            yield RawRow(None, where, "bad_json", f"{exc}; {line.strip()[:60]!r}", consumed)
+            continue
+        good += 1
+        yield _row(value, where, consumed)
+    if good == 0 and bad:
+        raise DataError(Diagnostic("data.not_json", "no line of the file is JSON", f"{file}:1", f"{bad} lines, none readable", "one JSON object a line (.jsonl), or a list of objects (.json)"))
+
+
+def _row(value: Any, where: str, consumed: int) -> RawRow:
+    if not isinstance(value, dict):
+        return RawRow(None, where, "not_an_object", f"{type(value).__name__} {str(value)[:60]!r}", consumed)
+    return RawRow(value, where, consumed=consumed)
+
+
+def _not_json(file: Path, line: int, found: str, exc: Exception) -> Diagnostic:
+    return Diagnostic("data.not_json", "the file is not JSON", f"{file}:{line}", f"{found} ({exc})", "one JSON object a line (.jsonl), or a list of objects (.json)")
+
+
+def _json(file: Path) -> Iterator[RawRow]:
+    """A .json file: a list of objects; many are JSON lines in truth, which is seen from the first character."""
+    first = next(_lines(file), None)
+    if first is None:
+        raise DataError(Diagnostic("data.empty", "the file is empty", str(file), "only white space", "a file with rows"))
+    if first[1].lstrip().startswith("["):
+        yield from _json_list(file)
+        return
+    try:
+        json.loads(first[1])
+    except (ValueError, RecursionError) as exc:
+        raise DataError(_whole_json(file, first[0], first[1], exc)) from exc
+    yield from _jsonl(file)
+
+
+def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
+    """What to say of a .json file that is neither a list nor JSON lines."""
+    try:
+        value = json.loads(file.read_text("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return _not_json(file, line, repr(text.strip()[:60]), exc)
+    keys = ", ".join(list(value)[:8]) if isinstance(value, dict) else type(value).__name__
+    return Diagnostic("data.not_a_list", "the file holds one object, not a list of rows", f"{file}:{line}", f"keys {keys}", "a list of objects: [{…}, {…}]")
+
+
+def _json_list(file: Path) -> Iterator[RawRow]:
+    """The objects of a JSON list one by one, with the line each begins on."""
+    with _open(file) as stream:
+        try:
+            text = stream.read()
+        except UnicodeDecodeError as exc:
+            raise _not_utf8(file, 1 + exc.object[: exc.start].count(b"\n"), exc) from exc
+    decoder = json.JSONDecoder()
+    place, counted, line = _skip(text, text.index("[") + 1), 0, 1
+    while text[place : place + 1] != "]":
+        line, counted = line + text.count("\n", counted, place), place
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as exc:
+            at = getattr(exc, "lineno", line)
+            raise DataError(_not_json(file, at, repr(text[place : place + 60]), exc)) from exc
+        yield _row(value, f"{file}:{line}", place)
+        place = _skip(text, place)
+        if text[place : place + 1] == ",":
+            place = _skip(text, place + 1)
+        elif text[place : place + 1] != "]":
+            line += text.count("\n", counted, place)
+            raise DataError(_not_json(file, line, repr(text[place : place + 60]) if place < len(text) else "the end of the file", ValueError("expected ',' or ']'")))
+    rest = _skip(text, place + 1)
+    if rest < len(text):
+        raise DataError(_not_json(file, 1 + text.count("\n", 0, rest), repr(text[rest : rest + 60]), ValueError("text after the list")))
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+def _csv(file: Path) -> Iterator[RawRow]:
+    with _open(file) as stream:
+        reader = csv.reader(stream, strict=True)
+        consumed = 0
+        try:
+            header = next(reader, [])
+            while True:
+                where = f"{file}:{reader.line_num + 1}"
+                record = next(reader, None)
+                if record is None:
+                    return
+                consumed += sum(map(len, record)) + len(record)
+                if not record:
+                    continue
+                if len(record) != len(header):
+                    yield RawRow(None, where, "bad_csv", f"{len(record)} values for {len(header)} columns", consumed)
+                    continue
+                yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
+        except csv.Error as exc:
+            hint = "quote values that hold commas or line breaks, or write JSONL or Parquet"
+            raise DataError(Diagnostic("data.not_csv", "the file is not CSV", f"{file}:{reader.line_num}", str(exc), hint)) from exc
+        except UnicodeDecodeError as exc:
+            raise _not_utf8(file, reader.line_num + 1, exc) from exc
+
+
+def _txt(file: Path) -> Iterator[RawRow]:
+    for number, line, consumed in _lines(file):
+        yield RawRow({"text": line.rstrip("\r\n")}, f"{file}:{number}", consumed=consumed)
+
+
+def _parquet(file: Path) -> Iterator[RawRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    size, number = file.stat().st_size, 0
+    try:
+        with pq.ParquetFile(file) as parquet:
+            total = max(parquet.metadata.num_rows, 1)
+            for batch in parquet.iter_batches(batch_size=1024):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield RawRow(value, f"{file}:row {number}", consumed=size * number // total)
+    except (pa.ArrowException, OSError) as exc:
+        raise DataError(Diagnostic("data.not_parquet", "the file is not Parquet, or it is damaged", str(file), str(exc).split("\n")[0][:200])) from exc
+
+
+def _saved(folder: Path, split: str) -> Iterator[RawRow]:
+    """A directory written by ``datasets.save_to_disk``."""
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except Exception as exc:  # noqa: BLE001  (the library raises many kinds; each means the same here)
+        raise DataError(Diagnostic("data.not_a_dataset", "the datasets directory cannot be read", str(folder), f"{type(exc).__name__}: {exc}")) from exc
+    if isinstance(loaded, datasets.DatasetDict):
+        loaded = _pick_split(dict(loaded), split, str(folder))
+    yield from _records(loaded, str(folder))
+
+
+def _pick_split(splits: dict[str, Any], split: str, where: str) -> Any:
+    if split not in splits:
+        raise DataError(Diagnostic("data.split_missing", f"there is no split '{split}'", where, f"splits {', '.join(splits)}", f"split: {next(iter(splits))} (beside path:)"))
+    return splits[split]
+
+
+def _records(dataset: Any, name: str) -> Iterator[RawRow]:
+    number = 0
+    for batch in dataset.with_format(None).iter(batch_size=1024):
+        columns = list(batch)
+        for values in zip(*batch.values(), strict=True):
+            number += 1
+            yield RawRow(dict(zip(columns, values, strict=True)), f"{name}:row {number}")
+
+
+def load_hub(located: Located, split: str) -> Any:
+    """A data set of the hub through ``datasets`` (which runs no scripts). Raises DataError when it cannot be had."""
+    import datasets
+
+    name = located.hub
+    try:
+        return datasets.load_dataset(located.hub, located.hub_config, split=split)
+    except Exception as exc:  # noqa: BLE001  (network, hub and format errors alike: the data cannot be had)
+        message = str(exc).split("\n")[0][:300]
+        hint = "a file or folder that exists here, or a public name on the hub with the network on (split: another split, beside path:)"
+        raise DataError(
+            Diagnostic("data.hub", f"'{name}' is no file or folder here, and it could not be loaded from the hub", name, f"{type(exc).__name__}: {message}", hint)
+        ) from exc
+
+
+_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {"json": _json, "jsonl": _jsonl, "csv": _csv, "txt": _txt, "parquet": _parquet}

@@ -1,0 +1,47 @@
+"""The validation split: by seed, without leakage. Rows with the same prompt stay on one side."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.hashing import hash_values, stream_key
+
+I64 = NDArray[np.int64]
+
+
+def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tuple[I64, I64]:
+    """(train, held out): ascending row indices, together every row once.
+
+    ``keys`` uint64 [n] are the hashes of the prompts; ``wanted`` is a fraction below 1 or a number of rows. Whole groups of equal prompts
+    are held out in the order of their hash with the seed, as long as they fit; so what is held out depends on the rows, not on their order.
+    Raises DataError when nothing would be left on one side.
+    """
+    num = len(keys)
+    target = max(1, round(wanted * num)) if wanted < 1 else int(wanted)
+    unique, group_of, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    if len(unique) < 2 or target >= num:
+        what = "the rows cannot be split: all have the same prompt" if len(unique) < 2 else "the validation split would leave nothing to train on"
+        found = f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}"
+        raise DataError(Diagnostic("data.cannot_split", what, "data.validation_split", found, "a smaller validation_split, more rows, or data.eval"))
+    order = np.argsort(hash_values(stream_key(seed, "split"), unique), kind="stable")
+    held = np.zeros(len(unique), np.bool_)
+    count = 0
+    for group in order.tolist():
+        size = int(sizes[group])
+        if count + size <= target:
+            held[group] = True
+            count += size
+        if count == target:
+            break
+    if count == 0:  # every group is larger than what was asked for
+        held[int(np.argmin(sizes))] = True
+    out = held[group_of]
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def overlap(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64]) -> int:
+    """How many evaluation rows have a prompt that is trained on."""
+    return int(np.isin(eval_keys, train_keys).sum())

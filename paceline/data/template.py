@@ -1,0 +1,158 @@
+"""Conversations to tokens with the tokenizer's chat template (in Transformers' sandbox), and which tokens are learnt.
+
+The whole conversation is rendered once and tokenised once; the answers are spans of its characters, taken from the template's own
+``{% generation %}`` marks, or else from rendering its prefixes. A token is learnt when it overlaps a span.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.formats import Example, Message, RowError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+Span = tuple[int, int]
+
+
+class Encoded(NamedTuple):
+    """``input_ids`` int32 [n]; ``labelled`` bool [n], true where the token is learnt."""
+
+    input_ids: NDArray[np.int32]
+    labelled: NDArray[np.bool_]
+
+
+class Encoder:
+    """Turns examples into tokens. ``train_on`` is ``assistant`` or ``all``."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, train_on: str) -> None:
+        self.tokenizer = tokenizer
+        self.train_on = train_on
+        self.template: str = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+        self.marked = bool(_MARKS.search(self.template))
+        added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        specials = added | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        self._special = re.compile("|".join(re.escape(t) for t in sorted(specials.values(), key=len, reverse=True) if t) or r"(?!)")
+        self._special_ids = np.array(sorted(specials), np.int32)
+        self._eos = tokenizer.eos_token_id
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
+        """One result an example, in order; a row that cannot be encoded gives its RowError instead."""
+        results: list[Encoded | RowError | None] = [None] * len(examples)
+        rendered: list[tuple[int, str, list[Span] | None]] = []
+        for number, example in enumerate(examples):
+            try:
+                if example.messages:
+                    text, spans = self._render(list(example.messages))
+                    rendered.append((number, text, spans))
+            except RowError as error:
+                results[number] = error
+        plain = [(n, e.text) for n, e in enumerate(examples) if not e.messages]
+        for (number, _, spans), encoding in zip(rendered, self._tokens([text for _, text, _ in rendered], chat=True), strict=True):
+            results[number] = self._conversation(*encoding, spans)
+        for (number, _), (ids, _) in zip(plain, self._tokens([text for _, text in plain], chat=False), strict=True):
+            results[number] = self._plain(ids)
+        return [r if r is not None else RowError("empty") for r in results]
+
+    def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+        """(ids int32 [n], character offsets int64 [n, 2]) of each text; a template writes its special tokens itself."""
+        if not texts:
+            return []
+        spanned = chat and self.train_on != "all"
+        coded = self.tokenizer(texts, add_special_tokens=not chat, return_offsets_mapping=spanned, return_attention_mask=False, verbose=False)
+        offsets = coded["offset_mapping"] if spanned else [[]] * len(texts)
+        return [(np.array(i, np.int32), np.array(o, np.int64).reshape(-1, 2)) for i, o in zip(coded["input_ids"], offsets, strict=True)]
+
+    def _plain(self, ids: NDArray[np.int32]) -> Encoded:
+        if self._eos is not None and (len(ids) == 0 or ids[-1] != self._eos):
+            ids = np.append(ids, np.int32(self._eos))
+        return Encoded(ids, np.ones(len(ids), np.bool_))
+
+    def _conversation(self, ids: NDArray[np.int32], offsets: NDArray[np.int64], spans: list[Span] | None) -> Encoded:
+        """Label the spans (all tokens when None); the last answer ends with a special token, so that the model learns to stop."""
+        if spans is None:
+            labelled = np.ones(len(ids), np.bool_)
+        else:
+            labelled = np.zeros(len(ids), np.bool_)
+            for start, end in spans:
+                labelled |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+        last = np.flatnonzero(labelled)
+        ended = len(last) > 0 and bool(np.isin(ids[last], self._special_ids)[-2:].any())
+        if self._eos is not None and len(last) and not ended:
+            ids, labelled = ids[: last[-1] + 1], labelled[: last[-1] + 1]
+            ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
+        return Encoded(ids, labelled)
+
+    def _render(self, messages: list[Message]) -> tuple[str, list[Span] | None]:
+        """The conversation as text, and the spans of its answers (None: all of it)."""
+        if self.train_on == "all":
+            return self._text(messages), None
+        if self.marked:
+            text, marks = self._jinja(messages, mask=True)
+            return text, [self._closed(text, (int(a), int(b))) for a, b in marks]
+        text = self._text(messages)
+        turns = [n for n, m in enumerate(messages) if m["role"] == "assistant"]
+        return text, [self._closed(text, self._answer(text, messages, turn)) for turn in turns]
+
+    def _answer(self, text: str, messages: list[Message], turn: int) -> Span:
+        """Where the answer of one turn lies: from the end of the prompt (with its opening for the assistant) to the end of the turn.
+
+        Templates that treat an answer differently once it lies in the past (reasoning is dropped) are not incremental: there the answer's own text is looked for.
+        """
+        before = self._text(messages[:turn]) if turn else ""
+        opened = self._text(messages[:turn], prompt=True) if turn else ""
+        start = len(opened) if text.startswith(opened) else _common(opened, text)
+        content = messages[turn]["content"].strip()
+        if start < len(before):
+            raise RowError("template_not_incremental", f"turn {turn + 1}: an earlier part is rendered differently when the answer follows")
+        upto = text if turn == len(messages) - 1 else self._text(messages[: turn + 1])
+        if text.startswith(upto) and len(upto) > start:
+            return start, len(upto)
+        found = text.find(content, start)
+        if found < 0:
+            raise RowError("template_not_incremental", f"turn {turn + 1}: {content[:40]!r} is not in the rendered text")
+        return start, found + len(content)
+
+    def _closed(self, text: str, span: Span) -> Span:
+        """The span up to and with the special token that closes the turn, without white space behind it."""
+        start, end = span
+        end = start + len(text[start:end].rstrip())
+        if any(match.end() == end for match in self._special.finditer(text, max(start, end - 64), end)):
+            return start, end
+        gap = len(text) - len(text[end:].lstrip())
+        match = self._special.match(text, gap)
+        return (start, match.end()) if match and match.group() != self.tokenizer.bos_token else span
+
+    def _text(self, messages: list[Message], *, prompt: bool = False) -> str:
+        return self._jinja(messages, prompt=prompt)[0]
+
+    def _jinja(self, messages: list[Message], *, prompt: bool = False, mask: bool = False) -> tuple[str, list[Span]]:
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        tokens: dict[str, Any] = dict(self.tokenizer.special_tokens_map)
+        try:
+            rendered, marks = render_jinja_template([messages], chat_template=self.template, return_assistant_tokens_mask=mask, add_generation_prompt=prompt, **tokens)
+        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as exc:
+            raise RowError("template_refused", str(exc)[:200]) from exc
+        return rendered[0], list(marks[0]) if mask else []
+
+
+def _common(a: str, b: str) -> int:
+    """Length of the longest common prefix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a.startswith(b[:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

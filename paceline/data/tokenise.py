@@ -1,0 +1,148 @@
+"""Rows to token blocks, in this process or in several: the work of one chunk is a pure function of (setup, chunk)."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.formats import Example, RowError, Shape, normalise
+from paceline.data.hashing import text_key
+from paceline.data.problems import Problem
+from paceline.data.table import Documents, encode_labels
+from paceline.data.template import Encoded, Encoder
+from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How rows become tokens; equal for all chunks of a preparation."""
+
+    tokenizer: TokenizerSpec
+    train_on: str
+    max_length: int
+    on_too_long: str
+
+
+class ChunkRow(NamedTuple):
+    """A row on its way to a worker."""
+
+    number: int
+    where: str
+    value: dict[str, Any]
+
+
+class Chunk(NamedTuple):
+    """Rows of one data set; ``consumed`` is how many bytes of it lie behind when the chunk is done, ``read`` how many rows were read for it."""
+
+    dataset: int
+    shape: Shape
+    rows: list[ChunkRow]
+    read: int
+    consumed: int
+    problems: list[Problem]
+
+
+class ChunkResult(NamedTuple):
+    """What became of a chunk: the block of usable documents, rows left out and rows cut."""
+
+    dataset: int
+    block: Documents
+    skipped: list[Problem]
+    truncated: list[Problem]
+    read: int
+    consumed: int
+
+
+@lru_cache(maxsize=2)
+def _encoder(tokenizer: TokenizerSpec, train_on: str) -> Encoder:
+    return Encoder(open_tokenizer(tokenizer), train_on)
+
+
+def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
+    """Tokenise one chunk."""
+    skipped, truncated = list(chunk.problems), []
+    kept: list[tuple[ChunkRow, Example]] = []
+    for row in chunk.rows:
+        try:
+            kept.append((row, normalise(row.value, chunk.shape)))
+        except RowError as error:
+            skipped.append(Problem(error.reason, row.where, error.detail))
+    documents: list[tuple[ChunkRow, Example, Encoded]] = []
+    encoder = _encoder(setup.tokenizer, setup.train_on)
+    for (row, example), encoded in zip(kept, encoder.encode([e for _, e in kept]), strict=True):
+        problem = _unusable(encoded, row.where, setup)
+        if problem is not None:
+            skipped.append(problem)
+            continue
+        assert not isinstance(encoded, RowError)
+        length = len(encoded.input_ids)
+        if length > setup.max_length:
+            truncated.append(Problem("too_long", row.where, f"{length} tokens"))
+            encoded = Encoded(encoded.input_ids[: setup.max_length], encoded.labelled[: setup.max_length])
+        documents.append((row, example, encoded))
+    return ChunkResult(chunk.dataset, _block(chunk.dataset, documents), skipped, truncated, chunk.read, chunk.consumed)
+
+
+def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem | None:
+    """Why a row gives no document, or None. The first token of a document is never predicted, so it is no label."""
+    if isinstance(encoded, RowError):
+        return Problem(encoded.reason, where, encoded.detail)
+    if not encoded.labelled[1:].any():
+        return Problem("no_labels", where, f"{len(encoded.input_ids)} tokens")
+    length = len(encoded.input_ids)
+    if length <= setup.max_length:
+        return None
+    if setup.on_too_long != "truncate":
+        return Problem("too_long", where, f"{length} tokens")
+    if not encoded.labelled[1 : setup.max_length].any():
+        return Problem("answer_cut_off", where, f"{length} tokens")
+    return None
+
+
+def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]]) -> Documents:
+    coded = [encode_labels(e.input_ids, e.labelled) for _, _, e in documents]
+    return Documents(
+        coded=np.concatenate(coded) if coded else np.empty(0, np.int32),
+        lengths=np.array([len(c) for c in coded], np.int32),
+        num_labels=np.array([int(e.labelled[1:].sum()) for _, _, e in documents], np.int32),
+        keys=np.array([text_key(example.prompt) for _, example, _ in documents], np.uint64),
+        dataset=np.full(len(documents), dataset, np.int32),
+        row=np.array([row.number for row, _, _ in documents], np.int64),
+    )
+
+
+def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[ChunkResult]:
+    """Results in the order of the chunks, from ``num_proc`` processes (1: this one)."""
+    if num_proc <= 1:
+        yield from (tokenise_chunk(setup, chunk) for chunk in chunks)
+        return
+    remaining = iter(chunks)
+    # spawn: this process may hold threads (tokenizers, torch), and forking those can hang
+    pool = ProcessPoolExecutor(num_proc, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        waiting: deque[Future[ChunkResult]] = deque()
+        for chunk in itertools.islice(remaining, 2 * num_proc):
+            waiting.append(pool.submit(tokenise_chunk, setup, chunk))
+        while waiting:
+            result = waiting.popleft().result()
+            for chunk in itertools.islice(remaining, 1):
+                waiting.append(pool.submit(tokenise_chunk, setup, chunk))
+            yield result
+    except BrokenProcessPool as exc:
+        hint = "data.num_proc: 1, or more memory for the processes that tokenise"
+        raise DataError(Diagnostic("data.worker_died", "a process that tokenises died", "data.num_proc", str(exc), hint)) from exc
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
