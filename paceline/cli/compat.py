@@ -1,0 +1,142 @@
+"""The distributed training guide's commands: main.py, scripts/run_distributed.py and prepare_datasets.py with the guide's flags.
+
+Under a launcher (torchrun, torch.distributed.launch, accelerate, mpirun, srun) main.py becomes one worker of the job; alone it starts a
+job of one process, as ``paceline train --nproc 1`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.planned import Asked
+from paceline.cli.process import become
+from paceline.cli.report import reported
+from paceline.cli.start import outside_arguments, start
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.launch.environ import started_by
+from paceline.launch.spec import WORKER_MODULE
+
+ConfigOption = Annotated[Path, typer.Option("--config", metavar="YAML", help="The YAML file.")]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that win over the YAML.")
+]
+AlgorithmOption = Annotated[
+    str | None, typer.Option("--algorithm", help="sft, reward, dpo, ppo or grpo: wins over training.algorithm.")
+]
+ResumeOption = Annotated[
+    str | None, typer.Option("--resume", "--resume_from_checkpoint", help="latest, auto, or a checkpoint's path.")
+]
+DeepSpeedOption = Annotated[
+    str | None,
+    typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="Wins over training.deepspeed."),
+]
+
+
+def main() -> None:
+    """``main.py``."""
+    _run(main_command, "main.py")
+
+
+def run_distributed() -> None:
+    """``scripts/run_distributed.py``."""
+    _run(run_distributed_command, "run_distributed.py")
+
+
+def prepare_datasets() -> None:
+    """``prepare_datasets.py``."""
+    _run(prepare_datasets_command, "prepare_datasets.py")
+
+
+def main_command(
+    overrides: OverridesArgument = None,
+    config: ConfigOption = Path("config.yaml"),
+    mode: Annotated[str, typer.Option(help="train")] = "train",
+    algorithm: AlgorithmOption = None,
+    resume: ResumeOption = None,
+    deepspeed_config: DeepSpeedOption = None,
+    local_rank: Annotated[
+        int | None,
+        typer.Option("--local-rank", "--local_rank", help="Given by torch.distributed.launch and deepspeed."),
+    ] = None,
+    deepspeed: Annotated[
+        bool, typer.Option("--deepspeed", help="Taken for compatibility: training.distributed_strategy decides.")
+    ] = False,
+) -> None:
+    """Train: alone as one process, under a launcher as one of its workers."""
+    check_mode(mode)
+    settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
+    if started_by(os.environ) is None:
+        raise typer.Exit(start(config, settings, Asked(nproc=1, algorithm=algorithm, resume=resume)))
+    arguments = outside_arguments(config, settings, Asked(algorithm=algorithm, resume=resume))
+    become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
+
+
+def run_distributed_command(
+    overrides: OverridesArgument = None,
+    config: ConfigOption = Path("config.yaml"),
+    nproc_per_node: Annotated[
+        int | None, typer.Option("--nproc_per_node", "--nproc-per-node", help="Processes on this node.")
+    ] = None,
+    nnodes: Annotated[int, typer.Option(help="Nodes.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node_rank", "--node-rank", help="This node's number, from 0.")] = 0,
+    master_addr: Annotated[
+        str | None, typer.Option("--master_addr", "--master-addr", help="Address of node 0.")
+    ] = None,
+    master_port: Annotated[
+        int | None, typer.Option("--master_port", "--master-port", help="A free port on node 0.")
+    ] = None,
+    algorithm: AlgorithmOption = None,
+    resume: ResumeOption = None,
+    deepspeed_config: DeepSpeedOption = None,
+    mode: Annotated[str, typer.Option(help="train")] = "train",
+    use_torchrun: Annotated[
+        bool,
+        typer.Option(
+            "--use_torchrun", "--use-torchrun", help="Start the processes by torchrun instead of by Paceline itself."
+        ),
+    ] = False,
+) -> None:
+    """Start the processes of this node (and of the others, with the same command there) and wait for them."""
+    check_mode(mode)
+    settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
+    asked = Asked(nproc_per_node, nnodes, node_rank, master_addr, master_port, algorithm, resume, use_torchrun)
+    raise typer.Exit(start(config, settings, asked))
+
+
+def prepare_datasets_command(overrides: OverridesArgument = None, config: ConfigOption = Path("config.yaml")) -> None:
+    """Tokenise and store the data ahead of training."""
+    from paceline.cli.prepare import prepare_data
+
+    raise typer.Exit(prepare_data(config, overrides or []))
+
+
+def check_mode(mode: str) -> None:
+    """Only training is a mode. Raises ConfigError."""
+    if mode != "train":
+        raise ConfigError(
+            Diagnostic(
+                "cli.mode",
+                "there is one mode",
+                "--mode",
+                mode,
+                "--mode train (evaluation is part of it: training.eval_strategy)",
+            )
+        )
+
+
+def deepspeed_settings(path: str | None) -> list[str]:
+    """``--deepspeed_config FILE`` as an override."""
+    return [] if path is None else [f"training.deepspeed={path}"]
+
+
+def _run(command: Callable[..., Any], name: str) -> None:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
+    sys.exit(reported(lambda: app(prog_name=name)))

@@ -1,0 +1,94 @@
+"""``paceline VERB …``: a table of verbs. Help is printed from the table with the standard library alone; a verb's file is imported when called."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from importlib import import_module
+
+from paceline import __version__
+from paceline.cli.report import reported, tell
+from paceline.core.errors import ExitCode
+
+# verb -> one line of help. Each lives in paceline/cli/<verb>.py, which holds ``app``: a typer.Typer.
+VERBS = {
+    "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
+    "prepare": "tokenise and store the data ahead of training",
+    "plan": "show what a training would do here, and why, without starting it",
+    "config": "config show CONFIG: every effective value and the file and line that set it",
+    "chat": "talk to what a run has trained",
+    "export": "write a run's model as a Hugging Face folder",
+    "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
+    "demo": "train a small model on two processes and see what it learnt",
+    "bench": "bench scaling: measure how training scales on this machine",
+    "explain": "explain a diagnostic's code",
+}
+HELP = ("-h", "--help", "help")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script: runs a verb and exits with its code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(reported(lambda: dispatch(given)))
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the verb that ``arguments`` begin with and answer the exit code."""
+    if not arguments or arguments[0] in HELP:
+        print(help_text())
+        return int(ExitCode.OK if arguments else ExitCode.CONFIG)
+    if arguments[0] == "--version":
+        print(f"paceline {__version__}")
+        return int(ExitCode.OK)
+    verb, *rest = arguments
+    if verb not in VERBS:
+        return refuse(verb)
+    import typer
+
+    command = typer.main.get_command(import_module(f"paceline.cli.{verb}").app)
+    command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
+    return int(ExitCode.OK)
+
+
+def refuse(verb: str) -> int:
+    """Tell that there is no such verb, with the nearest one."""
+    from difflib import get_close_matches
+
+    from paceline.core.diagnostics import Diagnostic
+
+    near = get_close_matches(verb, VERBS, n=1)
+    kind = "option before the verb" if verb.startswith("-") else "verb"
+    hint = f"paceline {near[0]}" if near else f"one of: {', '.join(VERBS)}"
+    tell([Diagnostic("cli.unknown_verb", f"there is no such {kind}", "command line", verb, hint)])
+    return int(ExitCode.CONFIG)
+
+
+def help_text() -> str:
+    """The text of ``paceline --help``, as wide as the terminal (at most 120 columns)."""
+    width = max(60, min(120, shutil.get_terminal_size().columns))
+    indent = " " * 11
+    verbs = [
+        textwrap.fill(line, width, initial_indent=f"  {verb:<9}", subsequent_indent=indent)
+        for verb, line in VERBS.items()
+    ]
+    return "\n".join(
+        [
+            "Usage: paceline VERB [ARGUMENTS]",
+            "",
+            textwrap.fill(
+                "Post-training from one YAML: a plan before, nothing lost during, checkpoints that go anywhere after.",
+                width,
+            ),
+            "",
+            "Verbs:",
+            *verbs,
+            "",
+            "paceline VERB --help tells the arguments of one verb; paceline --version the version.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What several verbs share: the config from its layers, and the arguments that name it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.core.diagnostics import Diagnostic, errors
+from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Values that win over the YAML, e.g. training.learning_rate=1e-4."),
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, e.g. outputs/demo.")]
+
+
+def load(config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None) -> Loaded:
+    """The config of ``config`` under the environment (the guide's variables translated), ``key=value`` arguments and flags.
+
+    Raises ConfigError with all violations.
+    """
+    from paceline.config.load import load_config
+    from paceline.launch.environ import translate
+
+    translation = translate(os.environ)
+    wrong = errors(translation.notes)
+    try:
+        loaded = load_config(str(config), overrides or (), translation.environ(os.environ), dict(flags or {}))
+    except ConfigError as error:
+        raise ConfigError(*wrong, *error.diagnostics) from None
+    if wrong:
+        raise ConfigError(*wrong)
+    return replace(loaded, notes=(*translation.notes, *loaded.notes))
+
+
+def cache_dir(environ: Mapping[str, str]) -> str:
+    """Where prepared data is kept unless the YAML says so: $PACELINE_CACHE, else ~/.cache/paceline."""
+    return environ.get("PACELINE_CACHE") or str(Path.home() / ".cache" / "paceline")
+
+
+def existing_run(run: Path) -> Path:
+    """``run`` when it is a run directory. Raises ConfigError when it is not there or holds no run."""
+    from paceline.core.rundir import RunDir
+
+    if not run.is_dir():
+        raise ConfigError(Diagnostic("cli.no_run", "there is no such run directory", str(run), hint=_known_runs(run)))
+    if not RunDir.at(run).exists():
+        raise ConfigError(
+            Diagnostic("cli.no_run", "this directory holds no run (no plan.json)", str(run), hint=_known_runs(run))
+        )
+    return run
+
+
+def _known_runs(run: Path) -> str:
+    from paceline.core.rundir import RunDir
+
+    near = [Path("outputs"), run, run.parent]
+    found = sorted(
+        {str(p) for folder in near if folder.is_dir() for p in folder.iterdir() if p.is_dir() and RunDir.at(p).exists()}
+    )
+    return "a run directory; here are: " + ", ".join(found[:5]) if found else "a run directory, e.g. outputs/NAME"

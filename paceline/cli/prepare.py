@@ -1,0 +1,44 @@
+"""``paceline prepare``."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import ConfigFile, Overrides, cache_dir, load
+from paceline.cli.process import call
+from paceline.cli.report import tell
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def prepare(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the prepared data is kept [default: data.cache_dir, $PACELINE_CACHE, ~/.cache/paceline]."
+        ),
+    ] = None,
+) -> None:
+    """Tokenise and store the data ahead of training, once; training with the same data, tokenizer, template and length starts at once."""
+    raise typer.Exit(prepare_data(config, overrides or [], cache))
+
+
+def prepare_data(config: Path, overrides: Sequence[str], cache: Path | None = None) -> int:
+    """Prepare what ``config`` describes and answer the exit code."""
+    loaded = load(config, overrides)
+    tell(loaded.notes)
+    place = str(cache) if cache is not None else loaded.config.data.cache_dir or cache_dir(os.environ)
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        described = Path(folder) / "config.json"
+        described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")
+        return call("paceline.data.main", "--config-json", str(described), "--cache", place)

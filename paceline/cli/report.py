@@ -1,0 +1,80 @@
+"""Errors on the command line: diagnostics to stderr and an exit code, never a bare traceback for what a user can mend."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic, render_all
+from paceline.core.errors import ExitCode, PacelineError
+
+
+def reported(run: Callable[[], Any]) -> int:
+    """Call ``run`` and answer its exit code; whatever it raises is told on stderr."""
+    try:
+        return _as_code(run())
+    except SystemExit as stop:
+        return _as_code(stop.code)
+    except PacelineError as error:
+        tell(error.diagnostics)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output (head, less) has gone: nothing to tell, and nobody to tell it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.FAILED)
+    except OSError as error:
+        where = str(error.filename or "")
+        tell(
+            [
+                Diagnostic(
+                    "cli.system",
+                    f"the system refused: {error.strerror or error}",
+                    where,
+                    type(error).__name__,
+                    "check that the path exists and may be used",
+                )
+            ]
+        )
+        return int(ExitCode.CONFIG)
+    except Exception as error:
+        tell([_defect(error)])
+        return int(ExitCode.FAILED)
+
+
+def tell(diagnostics: Iterable[Diagnostic]) -> None:
+    """Print findings on stderr."""
+    text = render_all(diagnostics)
+    if text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _defect(error: Exception) -> Diagnostic:
+    """An exception nobody foresaw: a line for the user, the traceback in a file for whoever mends it."""
+    import tempfile
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="paceline-", suffix=".traceback.txt", delete=False, encoding="utf-8"
+    ) as file:
+        file.write("".join(traceback.format_exception(error)))
+    return Diagnostic(
+        "cli.defect",
+        "Paceline met an error that it has no name for; this is a defect of Paceline",
+        f"{os.path.basename(frame.filename)}:{frame.lineno}",
+        f"{type(error).__name__}: {error}",
+        f"please report it with {file.name}",
+    )
+
+
+def _as_code(value: Any) -> int:
+    if value is None:
+        return int(ExitCode.OK)
+    if isinstance(value, int):
+        return int(value)
+    print(value, file=sys.stderr)
+    return int(ExitCode.FAILED)

@@ -1,0 +1,75 @@
+"""Starting a run from the command line: config → plan → run directory → processes → exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import load
+from paceline.cli.planned import Asked, cluster_of, planned
+from paceline.cli.report import tell
+from paceline.core.rundir import RunDir
+
+if TYPE_CHECKING:
+    from paceline.launch.spec import Cluster
+    from paceline.plan.plan import Plan
+
+
+def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run: bool = False) -> int:
+    """Run a training to its end and answer its exit code. Raises ConfigError before any process when it cannot work."""
+    from paceline.launch.claim import check_claim, claim
+    from paceline.launch.spec import worker_argv
+    from paceline.launch.start import launch, launcher_for
+    from paceline.plan.explain import explain
+    from paceline.plan.hardware import cpu_count
+
+    loaded = load(config_file, overrides, asked.flags())
+    plan = planned(loaded, use_torchrun=asked.use_torchrun)
+    cluster = cluster_of(loaded.config, plan)
+    training = loaded.config.training
+    run_dir, resume = RunDir.at(plan.run_dir), bool(training.resume_from_checkpoint)
+    if cluster.node_rank == 0:
+        check_claim(run_dir, overwrite=training.overwrite_output_dir, resume=resume)
+    tell(loaded.notes)
+    print(explain(plan), end="", flush=True)
+    worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
+    launcher, cores = launcher_for(cluster, use_torchrun=asked.use_torchrun), cpu_count()
+    if dry_run:
+        print_commands(launcher, worker, cluster, cores)
+        return 0
+    if plan.num_nodes == 1:
+        tell(
+            claim(
+                run_dir,
+                plan=plan.to_json(),
+                config_file=str(config_file),
+                overwrite=training.overwrite_output_dir,
+                resume=resume,
+            )
+        )
+    return launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores)
+
+
+def worker_arguments(config_file: Path, overrides: Sequence[str], asked: Asked, plan: Plan) -> list[str]:
+    """What the workers are told. On one node they read our plan; on several each reads the YAML, and rank 0's plan goes to all."""
+    if plan.num_nodes == 1:
+        return ["--plan", str(RunDir.at(plan.run_dir).plan_json)]
+    return outside_arguments(config_file, overrides, replace(asked, node_rank=None))
+
+
+def outside_arguments(config_file: Path, overrides: Sequence[str], asked: Asked) -> list[str]:
+    """The arguments of a worker that reads the YAML itself."""
+    settings = [*overrides, *(f"{key}={value}" for key, value in asked.flags().items())]
+    return ["--config", str(config_file), *(part for setting in settings for part in ("--set", setting))]
+
+
+def print_commands(launcher: str, worker: Sequence[str], cluster: Cluster, cores: int) -> None:
+    """What would be started on this node, as lines for a shell."""
+    from paceline.launch.ports import resolve_port
+    from paceline.launch.start import make_specs
+
+    for spec in make_specs(launcher, worker, resolve_port(cluster), environ=os.environ, cores=cores):
+        print(spec.shell_line())

@@ -1,0 +1,37 @@
+"""``paceline train``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import ConfigFile, Overrides
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Processes on this node [default: one a GPU, one on a CPU].")
+    ] = None,
+    nnodes: Annotated[int | None, typer.Option(help="Nodes [default: 1].")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="This node's number, from 0.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
+    master_port: Annotated[
+        int | None, typer.Option(help="A free port on node 0 [default: chosen when there is one node].")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="sft, reward, dpo, ppo or grpo: wins over training.algorithm.")
+    ] = None,
+    resume: Annotated[str | None, typer.Option(help="latest, auto, or a checkpoint's path: go on from there.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the commands, start nothing.")] = False,
+) -> None:
+    """Train from one YAML. Refuses what cannot work before any process starts; prints the plan; ends with the run's exit code."""
+    from paceline.cli.start import Asked, start
+
+    asked = Asked(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume)
+    raise typer.Exit(start(config, overrides or [], asked, dry_run=dry_run))

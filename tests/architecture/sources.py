@@ -1,0 +1,87 @@
+"""The package's sources as syntax trees, read once. Nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "paceline"
+# The rooms in the order of the house plan: a room imports only rooms that stand before it.
+ROOMS = (
+    "core", "config", "runlog", "plan", "launch",
+    "seam", "runtime", "models", "data", "strategies", "generation", "algorithms", "checkpoint", "training",
+    "doctor", "watch", "demo", "cli",
+)  # fmt: skip
+ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "launch")
+WITHOUT_TORCH_ROOMS = (
+    "doctor",
+    "watch",
+    "demo",
+    "cli",
+)  # they reach what needs torch by starting ``python -m paceline.…``
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its path from the root, its room (empty for the package's own ``__init__``), its text and tree."""
+
+    path: str
+    room: str
+    text: str
+    tree: ast.Module
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.path}:{getattr(node, 'lineno', 0)}"
+
+    def nodes(self) -> Iterator[ast.AST]:
+        return ast.walk(self.tree)
+
+    def imports(self) -> Iterator[tuple[str, ast.stmt, bool]]:
+        """(module, statement, only for type checking) of every import, wherever it stands."""
+        typing_only = {
+            id(inner)
+            for node in self.nodes()
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            for part in node.body
+            for inner in ast.walk(part)
+        }
+        for node in self.nodes():
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield alias.name, node, id(node) in typing_only
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                for alias in node.names:
+                    yield f"{node.module}.{alias.name}", node, id(node) in typing_only
+
+    def calls(self) -> Iterator[tuple[str, ast.Call]]:
+        """(dotted name as written, call) of every call."""
+        for node in self.nodes():
+            if isinstance(node, ast.Call):
+                yield dotted(node.func), node
+
+
+def dotted(node: ast.expr) -> str:
+    """``torch.distributed.barrier`` of an attribute chain, or an empty text for anything computed."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        head = dotted(node.value)
+        return f"{head}.{node.attr}" if head else f"?.{node.attr}"
+    return ""
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every Python file of the package."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).parts
+        text = path.read_text(encoding="utf-8")
+        found.append(
+            Source(path.relative_to(ROOT).as_posix(), parts[0] if len(parts) > 1 else "", text, ast.parse(text))
+        )
+    return tuple(found)

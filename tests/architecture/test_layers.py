@@ -1,0 +1,164 @@
+"""The house plan, held by reading the sources: layers, the torch line, and what no file may do."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from sources import ABOVE_THE_TORCH_LINE, ROOMS, WITHOUT_TORCH_ROOMS, Source, dotted, sources
+
+TORCH_LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "safetensors",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "numpy",
+)
+# strategies, generation, algorithms and data do not import each other but through seam; algorithms may call generation
+STRANGERS = {
+    "data": {"strategies", "generation", "algorithms"},
+    "strategies": {"data", "generation", "algorithms"},
+    "generation": {"data", "strategies", "algorithms"},
+    "algorithms": {"data", "strategies"},
+}
+ENVIRONMENT_READERS = ("paceline/cli/", "paceline/launch/", "paceline/doctor/", "paceline/runtime/world.py")
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "paceline" and len(parts) > 1 and parts[1] in ROOMS else None
+
+
+def test_every_room_has_its_place() -> None:
+    rooms = {source.room for source in sources()} - {""}
+    assert len(sources()) > 40, "the sources were not found"
+    assert rooms <= set(ROOMS), f"rooms that the house plan does not know: {sorted(rooms - set(ROOMS))}"
+
+
+def test_a_room_imports_only_rooms_before_it() -> None:
+    wrong = []
+    for source in sources():
+        for module, node, _ in source.imports():
+            room = room_of(module)
+            if (
+                source.room
+                and room
+                and (ROOMS.index(room) > ROOMS.index(source.room) or room in STRANGERS.get(source.room, ()))
+            ):
+                wrong.append(f"{source.at(node)} {source.room} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_above_the_torch_line_imports_torch() -> None:
+    wrong = []
+    for source in sources():
+        if source.room in (*ABOVE_THE_TORCH_LINE, *WITHOUT_TORCH_ROOMS):
+            wrong += [
+                f"{source.at(node)} imports {module}"
+                for module, node, _ in source.imports()
+                if is_heavy(module, source)
+            ]
+    assert not wrong, "\n".join(wrong)
+
+
+def is_heavy(module: str, source: Source) -> bool:
+    top = module.split(".")[0]
+    if top == "numpy" and source.room in ("watch", "demo"):  # plots
+        return False
+    torch_rooms = ROOMS[ROOMS.index("seam") : ROOMS.index("doctor")]
+    return top in TORCH_LIBRARIES or (source.room in WITHOUT_TORCH_ROOMS and room_of(module) in torch_rooms)
+
+
+def test_core_is_standard_library_only() -> None:
+    import sys
+
+    wrong = [
+        f"{source.at(node)} imports {module}"
+        for source in sources()
+        if source.room == "core"
+        for module, node, _ in source.imports()
+        if module.split(".")[0] not in {*sys.stdlib_module_names, "paceline"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_one_place_opens_the_process_group() -> None:
+    places = [
+        source.at(call) for source in sources() for name, call in source.calls() if name.endswith("init_process_group")
+    ]
+    assert len(places) == 1, places
+    assert places[0].startswith("paceline/runtime/world.py:")
+
+
+def test_the_environment_is_read_in_few_places() -> None:
+    wrong = [
+        source.at(node)
+        for source in sources()
+        if not source.path.startswith(ENVIRONMENT_READERS)
+        for node in source.nodes()
+        if (isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv", "os.putenv", "os.environb"))
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and {a.name for a in node.names} & {"environ", "getenv", "putenv"}
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_global_state() -> None:
+    wrong = [source.at(node) for source in sources() for node in source.nodes() if isinstance(node, ast.Global)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", ["pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"])
+def test_no_pickles(module: str) -> None:
+    wrong = [
+        source.at(node) for source in sources() for name, node, _ in source.imports() if name.split(".")[0] == module
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_call_that_runs_or_unpickles_text() -> None:
+    forbidden = {"eval", "exec", "compile", "torch.load", "torch.save", "os.system", "os.popen", "yaml.load"}
+    objects = {
+        "all_gather_object",
+        "gather_object",
+        "broadcast_object_list",
+        "scatter_object_list",
+        "send_object_list",
+        "recv_object_list",
+    }
+    wrong = []
+    for source in sources():
+        for name, call in source.calls():
+            in_shell = any(
+                k.arg == "shell" and not (isinstance(k.value, ast.Constant) and k.value.value is False)
+                for k in call.keywords
+            )
+            if name in forbidden or name.rsplit(".", 1)[-1] in objects or in_shell:
+                wrong.append(f"{source.at(call)} {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_asks_which_strategy_or_algorithm_it_is() -> None:
+    wrong = []
+    for source in sources():
+        foreign = {
+            alias.asname or alias.name: node.module
+            for node in source.nodes()
+            if isinstance(node, ast.ImportFrom)
+            and node.module
+            and room_of(node.module) in ("strategies", "algorithms")
+            and room_of(node.module) != source.room
+            for alias in node.names
+        }
+        for name, call in source.calls():
+            if name == "isinstance" and len(call.args) == 2:
+                asked = {n.id for n in ast.walk(call.args[1]) if isinstance(n, ast.Name)}
+                wrong += [f"{source.at(call)} isinstance of {n}" for n in asked & foreign.keys()]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,220 @@
+"""The dispatcher and the verbs: help without heavy imports, messages, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main as cli
+from paceline.cli.codes import Codes, explained
+from paceline.cli.options import cache_dir, existing_run
+from paceline.cli.planned import Asked
+from paceline.cli.report import reported
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, ExitCode, RemoteError
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "ruamel.yaml", "typer")
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def imported_after(code: str) -> set[str]:
+    """The modules that a fresh interpreter holds after ``code``."""
+    text = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{code}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules = imported_after("from paceline.cli.main import dispatch\ndispatch(['--help'])")
+    assert "paceline.cli.main" in modules
+    assert not modules & set(HEAVY)
+
+
+@pytest.mark.parametrize("verb", [v for v in cli.VERBS if v not in ("demo",)])
+def test_help_of_a_verb_imports_no_torch(verb: str) -> None:
+    code = f"from paceline.cli.main import dispatch\ntry:\n    dispatch([{verb!r}, '--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0"
+    modules = imported_after(code)
+    assert f"paceline.cli.{verb}" in modules
+    assert not modules & {"torch", "transformers", "numpy", "rich"}
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert all(f"  {verb} " in out for verb in cli.VERBS)
+
+
+def test_every_verb_has_its_file() -> None:
+    files = {p.stem for p in (ROOT / "paceline" / "cli").glob("*.py")}
+    assert set(cli.VERBS) <= files
+
+
+def test_no_arguments_is_help_and_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("trian", "paceline train"), ("expot", "paceline export"), ("xyz", "one of: train")]
+)
+def test_a_verb_misspelt(typo: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(typo) == 2
+    err = capsys.readouterr().err
+    assert "cli.unknown_verb" in err and meant in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "CONFIG"),
+        (["train", "c.yaml", "--nprc", "2"], "--nproc"),
+        (["train", "c.yaml", "--nproc", "two"], "--nproc"),
+        (["train", "c.yaml", "seed"], "key=value"),
+        (["train", "c.yaml", "=1"], "key=value"),
+        (["export", "somewhere"], "--to"),
+        (["plot", "no/such/run"], "no such run directory"),
+        (["explain", "run.exsts"], "run.exists"),
+    ],
+)
+def test_arguments_misspelt(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_flags_become_config_keys() -> None:
+    assert Asked().flags() == {}
+    assert Asked(nproc=2, node_rank=0, algorithm="sft").flags() == {
+        "launch.nproc": 2,
+        "launch.node_rank": 0,
+        "training.algorithm": "sft",
+    }
+
+
+def test_where_prepared_data_is_kept() -> None:
+    assert cache_dir({"PACELINE_CACHE": "/x"}) == "/x"
+    assert cache_dir({}).endswith(".cache/paceline")
+
+
+def test_a_directory_without_a_run_names_those_with_one(tmp_path: Path) -> None:
+    run_dir = tmp_path / "first"
+    run_dir.mkdir()
+    (run_dir / "plan.json").write_text("{}")
+    assert existing_run(run_dir) == run_dir
+    with pytest.raises(ConfigError) as refused:
+        existing_run(tmp_path)
+    assert str(run_dir) in refused.value.diagnostics[0].hint
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (
+            ConfigError(Diagnostic("a.b", "wrong"), Diagnostic("a.c", "wrong too")),
+            ExitCode.CONFIG,
+            "error[a.c] wrong too",
+        ),
+        (RemoteError(Diagnostic("a.b", "rank 1 failed")), ExitCode.PEER_FAILED, "rank 1 failed"),
+        (FileNotFoundError(2, "No such file or directory", "x.yaml"), ExitCode.CONFIG, "x.yaml"),
+        (PermissionError(13, "Permission denied", "/y"), ExitCode.CONFIG, "Permission denied"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "interrupted"),
+    ],
+)
+def test_errors_are_told_without_a_traceback(
+    error: BaseException, code: ExitCode, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    assert reported(fail) == code
+    err = capsys.readouterr().err
+    assert text in err and "Traceback" not in err
+
+
+def test_a_defect_leaves_its_traceback_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("of all things")
+
+    assert reported(fail) == ExitCode.FAILED
+    err = capsys.readouterr().err
+    assert "cli.defect" in err and "of all things" in err and "Traceback" not in err
+    file = Path(err.split("report it with ")[1].strip())
+    assert "Traceback" in file.read_text()
+    file.unlink()
+
+
+@pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (75, 75)])
+def test_what_a_verb_answers_is_the_exit_code(value: object, code: int) -> None:
+    assert reported(lambda: value) == code
+
+
+def test_explain_reads_the_text_that_is_printed(tmp_path: Path) -> None:
+    room = tmp_path / "paceline" / "room"
+    room.mkdir(parents=True)
+    (room / "file.py").write_text(
+        'def rule(x):\n    """Two things at once."""\n    raise Error(Diagnostic("room.thing", f"{x} is " "odd", hint="write " + x))\n'
+    )
+    codes = Codes(tmp_path / "paceline")
+    text = explained("room.thing", codes)
+    assert (
+        "{x} is odd" in text
+        and "write {x}" in text
+        and "Two things at once." in text
+        and "paceline/room/file.py:3" in text
+    )
+    with pytest.raises(ConfigError, match="room.thing"):
+        explained("room.thin", codes)
+
+
+def test_explain_knows_the_package() -> None:
+    codes = Codes().all
+    assert {"cli.unknown_verb", "run.exists", "cli.mode"} <= codes.keys()
+
+
+@pytest.fixture
+def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Collects the commands that would replace this process."""
+    started: list[list[str]] = []
+
+    def execv(path: str, argv: list[str]) -> None:
+        started.append(argv)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("os.execv", execv)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "passed_on"),
+    [
+        (["export", "RUN", "--to", "DIR"], "paceline.checkpoint.main", ["export", "RUN", "--to", "DIR"]),
+        (
+            ["export", "RUN", "--to", "DIR", "--dtype", "bfloat16"],
+            "paceline.checkpoint.main",
+            ["export", "RUN", "--to", "DIR", "--dtype", "bfloat16"],
+        ),
+        (["demo", "--help"], "paceline.demo", ["--help"]),
+    ],
+)
+def test_verbs_that_need_torch_become_another_process(
+    arguments: list[str], module: str, passed_on: list[str], no_start: list[list[str]]
+) -> None:
+    assert run(*arguments) == 0
+    assert no_start == [[sys.executable, "-m", module, *passed_on]]
+
+
+def test_chat_passes_its_prompt_on(no_start: list[list[str]]) -> None:
+    assert run("chat", "RUN", "--prompt", "hello") == 0
+    assert no_start[0][3:] == ["RUN", "--prompt", "hello"]
