@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
 
@@ -80,6 +82,16 @@ def _torch_debug(environ: Mapping[str, str], notes: list[Diagnostic]) -> None:
     if given is not None and given.upper() not in ("OFF", "INFO", "DETAIL"):
         what = "torch refuses this value when it is imported"
         notes.append(Diagnostic("launch.torch_debug", what, "TORCH_DISTRIBUTED_DEBUG", given, "OFF, INFO or DETAIL"))
+
+
+def current() -> dict[str, str]:
+    """This process's environment, for those below launch, who may not read it themselves."""
+    return dict(os.environ)
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where prepared data is kept unless data.cache_dir says so: $PACELINE_CACHE, else ~/.cache/paceline."""
+    return Path(environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
 
 
 def started_by(environ: Mapping[str, str]) -> str | None:
