@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
+from paceline.runtime.alarm import is_cascade
 
-# What a rank sees when ANOTHER one died: never the cause while any rank shows one (reliability: role=cascade).
-CASCADES = (
-    "Connection reset by peer",
-    "Connection closed by peer",
-    "Broken pipe",
-    "Connection refused",
-    "failed to recv, got 0 bytes",
-    "Timed out waiting",
-    "Socket Timeout",
-    "NCCL remote process exited",
-    "Watchdog caught collective operation timeout",
-)
+def diagnose(error: BaseException, rank: int, silent_ranks: Sequence[int] = ()) -> Diagnostic:
+    """The finding behind an exception: its own first diagnostic, or type, message and the innermost line of code.
 
-
-def is_cascade(error: BaseException) -> bool:
-    """Whether the error only says that a peer is gone."""
-    return not isinstance(error, PacelineError) and any(text in str(error) for text in CASCADES)
-
-
-def diagnose(error: BaseException, rank: int) -> Diagnostic:
-    """The finding behind an exception: its own first diagnostic, or type, message and the innermost line of code."""
+    ``silent_ranks`` are those that gave no sign of life while this one waited for the cause of a lost connection.
+    """
     if isinstance(error, PacelineError):
         first = error.diagnostics[0]
         place = first.where or f"rank {rank}"
@@ -45,9 +31,14 @@ def diagnose(error: BaseException, rank: int) -> Diagnostic:
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = (str(error).strip() or type(error).__name__)[:2000]
     if is_cascade(error):
+        gone = f"; silent: rank {', '.join(map(str, silent_ranks))}" if silent_ranks else ""
         return Diagnostic(
-            "world.peer_lost", f"rank {rank} lost the connection to another rank, which left no error behind", where, text,
-            "see that rank's log; a process that was killed (out of memory, kill -9) leaves none", evidence={"rank": rank},
+            "world.peer_lost",
+            f"rank {rank} lost the connection to another rank, which left no error behind{gone}",
+            where,
+            text,
+            "see that rank's log; a process that was killed (out of memory, kill -9) leaves none",
+            evidence={"rank": rank, "silent_ranks": list(silent_ranks)},
         )
     return Diagnostic("training.exception", f"rank {rank} raised {type(error).__name__}: {text}", where, hint="the traceback is in this rank's log", evidence={"rank": rank})
 

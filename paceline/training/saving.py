@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ def run_state(state: TrainState, algorithm: Any, plan: Any, data_fingerprint: st
     """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with."""
     return {
         "train": state.to_json(),
-        "algorithm": algorithm.state(),
+        "algorithm": algorithm.state() if algorithm is not None else {},
         "config_digest": plan.config_digest,
         "data_fingerprint": data_fingerprint,
         "global_batch": plan.batch.global_batch,
@@ -29,15 +28,10 @@ def run_state(state: TrainState, algorithm: Any, plan: Any, data_fingerprint: st
     }
 
 
-def hugging_face_files(hf_config: Mapping[str, Any], tokenizer: Any) -> dict[str, bytes]:
+def hugging_face_files(hf_config: Mapping[str, Any], tokenizer: Path) -> dict[str, bytes]:
     """``config.json`` and the tokenizer's files: a checkpoint can be exported without the place it came from."""
-    files = {"config.json": json.dumps(dict(hf_config), indent=2, ensure_ascii=False).encode()}
-    with tempfile.TemporaryDirectory(prefix="paceline-tokenizer-") as folder:
-        tokenizer.save_pretrained(folder)
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file() and path.suffix in {".json", ".jinja", ".txt", ".model"}:
-                files[path.name] = path.read_bytes()
-    return files
+    files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir()) if path.suffix in {".json", ".jinja", ".txt", ".model"}}
+    return {**files, "config.json": json.dumps(dict(hf_config), indent=2, ensure_ascii=False).encode()}
 
 
 def exported_shards(strategy: Any, handles: Mapping[Role, Any], algorithm: Any) -> Any:

@@ -15,7 +15,8 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.rundir import RunDir
-from paceline.data.prepare import Prepared
+from paceline.data.order import check_feeds
+from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
@@ -44,10 +45,8 @@ class Session:
     plan: Plan
     config: Config
     prepared: Prepared
-    tokenizer: Any
     run: RunDir
     reader: CheckpointReader | None = None
-    root_wrapper: Callable[[Any], Any] | None = None  # BaseTrainer's door: a user's own wrapping of the root module
 
     def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
         """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
@@ -55,6 +54,7 @@ class Session:
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         handles = {role: strategy.prepare(role, self.factory(role), self.optimizer()) for role in algorithm.trains}
         source = self.source(train=True)
+        self.check_data(handles[algorithm.trains[0]].root)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         epochs = self.epochs(source, cut)
         state = self.restore(strategy, handles, algorithm)
@@ -83,6 +83,12 @@ class Session:
         spec = dict(self.plan.optimizer)
         spec["betas"] = tuple(spec["betas"])
         return OptimizerSpec(**spec)
+
+    def check_data(self, root: Any) -> None:
+        """Every token has a row in the embedding. Raises DataError."""
+        found = check_token_range(self.prepared, root.hf.get_input_embeddings().num_embeddings)
+        if found:
+            raise DataError(*found)
 
     def source(self, *, train: bool) -> PackedSource:
         table = self.prepared.train if train else self.prepared.eval
@@ -116,6 +122,9 @@ class Session:
                     "dataloader_drop_last: false (the last step is filled with rows of weight 0), a smaller batch, or fewer processes",
                 )
             )
+        found = check_feeds(source.num_rows(0), cut.dp_size)
+        if found:
+            raise DataError(*found)
         return epochs
 
     def restore(self, strategy: Any, handles: dict[Role, Any], algorithm: Any) -> TrainState:
@@ -173,7 +182,7 @@ class Session:
         """``save(step)`` for the trainer; ``published(step, path)`` hears of every durable checkpoint on this rank."""
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
         root = next(iter(trainer.handles.values())).root
-        files = hugging_face_files(root.hf.config.to_dict(), self.tokenizer) if self.world.rank == 0 else {}
+        files = hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path) if self.world.rank == 0 else {}
 
         def save(step: int) -> None:
             if self.config.training.load_best_model_at_end:

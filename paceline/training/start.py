@@ -10,8 +10,9 @@ from pathlib import Path
 
 from paceline.config.load import load_config
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.launch.environ import translate
 from paceline.plan.plan import Plan
 
 
@@ -37,8 +38,12 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     args = parser.parse_args(list(argv))
     if args.plan is not None:
         return from_plan(Path(args.plan), args.local_rank)
-    loaded = load_config(args.config, args.set, environ)
-    return Start(loaded.config, None, args.config, args.local_rank, tuple(loaded.notes))
+    translation = translate(environ)
+    loaded = load_config(args.config, args.set, translation.environ(environ))
+    found = errors((*translation.notes, *loaded.check(starting=True)))
+    if found:
+        raise ConfigError(*found)
+    return Start(loaded.config, None, args.config, args.local_rank, (*translation.notes, *loaded.notes))
 
 
 def from_plan(path: Path, local_rank: int | None) -> Start:

@@ -10,29 +10,33 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.resume import CheckpointReader, find_checkpoint, open_checkpoint
+from paceline.checkpoint.resume import CheckpointReader, find_checkpoint, open_checkpoint, same_run
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.data.prepare import Prepared, prepare
-from paceline.data.tokenizer import load_tokenizer
 from paceline.launch.claim import claim
+from paceline.launch.environ import cache_folder, current
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.shape import shape_of
 from paceline.runlog import events
-from paceline.runtime.alarm import Alarm
-from paceline.runtime.world import RankEnv, World, environment
+from paceline.runtime.alarm import Alarm, is_cascade, leave
+from paceline.runtime.device import set_threads, threads_per_rank
+from paceline.runtime.world import RankEnv, World
 from paceline.training.agree import check_same, identity, share_plan
-from paceline.training.failure import diagnose, exit_code_of, is_cascade
+from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.observers import Observers
 from paceline.training.result import write_result
+from paceline.training.saving import run_state
 from paceline.training.session import Session
 from paceline.training.signals import StopSignals
 from paceline.training.start import Start, parse_start
+from paceline.training.state import TrainState
 from paceline.training.trainer import Trainer
 
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
@@ -40,37 +44,42 @@ ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the on
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Returns the exit code; never raises for an error that has a name."""
-    environ = environment()
-    rank = RankEnv.from_environ(environ).rank
+    environ = current()
+    rank = 0
     try:
         start = parse_start(sys.argv[1:] if argv is None else argv, environ)
-        plan = start.plan or plan_here(start, environ)
-        prepared = prepare_data(start, rank)
+        env = RankEnv.from_environ(environ, start.local_rank)
+        rank = env.rank
+        plan = start.plan or plan_here(start, env, environ)
+        prepared = prepare_data(start, environ)
     except PacelineError as exc:
         tell(exc.diagnostics, rank, only_first=True)
         return int(exc.exit_code)
-    return Worker(start, plan, prepared, environ).run()
+    if "OMP_NUM_THREADS" not in environ:
+        set_threads(threads_per_rank(env.local_world_size))
+    return Worker(start, env, plan, prepared, environ).run()
 
 
-def plan_here(start: Start, environ: Mapping[str, str]) -> Plan:
+def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
     """The plan as this rank sees it, when no parent made one. Rank 0's is the one that counts."""
-    env = RankEnv.from_environ(environ, start.local_rank)
-    run = RunDir.at(start.config.run_directory())
+    config = start.config
     return make_plan(
-        start.config,
-        probe_hardware(),
+        config,
+        probe_hardware(environ, use_cpu=config.training.use_cpu, num_nodes=env.num_nodes),
         world_size=env.world_size,
         num_nodes=env.num_nodes,
         launcher=env.launcher,
-        run_dir=str(run.root),
-        shape=shape_of(start.config.model),
+        run_dir=str(RunDir.at(config.run_directory()).root),
+        shape=shape_of(config.model),
     )
 
 
-def prepare_data(start: Start, rank: int) -> Prepared:
+def prepare_data(start: Start, environ: Mapping[str, str]) -> Prepared:
     """Rows tokenised and on disk; the first process does it, the others wait on its file lock, with no process group to time out."""
     c = start.config
-    return prepare(c.data, c.model, seed=c.training.seed, cache_dir=c.cache_directory(), report=None)
+    cache = Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ)
+    seed = c.training.seed if c.data.seed is None else c.data.seed
+    return prepare(c.data, c.model, seed=seed, cache_dir=cache)
 
 
 def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
@@ -84,8 +93,8 @@ def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = Fal
 class Worker:
     """The life of one rank from the first handshake to the exit code."""
 
-    def __init__(self, start: Start, plan: Plan, prepared: Prepared, environ: Mapping[str, str]) -> None:
-        self.start, self.plan, self.prepared, self.environ = start, plan, prepared, environ
+    def __init__(self, start: Start, env: RankEnv, plan: Plan, prepared: Prepared, environ: Mapping[str, str]) -> None:
+        self.start, self.env, self.plan, self.prepared, self.environ = start, env, plan, prepared, environ
         self.config = start.config
         self.run_dir = RunDir.at(plan.run_dir)
         self.started = time.time()
@@ -95,11 +104,10 @@ class Worker:
 
     def run(self) -> int:
         """Open the world, train, close. Every error becomes one named finding, here and on the other ranks."""
-        env = RankEnv.from_environ(self.environ, self.start.local_rank)
         try:
-            world = World.open(env, device=self.plan.device, backend=self.plan.backend, timeout_seconds=self.plan.timeout_seconds)
+            world = World.open(self.env, device=self.plan.device, backend=self.plan.backend, timeout_seconds=self.plan.timeout_seconds)
         except PacelineError as exc:
-            tell(exc.diagnostics, env.rank)
+            tell(exc.diagnostics, self.env.rank)
             return int(exc.exit_code)
         signals = StopSignals()
         alarm = Alarm(world, on_foreign=self.peer_failed)
@@ -122,8 +130,7 @@ class Worker:
         for note in (*self.start.notes, *self.prepared.notes):
             self.observers.note(note)
         reader = self.open_resume(world)
-        tokenizer = load_tokenizer(self.config.model)
-        session = Session(world, self.plan, self.config, self.prepared, tokenizer, self.run_dir, reader)
+        session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
         trainer = self.trainer = session.build(self.observers.all(), signals.requested)
         if self.config.training.save_strategy != "no":
             trainer.save = session.checkpoint_saver(trainer, self.published)
@@ -159,14 +166,18 @@ class Worker:
         where = "latest" if where is True else str(where)
 
         def find() -> dict[str, Any]:
-            path = find_checkpoint(where, self.run_dir)
-            return {"path": None if path is None else str(path)}
+            notes: list[Diagnostic] = []
+            path = find_checkpoint(where, self.run_dir, notes)
+            return {"path": None if path is None else str(path), "notes": [n.to_json() for n in notes]}
 
-        path = share_plan(world, find)["path"]
-        if path is None:
+        found = share_plan(world, find)
+        for note in found["notes"]:
+            self.observers.note(Diagnostic.from_json(note))
+        if found["path"] is None:
             return None
-        reader = open_checkpoint(path)
-        reader.check_same_run(self.plan, self.prepared.fingerprint)
+        reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
+        now = run_state(TrainState(), None, self.plan, self.prepared.fingerprint)
+        same_run(reader.state, now)
         return reader
 
     def published(self, step: int, path: Any) -> None:
@@ -208,19 +219,20 @@ class Worker:
         }
 
     def fail(self, world: World, alarm: Alarm, error: BaseException) -> int:
-        """Publish the error for the other ranks, write it down, end."""
-        if is_cascade(error) and alarm.await_root_cause(ROOT_CAUSE_SECONDS):
-            return int(ExitCode.PEER_FAILED)
-        if isinstance(error, KeyboardInterrupt):
-            return int(ExitCode.INTERRUPTED)
-        finding = diagnose(error, world.rank)
-        alarm.raise_error(finding, exit_code_of(error))
+        """Publish the error for the other ranks, write it down, end: without destructors when a group is broken (they can hang)."""
+        if is_cascade(error):
+            alarm.await_root_cause(ROOT_CAUSE_SECONDS)
+        code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error)
+        finding = diagnose(error, world.rank, alarm.silent_ranks)
+        alarm.raise_error(finding, code)
         shared = isinstance(error, PacelineError) and error.exit_code == ExitCode.CONFIG
         found = error.diagnostics if isinstance(error, PacelineError) else (finding,)
         tell(found, world.rank, only_first=shared)
-        self.write_down(world.rank, finding, exit_code_of(error), error)
+        self.write_down(world.rank, finding, code, error)
         world.close(ok=False)
-        return exit_code_of(error)
+        if world.world_size > 1:
+            leave(code)
+        return int(code)
 
     def peer_failed(self, rank: int, finding: Diagnostic) -> None:
         """Called by the alarm's thread just before it ends this process: name the other rank's error here too."""
