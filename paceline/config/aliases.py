@@ -1,0 +1,233 @@
+"""Every legacy spelling, in ONE table: what is written → where it goes, and how its value is translated.
+
+A name holds at the top level of a flat file, under ``training:`` and under the section it belongs to. The two flags of precision
+(``fp16: true``, ``bf16: true``) are put together in ``layers.py``, because only both of them say what is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from paceline.config.sections.types import to_bool, to_number, to_text, to_texts
+
+
+class Refused(Exception):
+    """A value that has no translation: ``what`` is wrong, and the ``hint`` what to write."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        self.what = what
+        self.hint = hint
+        super().__init__(what)
+
+
+@dataclass(frozen=True)
+class Alias:
+    """``to`` is the canonical path; ``value`` translates (None: as it is; it may return SKIP); ``note`` is said when it is used."""
+
+    to: str
+    value: Callable[[Any], Any] | None = None
+    note: str = ""
+
+
+class _Skip:
+    """The type of SKIP."""
+
+
+SKIP = _Skip()  # the spelling was understood and sets nothing
+
+
+def _ratio(value: Any) -> float:
+    ratio = _number(value)
+    if not 0 <= ratio < 1:
+        raise Refused(
+            "warmup_ratio is a share of all steps, from 0 to below 1",
+            "warmup_ratio: 0.1, or warmup_steps: 100 for a number of steps",
+        )
+    return ratio
+
+
+def _number(value: Any) -> float:
+    try:
+        return to_number(value)
+    except PydanticCustomError as exc:
+        raise Refused(exc.message(), "a number") from None
+
+
+def _flag(value: Any) -> bool:
+    try:
+        return to_bool(value)
+    except PydanticCustomError as exc:
+        raise Refused(exc.message(), "true or false") from None
+
+
+def _true_sets(result: Any) -> Callable[[Any], Any]:
+    return lambda value: result if value is not None and _flag(value) else SKIP
+
+
+def _stage(value: Any) -> Any:
+    stages = {"sft": "sft", "rm": "reward", "dpo": "dpo", "ppo": "ppo", "reward": "reward", "grpo": "grpo"}
+    name = str(value).lower()
+    if name == "pt":
+        raise Refused(
+            "stage: pt (pre-training) is SFT with loss on all tokens",
+            "stage: sft, and under data: train_on: all, format: text",
+        )
+    if name not in stages:
+        raise Refused(f"stage is one of {', '.join(stages)}", "stage: sft")
+    return stages[name]
+
+
+def _finetuning(value: Any) -> Any:
+    name = str(value).lower()
+    if name not in ("full", "lora"):
+        raise Refused("finetuning_type is full or lora", "finetuning_type: full")
+    return {} if name == "lora" else SKIP
+
+
+def _attention(value: Any) -> Any:
+    names = {
+        "fa2": "flash_attention_2",
+        "fa3": "flash_attention_3",
+        "auto": "auto",
+        "sdpa": "sdpa",
+        "disabled": "eager",
+        "eager": "eager",
+    }
+    return names.get(str(value).lower(), value)
+
+
+def _use_flash(value: Any) -> Any:
+    return "flash_attention_2" if value is not None and _flag(value) else SKIP
+
+
+def _lora_target(value: Any) -> Any:
+    return ("all-linear",) if value == "all" else to_texts(value)
+
+
+def _backend(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _token_list(value: Any) -> tuple[str, ...]:
+    return tuple(to_text(part) for part in to_texts(value))
+
+
+_HF5 = "Transformers 5 calls it {to}"
+
+ALIASES: dict[str, Alias] = {
+    # precision flags: put together in layers.py
+    "fp16": Alias("training.fp16"),
+    "bf16": Alias("training.bf16"),
+    # distribution
+    "distributed_backend": Alias("training.ddp_backend", _backend),
+    "backend": Alias("training.ddp_backend", _backend),
+    "xpu_backend": Alias("training.ddp_backend", _backend),
+    "find_unused_parameters": Alias("training.ddp_find_unused_parameters"),
+    "bucket_cap_mb": Alias("training.ddp_bucket_cap_mb"),
+    "broadcast_buffers": Alias("training.ddp_broadcast_buffers"),
+    "static_graph": Alias("training.ddp_static_graph"),
+    "parallelism_config": Alias("training.parallelism"),
+    "deepspeed_config": Alias("training.deepspeed"),
+    "deepspeed.config_path": Alias("training.deepspeed"),
+    "nccl_timeout": Alias("training.ddp_timeout"),
+    "no_cuda": Alias("training.use_cpu"),
+    # batch and loading
+    "dataloader.batch_size": Alias("training.per_device_train_batch_size"),
+    "dataloader.num_workers": Alias("training.dataloader_num_workers"),
+    "dataloader.pin_memory": Alias("training.dataloader_pin_memory"),
+    "dataloader.drop_last": Alias("training.dataloader_drop_last"),
+    "dataloader.prefetch_factor": Alias("training.dataloader_prefetch_factor"),
+    "batch_size": Alias("training.per_device_train_batch_size"),
+    "eval_batch_size": Alias("training.per_device_eval_batch_size"),
+    "micro_batch_size": Alias("training.per_device_train_batch_size"),
+    "per_gpu_train_batch_size": Alias("training.per_device_train_batch_size"),
+    "per_gpu_eval_batch_size": Alias("training.per_device_eval_batch_size"),
+    # optimisation
+    "warmup_ratio": Alias(
+        "training.warmup_steps", _ratio, "Transformers 5 writes a share of all steps as warmup_steps below 1"
+    ),
+    "lr": Alias("training.learning_rate"),
+    "lr_scheduler": Alias("training.lr_scheduler_type"),
+    "num_epochs": Alias("training.num_train_epochs"),
+    "gradient_clipping": Alias("training.max_grad_norm"),
+    "optimizer": Alias("training.optim"),
+    "adafactor": Alias("training.optim", _true_sets("adafactor")),
+    "activation_checkpointing": Alias("training.gradient_checkpointing"),
+    "activation_checkpointing_kwargs": Alias("training.gradient_checkpointing_kwargs"),
+    "torchdynamo": Alias("training.torch_compile_backend"),
+    # evaluation, saving, logging
+    "evaluation_strategy": Alias("training.eval_strategy", note=_HF5.format(to="eval_strategy")),
+    "resume": Alias("training.resume_from_checkpoint"),
+    # names of LLaMA-Factory and of the Hugging Face example scripts
+    "stage": Alias("training.algorithm", _stage),
+    "finetuning_type": Alias("lora", _finetuning),
+    "model_name_or_path": Alias("model.name_or_path"),
+    "model_name": Alias("model.name_or_path"),
+    "model_revision": Alias("model.revision"),
+    "tokenizer_name": Alias("model.tokenizer"),
+    "tokenizer_name_or_path": Alias("model.tokenizer"),
+    "torch_dtype": Alias("model.dtype"),
+    "flash_attn": Alias("model.attn_implementation", _attention),
+    "flash_attention": Alias("model.attn_implementation", _use_flash),
+    "use_flash_attention_2": Alias("model.attn_implementation", _use_flash),
+    "new_special_tokens": Alias("model.add_special_tokens", _token_list),
+    "add_special_tokens": Alias("model.add_special_tokens", _token_list),
+    "add_tokens": Alias("model.add_tokens", _token_list),
+    "resize_vocab": Alias("model.resize_embeddings", _true_sets("auto")),
+    "low_cpu_mem_usage": Alias("model.low_cpu_mem"),
+    "dataset": Alias("data.train"),
+    "dataset_name": Alias("data.train"),
+    "train_file": Alias("data.train"),
+    "train_dataset": Alias("data.train"),
+    "eval_dataset": Alias("data.eval"),
+    "validation_file": Alias("data.eval"),
+    "val_size": Alias("data.validation_split", lambda value: value if _number(value) else SKIP),
+    "cutoff_len": Alias("data.max_length"),
+    "max_length": Alias("data.max_length"),
+    "max_seq_length": Alias("data.max_length"),
+    "max_seq_len": Alias("data.max_length"),
+    "model_max_length": Alias("data.max_length"),
+    "seq_len": Alias("data.max_length"),
+    "sequence_len": Alias("data.max_length"),
+    "neat_packing": Alias("data.packing"),
+    "train_on_prompt": Alias("data.train_on", lambda value: "all" if _flag(value) else "assistant"),
+    "assistant_only_loss": Alias("data.train_on", lambda value: "assistant" if _flag(value) else "all"),
+    "preprocessing_num_workers": Alias("data.num_proc"),
+    "dataset_num_proc": Alias("data.num_proc"),
+    "cache_path": Alias("data.cache_dir"),
+    "max_samples": Alias("data.max_rows"),
+    "lora_rank": Alias("lora.r"),
+    "lora_r": Alias("lora.r"),
+    "lora_alpha": Alias("lora.alpha"),
+    "lora_dropout": Alias("lora.dropout"),
+    "lora_target": Alias("lora.target_modules", _lora_target),
+    "lora_target_modules": Alias("lora.target_modules", _lora_target),
+    "quantization_bit": Alias("lora.quantization_bit"),
+    "load_in_4bit": Alias("lora.quantization_bit", _true_sets(4)),
+    "load_in_8bit": Alias("lora.quantization_bit", _true_sets(8)),
+    "nproc_per_node": Alias("launch.nproc"),
+    "num_processes": Alias("launch.nproc"),
+}
+
+SECTION_ALIASES: dict[str, Alias] = {
+    # names that mean this only inside their own section
+    "model.path": Alias("model.name_or_path"),
+    "model.name": Alias("model.name_or_path"),
+    "data.path": Alias("data.train"),
+    "data.train_path": Alias("data.train"),
+    "data.eval_path": Alias("data.eval"),
+    "data.validation": Alias("data.eval"),
+    "data.num_workers": Alias("data.num_proc"),
+    "lora.rank": Alias("lora.r"),
+    "lora.lora_r": Alias("lora.r"),
+    "lora.target": Alias("lora.target_modules", _lora_target),
+    "parallelism.dp_replicate": Alias("training.parallelism.dp_replicate_size"),
+    "parallelism.dp_shard": Alias("training.parallelism.dp_shard_size"),
+    "parallelism.cp": Alias("training.parallelism.cp_size"),
+    "parallelism.tp": Alias("training.parallelism.tp_size"),
+    "parallelism.pp": Alias("training.parallelism.pp_size"),
+}

@@ -1,0 +1,168 @@
+"""Effective values to a Config: every misfit named with its place, as many as there are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.config.layers import Merged
+from paceline.config.schema import SECTIONS, Config, field_of, nested_model
+from paceline.config.source import Entry, shown
+from paceline.core.diagnostics import Diagnostic
+
+_LIMITS = {
+    "greater_than_equal": "must be at least {ge}", "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}", "less_than": "must be below {lt}",
+}  # fmt: skip
+
+
+def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
+    """The Config and the misfits; fields that do not fit keep their default in it, so that rules can still look at the others."""
+    problems: list[Diagnostic] = []
+    sections: dict[str, Any] = {}
+    trees = _trees(merged, problems)
+    for name, model in SECTIONS.items():
+        tree = trees.get(name)
+        if name == "lora" and tree is None:
+            sections[name] = None
+            continue
+        tree = tree or {}
+        for _ in range(3):
+            try:
+                sections[name] = model.model_validate(tree)
+                break
+            except ValidationError as exc:
+                seen: set[str] = set()
+                for error in exc.errors():
+                    problems.append(_misfit(name, error, merged.winners))
+                    seen.add(str(error["loc"][0]) if error["loc"] else "")
+                tree = {key: value for key, value in tree.items() if key not in seen}
+        else:
+            sections[name] = model()
+    return Config.model_construct(**sections), problems
+
+
+def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, dict[str, Any]]:
+    trees: dict[str, dict[str, Any]] = {}
+    lora = merged.values.get("lora", "unset")
+    for path, value in merged.values.items():
+        section, *rest = path.split(".")
+        if not rest:
+            if value is not None:
+                trees.setdefault(section, {})
+            continue
+        if path == "data.max_rows":
+            continue
+        if section == "lora" and lora is None:
+            if merged.winners[path].source.layer == merged.winners["lora"].source.layer and value is not None:
+                problems.append(_full_and_adapter(merged, path))
+            continue
+        if section == "lora" and value is None and section not in trees and lora == "unset":
+            continue
+        inner = trees.setdefault(section, {})
+        for part in rest[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[rest[-1]] = value
+    return trees
+
+
+def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
+    entry, full = merged.winners[path], merged.winners["lora"]
+    code = "peft.quant_full" if path == "lora.quantization_bit" else "config.lora_off"
+    return Diagnostic(
+        code, f"{entry.source.text or path} asks for adapters, {full.source.text} for full training", where=entry.source.place(),
+        found=f"{shown(path, entry.value)}, and {full.source.text} at {full.source.place()}", hint="finetuning_type: lora, or remove the adapter's lines",
+    )  # fmt: skip
+
+
+def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnostic:
+    loc = [str(part) for part in error["loc"]]
+    path, entry = _owner(section, loc, winners)
+    where = entry.source.place() if entry else path
+    inner = ".".join(loc[len(path.split(".")) - 1 :])
+    if entry is not None and entry.source.file:
+        line = next((entry.lines[key] for key in _line_keys(inner) if key in entry.lines), None)
+        where = f"{entry.source.file}:{line}" if line else where
+    full = f"{path}.{inner}".strip(".")
+    if error["type"] == "extra_forbidden":
+        return _unknown_inside(full, loc, where)
+    if error["type"] == "missing":
+        return Diagnostic(
+            "config.value", f"{full} is missing", where=where, found=shown(path, error["input"]), hint=f"{loc[-1]}: …"
+        )
+    found = shown(full, error["input"])
+    if error["input"] is None:
+        return Diagnostic(
+            "config.type",
+            f"{full} has no value",
+            where=where,
+            found="null (nothing after the colon)",
+            hint=_example(path),
+        )
+    if error["type"] == "paceline":
+        expected = str(error["ctx"]["expected"])
+        code = "config.value" if "one of" in expected else "config.type"
+        return Diagnostic(
+            code,
+            f"{full} {expected}",
+            where=where,
+            found=found,
+            hint=_example(path) if "one of" not in expected else f"{loc[-1]}: one of these words",
+        )
+    if error["type"] in _LIMITS:
+        return Diagnostic(
+            "config.value",
+            f"{full} {_LIMITS[error['type']].format(**error['ctx'])}",
+            where=where,
+            found=found,
+            hint=_example(path),
+        )
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return Diagnostic(
+        "config.type", f"{full}: {message[0].lower()}{message[1:]}", where=where, found=found, hint=_example(path)
+    )
+
+
+def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[str, Entry | None]:
+    """The longest field path of ``loc`` that an entry set."""
+    for size in range(len(loc), 0, -1):
+        path = ".".join([section, *loc[:size]])
+        if path in winners:
+            return path, winners[path]
+    return ".".join([section, *loc[:1]]), None
+
+
+def _line_keys(inner: str) -> list[str]:
+    """Where an inner path may be found among a value's lines: as it is, or without the index that a shorthand added."""
+    parts = inner.split(".")
+    keys = [".".join(parts[:size]) for size in range(len(parts), 0, -1)]
+    return keys + ([".".join(parts[1:])] if parts and parts[0].isdigit() and len(parts) > 1 else [])
+
+
+def _unknown_inside(full: str, loc: list[str], where: str) -> Diagnostic:
+    from paceline.config.sections.data import Dataset
+
+    known = tuple(Dataset.model_fields) if loc[0] in ("train", "eval") else ()
+    near = difflib.get_close_matches(loc[-1], known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}"
+    return Diagnostic(
+        "config.unknown_key",
+        f"there is no key '{loc[-1]}' in a data set of data.{loc[0]}",
+        where=where,
+        found=full,
+        hint=hint,
+    )
+
+
+def _example(path: str) -> str:
+    info = field_of(path)
+    if info is None:
+        return "see `paceline config keys`"
+    name = path.rsplit(".", 1)[-1]
+    default = info.get_default(call_default_factory=False)
+    if nested_model(info) is not None or default is None or default == () or default == {}:
+        return f"{name}: {str(info.description).rstrip('.')}"
+    return f"{name}: {shown(path, list(default) if isinstance(default, tuple) else default)} (the default), or remove the line"

@@ -1,0 +1,325 @@
+"""One layer's written settings to entries at canonical paths: sections, flat files, aliases, recognised keys, unknown ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, Refused
+from paceline.config.recognised import RECOGNISED
+from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
+from paceline.config.source import ENVIRONMENT, FOREIGN, Entry, Source, holds_secret, shown
+from paceline.config.yaml_tree import Node
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_FLAT_ORDER = ("training", "data", "model", "launch", "generation")
+_PSEUDO = frozenset({"training.fp16", "training.bf16", "data.max_rows", "lora"})
+_SHORTHAND = {"model": "model.name_or_path", "data": "data.train"}
+
+
+class Collector:
+    """Gathers the entries of one layer; ``problems`` are errors, ``notes`` what the user should know."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.problems: list[Diagnostic] = []
+        self.notes: list[Diagnostic] = []
+
+    def root(self, node: Node, file: str, layer: str) -> None:
+        """All settings of a YAML file."""
+        if not isinstance(node.value, dict):
+            kind = "a list" if isinstance(node.value, list) else "a single value"
+            self._problem(
+                "config.not_a_mapping",
+                "the file must hold keys and values",
+                f"{file}:{node.line}",
+                kind,
+                "training:\n             learning_rate: 5e-5",
+            )
+            return
+        for key, child in node.value.items():
+            self.setting((key,), child, Source(layer, file, node.key_lines[key], key))
+
+    def setting(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
+        """One written setting: ``parts`` is its path as written, ``node`` its value."""
+        if parts[0] not in SECTIONS:
+            self._in_section("", parts, node, source)
+        elif len(parts) > 1:
+            self._in_section(parts[0], parts[1:], node, source)
+        elif isinstance(node.value, dict):
+            if parts[0] == "lora":
+                self._emit("lora", {}, node, source)
+            self._children(parts, node, source)
+        elif parts[0] == "lora" and (node.value is None or isinstance(node.value, bool)):
+            self._emit("lora", {} if node.value else None, node, source)
+        elif node.value is None:
+            return
+        elif parts[0] in _SHORTHAND and isinstance(node.value, (str, list)):
+            self._emit(_SHORTHAND[parts[0]], node.data(), node, source)
+        else:
+            self._problem(
+                "config.section",
+                f"{parts[0]}: is a section and must hold keys",
+                source.place(),
+                shown(parts[0], node.data()),
+                f"{parts[0]}: with keys below it, indented",
+            )
+
+    def _children(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
+        for key, child in node.value.items():
+            line = node.key_lines[key] if source.file else None
+            self.setting(
+                (*parts, key),
+                child,
+                Source(source.layer, source.file, line, ".".join((*parts, key)) if source.file else source.text),
+            )
+
+    def _in_section(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
+        self._check_secrets(".".join(rest), node, source)
+        for candidate in (section,) if section else _FLAT_ORDER:
+            path = f"{candidate}.{rest[0]}"
+            info = field_of(path)
+            if info is not None:
+                self._field(path, info, rest[1:], node, source, section)
+                return
+        self._other(section, rest, node, source)
+
+    def _field(self, path: str, info: Any, inner: tuple[str, ...], node: Node, source: Source, section: str) -> None:
+        if path == "training.deepspeed":
+            self._deepspeed(inner, node, source)
+        elif nested_model(info) is not None and (inner or isinstance(node.value, dict)):
+            self._nested(path, inner, node, source)
+        elif inner and takes_mapping(info):
+            self._emit(path, node.data(), node, source, sub=inner)
+        elif inner:
+            self._problem(
+                "config.unknown_key",
+                f"{path} has no keys inside it",
+                source.place(),
+                ".".join((path, *inner)),
+                f"{path}: the whole value",
+            )
+        else:
+            self._emit(path, node.data(), node, source)
+
+    def _nested(self, path: str, inner: tuple[str, ...], node: Node, source: Source) -> None:
+        if not inner:
+            for key, child in node.value.items():
+                line = node.key_lines[key] if source.file else None
+                self._nested(
+                    path,
+                    (key,),
+                    child,
+                    Source(source.layer, source.file, line, f"{path}.{key}" if source.file else source.text),
+                )
+            return
+        leaf = ".".join((path, *inner))
+        alias = SECTION_ALIASES.get(leaf.removeprefix("training."))
+        if field_of(leaf) is not None:
+            self._emit(leaf, node.data(), node, source)
+        elif alias is not None:
+            self._alias(alias, leaf, node, source)
+        else:
+            model = nested_model(field_of(path))  # type: ignore[arg-type]
+            self._unknown(".".join(inner), tuple(model.model_fields) if model else (), path, source)
+
+    def _deepspeed(self, inner: tuple[str, ...], node: Node, source: Source) -> None:
+        if inner and inner != ("config_path",):
+            self._problem(
+                "config.unknown_key",
+                "only config_path can be set inside training.deepspeed from here",
+                source.place(),
+                ".".join(inner),
+                "training.deepspeed.config_path=FILE",
+            )
+            return
+        value = node.value
+        if isinstance(value, dict) and "config_path" in value:
+            if len(value) > 1:
+                others = ", ".join(key for key in value if key != "config_path")
+                self._problem(
+                    "config.deepspeed_both",
+                    "deepspeed names a file and holds settings too",
+                    source.place(),
+                    f"config_path and {others}",
+                    "config_path alone, or the settings alone",
+                )
+                return
+            line = node.key_lines["config_path"] if source.file else source.line
+            node, source = value["config_path"], Source(source.layer, source.file, line, source.text)
+        self._emit("training.deepspeed", node.data(), node, source)
+
+    def _other(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
+        name = ".".join(rest)
+        alias = SECTION_ALIASES.get(f"{section}.{name}") or ALIASES.get(name)
+        if alias is not None and section not in ("", "training") and alias.to.split(".")[0] != section:
+            alias = None
+        if alias is not None:
+            self._alias(alias, name, node, source)
+        elif name in RECOGNISED and section in ("", "training"):
+            self._recognised(name, node, source)
+        elif self._is_group(name) and (isinstance(node.value, dict) or node.value is None):
+            for key, child in (node.value or {}).items():
+                line = node.key_lines[key] if source.file else None
+                text = f"{source.text}.{key}" if source.file else source.text
+                self._in_section(section, (*rest, key), child, Source(source.layer, source.file, line, text))
+        elif len(rest) > 1 and self._is_group(rest[0]):
+            group = [known.partition(".")[2] for known in (*ALIASES, *RECOGNISED) if known.startswith(f"{rest[0]}.")]
+            self._unknown(rest[-1], tuple(group), f"{section}.{rest[0]}".strip("."), source)
+        else:
+            self._unknown(name, known_names(section), section, source)
+
+    @staticmethod
+    def _is_group(name: str) -> bool:
+        return any(known.startswith(f"{name}.") for known in (*ALIASES, *RECOGNISED)) and name != "deepspeed"
+
+    def _alias(self, alias: Alias, name: str, node: Node, source: Source) -> None:
+        value = node.data()
+        try:
+            translated = alias.value(value) if alias.value is not None and value is not None else value
+        except (Refused, PydanticCustomError) as exc:
+            what, hint = (
+                (exc.what, exc.hint) if isinstance(exc, Refused) else (f"{name} {exc.message()}", f"see {alias.to}")
+            )
+            self._problem("config.value", what, source.place(), f"{name}: {shown(name, value)}", hint)
+            return
+        if translated is SKIP:
+            return
+        self._emit(alias.to, translated, node, source)
+        if alias.note:
+            self._note(
+                "config.translated",
+                f"{name} is read as {alias.to}: {shown(alias.to, translated)}",
+                source,
+                alias.note,
+                found=f"{name}: {shown(name, value)}",
+            )
+
+    def _recognised(self, name: str, node: Node, source: Source) -> None:
+        key = RECOGNISED[name]
+        value = node.data()
+        written = f"{name}: {shown(name, value)}"
+        if key.accepts(value):
+            self._note(
+                "config.no_effect", f"{name} sets nothing here: {key.says}", source, "the line may go", found=written
+            )
+        elif key.refuse:
+            fine = f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
+            self._problem("config.not_supported", f"{name}: {key.says}", source.place(), written, fine)
+        else:
+            self._note(
+                "config.not_granted",
+                f"{name} is not granted: {key.says}",
+                source,
+                "remove the line",
+                found=written,
+                severity=Severity.WARNING,
+            )
+
+    def _unknown(self, name: str, known: tuple[str, ...], where: str, source: Source) -> None:
+        owner = next((s for s in SECTIONS if s != where and name in SECTIONS[s].model_fields), None)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        if owner:
+            hint = f"'{name}' belongs under {owner}:"
+        elif near:
+            hint = f"did you mean '{near[0]}'?"
+        else:
+            hint = (
+                "`paceline config keys` lists every key"
+                if not where
+                else f"a key of {where}: {', '.join(known[:6])}, … (`paceline config keys` lists all)"
+            )
+        shown_name = f"{where}.{name}" if where else name
+        self._problem(
+            "config.unknown_key",
+            f"there is no key '{name}'" + (f" under {where}:" if where else ""),
+            source.place(),
+            shown_name,
+            hint,
+        )
+
+    def _check_secrets(self, name: str, node: Node, source: Source) -> None:
+        if source.layer in (ENVIRONMENT, FOREIGN):
+            return
+        for key, leaf in _leaves(name, node):
+            if (
+                isinstance(leaf.value, (str, int))
+                and not isinstance(leaf.value, bool)
+                and holds_secret(key, leaf.raw or str(leaf.value))
+            ):
+                where = f"{source.file}:{leaf.line}" if source.file else f"{source.layer} {source.text.split('=')[0]}"
+                self._problem(
+                    "sec.secret_on_cli", f"'{key}' holds a secret in plain text; it would reach logs, trackers and saved configs", where, "*** (not shown)",
+                    "remove it; set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment",
+                )  # fmt: skip
+
+    def _emit(self, path: str, value: Any, node: Node, source: Source, sub: tuple[str, ...] = ()) -> None:
+        if path not in _PSEUDO and not sub:
+            info = field_of(path)
+            if (
+                info is not None
+                and is_text(info)
+                and isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and node.raw
+            ):
+                value = node.raw
+        lines = node.lines() if source.file else {}
+        if any(e.path == path and e.sub == sub and same(e.value, value) for e in self.entries):
+            return
+        self.entries.append(Entry(path, value, source, sub, lines))
+
+    def _problem(self, code: str, what: str, where: str, found: str = "", hint: str = "") -> None:
+        self.problems.append(Diagnostic(code, what, where=where, found=found, hint=hint))
+
+    def _note(
+        self, code: str, what: str, source: Source, hint: str, found: str = "", severity: Severity = Severity.NOTE
+    ) -> None:
+        self.notes.append(Diagnostic(code, what, where=source.place(), found=found, hint=hint, severity=severity))
+
+
+def _leaves(name: str, node: Node) -> Iterator[tuple[str, Node]]:
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            yield from _leaves(key, child)
+    elif isinstance(node.value, list):
+        for child in node.value:
+            yield from _leaves(name, child)
+    else:
+        yield name, node
+
+
+def known_names(section: str) -> tuple[str, ...]:
+    """Every key that may be written in a section (or at the top level, for "")."""
+    if section:
+        names = list(SECTIONS[section].model_fields)
+        names += [key.partition(".")[2] for key in SECTION_ALIASES if key.startswith(f"{section}.")]
+        names += [key for key, alias in ALIASES.items() if section == "training" or alias.to.startswith(f"{section}.")]
+    else:
+        names = [*SECTIONS, *(name for model in SECTIONS.values() for name in model.model_fields), *ALIASES]
+    if section in ("", "training"):
+        names += RECOGNISED
+    return tuple(dict.fromkeys(name for name in names if "." not in name))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two written values mean the same (``4``, ``4.0`` and ``"4"`` do)."""
+    return _canonical(one) == _canonical(other)
+
+
+def _canonical(value: Any) -> Any:
+    from paceline.config.scalars import parse_number
+
+    if isinstance(value, str):
+        number = parse_number(value.strip())
+        return value if number is None else ("number", float(number))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return ("number", float(value))
+    if isinstance(value, (list, tuple)):
+        return tuple(_canonical(item) for item in value)
+    if isinstance(value, dict):
+        return tuple(sorted((key, _canonical(item)) for key, item in value.items()))
+    return value

@@ -1,0 +1,1 @@
+"""Other systems' configuration files, read as the lowest layer."""

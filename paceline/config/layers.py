@@ -1,0 +1,135 @@
+"""Entries of several layers to one set of effective values: conflicts inside a layer, precision flags, later layers win."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from paceline.config.collect import same
+from paceline.config.sections.types import to_bool
+from paceline.config.source import FOREIGN, Entry, Source, shown
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_PRECISION = "training.mixed_precision"
+_FLAGS = {"training.fp16": "fp16", "training.bf16": "bf16"}
+
+
+@dataclass
+class Merged:
+    """Effective values by path, the entry that won each, and what was found on the way."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    winners: dict[str, Entry] = field(default_factory=dict)
+    problems: list[Diagnostic] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
+
+
+def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
+    """Later layers win, key by key; mappings given whole replace, keys inside a mapping are put into it."""
+    merged = Merged()
+    for entries in layers:
+        kept = _without_conflicts(_one_precision(entries, merged), merged)
+        for entry in kept:
+            _apply(entry, merged)
+    return merged
+
+
+def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
+    """``fp16`` and ``bf16`` of one layer as one ``mixed_precision`` entry; both true is refused."""
+    flags: list[tuple[str, bool, Entry]] = []
+    rest: list[Entry] = []
+    for entry in entries:
+        if entry.path not in _FLAGS:
+            rest.append(entry)
+        elif entry.value is not None and entry.value != "auto":
+            try:
+                flags.append((_FLAGS[entry.path], to_bool(entry.value), entry))
+            except PydanticCustomError as exc:
+                name = _FLAGS[entry.path]
+                merged.problems.append(
+                    Diagnostic(
+                        "config.type",
+                        f"{name} {exc.message()}",
+                        entry.source.place(),
+                        shown(name, entry.value),
+                        f"{name}: true",
+                    )
+                )
+    wanted = [(name, entry) for name, on, entry in flags if on]
+    if len({name for name, _ in wanted}) > 1:
+        first, second = wanted[0], next(pair for pair in wanted if pair[0] != wanted[0][0])
+        merged.problems.append(
+            Diagnostic(
+                "prec.fp16_and_bf16", "fp16 and bf16 are both on; a run computes in one of them",
+                where=f"{first[1].source.place()} and {second[1].source.place()}",
+                found=f"{first[0]}: true ({first[1].source.place()}) and {second[0]}: true ({second[1].source.place()})",
+                hint="bf16: true alone (where the accelerator has it; no loss scaling needed), or fp16: true alone",
+            )
+        )  # fmt: skip
+    elif wanted:
+        rest += [Entry(_PRECISION, name, entry.source) for name, entry in wanted[:1]]
+    elif flags:
+        explicit = next((e.value for e in rest if e.path == _PRECISION), None)
+        before = explicit or merged.values.get(_PRECISION, "auto")
+        off = {name for name, _, _ in flags}
+        if explicit in off:
+            rest += [Entry(_PRECISION, "no", flags[0][2].source)]
+        elif explicit is None and (before == "auto" or before in off):
+            rest += [Entry(_PRECISION, "no", flags[-1][2].source)]
+    return rest
+
+
+def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
+    """The entries of one layer; two spellings of one knob with different values are an error that names both places."""
+    first: dict[tuple[str, tuple[str, ...]], Entry] = {}
+    for entry in entries:
+        key = (entry.path, entry.sub)
+        other = first.setdefault(key, entry)
+        if other is entry or same(other.value, entry.value):
+            continue
+        places = f"{other.source.place()} and {entry.source.place()}"
+        merged.problems.append(
+            Diagnostic(
+                "config.conflict", f"{'.'.join((entry.path, *entry.sub))} is given two values", where=places,
+                found=f"{_written(other)} ({other.source.place()}) and {_written(entry)} ({entry.source.place()})", hint="one of the two, or the same value in both",
+            )
+        )  # fmt: skip
+    return list(first.values())
+
+
+def _written(entry: Entry) -> str:
+    name = entry.source.text.split("=")[0].split(".")[-1] or entry.path
+    return f"{name}: {shown(entry.path, entry.value, 60)}"
+
+
+def _apply(entry: Entry, merged: Merged) -> None:
+    before = merged.winners.get(entry.path)
+    value = entry.value
+    if entry.sub:
+        base = merged.values.get(entry.path)
+        value = copy.deepcopy(base) if isinstance(base, dict) else {}
+        inner = value
+        for part in entry.sub[:-1]:
+            inner = inner[part] if isinstance(inner.get(part), dict) else inner.setdefault(part, {})
+        inner[entry.sub[-1]] = entry.value
+    if (
+        before is not None
+        and before.source.layer == FOREIGN
+        and entry.source.layer != FOREIGN
+        and not same(before.value, value)
+    ):
+        merged.notes.append(_overridden(before, entry))
+    merged.values[entry.path] = value
+    merged.winners[entry.path] = entry
+
+
+def _overridden(before: Entry, entry: Entry) -> Diagnostic:
+    old: Source = before.source
+    return Diagnostic(
+        "config.file_value_overridden", f"{entry.path} is {shown(entry.path, entry.value)}; {old.place()} says {shown(before.path, before.value)}",
+        where=entry.source.place(), found=f"{old.text} in {old.place()}", hint='"auto" in that file, so that there is one place', severity=Severity.NOTE,
+    )  # fmt: skip

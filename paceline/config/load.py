@@ -1,0 +1,204 @@
+"""The one way from files, environment and command line to a Config.
+
+Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < YAML < environment (``PACELINE_TRAINING__LEARNING_RATE``)
+< command line (``training.learning_rate=1e-4`` and dedicated flags).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config.build import build
+from paceline.config.collect import Collector
+from paceline.config.foreign.files import foreign_layer
+from paceline.config.layers import Merged, merge
+from paceline.config.rules import check
+from paceline.config.rules.base import Facts
+from paceline.config.schema import SECTIONS, Config, fields
+from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, YAML, Entry, Source
+from paceline.config.yaml_tree import Node, parse_yaml, read_text
+from paceline.core.diagnostics import Diagnostic, errors
+from paceline.core.errors import ConfigError
+
+_PREFIX = "PACELINE_"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A Config, who set each of its values, and what the user should know about how it was read."""
+
+    config: Config
+    provenance: Mapping[str, Source]
+    notes: tuple[Diagnostic, ...]
+    path: str | None = None
+
+    def check(self, facts: Facts | None = None, *, starting: bool = False) -> list[Diagnostic]:
+        """``rules.check`` with places as ``file:line``."""
+        return check(self.config, facts or Facts(), starting=starting, provenance=self.provenance)
+
+
+def load_config(
+    path: str | None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Loaded:
+    """Read, translate, merge and validate.
+
+    ``path`` may be None (defaults and the upper layers only); ``overrides`` are ``key=value`` texts; ``flags`` are values of
+    dedicated CLI flags by dotted path (None: the flag was not given). Raises ConfigError with every violation that needs no
+    knowledge of the machine.
+    """
+    collectors: list[Collector] = []
+    problems: list[Diagnostic] = []
+    for collect in (
+        lambda c: _yaml(path, c),
+        lambda c: _environment(environ or {}, c),
+        lambda c: _command_line(overrides, flags or {}, c),
+    ):
+        collector = Collector()
+        try:
+            collect(collector)
+        except ConfigError as exc:
+            problems += exc.diagnostics
+        collectors.append(collector)
+        problems += collector.problems
+    uppers = [collector.entries for collector in collectors]
+    first = merge(uppers)
+    foreign = foreign_layer(first, Path(path).parent if path else Path("."))
+    problems += foreign.problems
+    merged = merge([foreign.entries, *uppers])
+    merged.values.update(foreign.contents)
+    problems += merged.problems
+    _spread_max_rows(merged)
+    config, misfits = build(merged)
+    problems += misfits
+    provenance = _provenance(merged, config)
+    problems += errors(check(config, Facts(), provenance=provenance))
+    if problems:
+        raise ConfigError(*_in_order(problems))
+    notes = [note for collector in collectors for note in collector.notes]
+    return Loaded(config, provenance, (*notes, *foreign.notes, *merged.notes), path)
+
+
+def _yaml(path: str | None, collector: Collector) -> None:
+    if path is None:
+        return
+    tree = parse_yaml(read_text(path), path)
+    if tree is None:
+        raise ConfigError(
+            Diagnostic(
+                "config.empty_file",
+                "the config file is empty",
+                where=path,
+                hint="at least: model:, data: and training: sections (see docs/config.md)",
+            )
+        )
+    collector.root(tree, path, YAML)
+
+
+def _environment(environ: Mapping[str, str], collector: Collector) -> None:
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX) or "__" not in name:
+            continue
+        parts = tuple(name.removeprefix(_PREFIX).lower().split("__"))
+        source = Source(ENVIRONMENT, text=name)
+        if parts[0] not in SECTIONS or not all(parts):
+            hint = f"PACELINE_<SECTION>__<KEY>, the section one of {', '.join(s.upper() for s in SECTIONS)}"
+            collector.problems.append(
+                Diagnostic(
+                    "config.unknown_variable", f"{name} names no section", where=source.place(), found=name, hint=hint
+                )
+            )
+            continue
+        collector.setting(parts, _value(environ[name], name), source)
+
+
+def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collector: Collector) -> None:
+    for path, value in flags.items():
+        if value is not None:
+            collector.setting(tuple(path.split(".")), _as_node(value), Source(COMMAND_LINE, text=path))
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        key = key.strip().lstrip("-")
+        if not equals or not key or not all(key.split(".")):
+            found = override.split("=")[0] if equals else override
+            collector.problems.append(
+                Diagnostic(
+                    "config.override",
+                    "an override is written key=value",
+                    where=COMMAND_LINE,
+                    found=found,
+                    hint="training.learning_rate=1e-4",
+                )
+            )
+            continue
+        collector.setting(
+            tuple(key.split(".")),
+            _value(value, f"command line {key}"),
+            Source(COMMAND_LINE, text=f"{key}=…" if len(override) > 60 else override),
+        )
+
+
+def _value(text: str, name: str) -> Node:
+    """A value on one line: a YAML scalar, ``[a, b]`` or ``{a: 1}``. Raises ConfigError."""
+    stripped = text.strip()
+    if stripped[:1] in ("[", "{", '"', "'"):
+        return parse_yaml(stripped, name) or Node(None, 1)
+    from paceline.config.scalars import resolve_plain
+
+    return Node(resolve_plain(stripped), 1, raw=stripped)
+
+
+def _as_node(value: object) -> Node:
+    if isinstance(value, Mapping):
+        return Node(
+            {str(key): _as_node(item) for key, item in value.items()}, 1, key_lines={str(key): 1 for key in value}
+        )
+    if isinstance(value, (list, tuple)):
+        return Node([_as_node(item) for item in value], 1)
+    return Node(value, 1, raw="" if value is None else str(value))
+
+
+def _spread_max_rows(merged: Merged) -> None:
+    """LLaMA-Factory's max_samples holds for every data set."""
+    limit = merged.values.get("data.max_rows")
+    if limit is None:
+        return
+    from paceline.config.sections.data import to_datasets
+
+    for path in ("data.train", "data.eval"):
+        sets: Any = to_datasets(merged.values.get(path))
+        if isinstance(sets, list):
+            merged.values[path] = [{"max_rows": limit, **item} if isinstance(item, dict) else item for item in sets]
+
+
+def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
+    default = Source(DEFAULTS)
+    found: dict[str, Source] = {}
+    winners: Mapping[str, Entry] = merged.winners
+    for path in fields():
+        section = path.partition(".")[0]
+        if section == "lora" and config.lora is None:
+            continue
+        parent = path.rpartition(".")[0]
+        winner = winners.get(path) or (winners.get(parent) if parent.count(".") else None)
+        found[path] = winner.source if winner else default
+    for path, entry in winners.items():
+        found.setdefault(path, entry.source)
+    return found
+
+
+def _in_order(problems: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """By file and line, each once."""
+
+    def key(item: Diagnostic) -> tuple[str, int]:
+        file, _, line = item.where.split(" and ")[0].rpartition(":")
+        return (file, int(line)) if line.isdigit() else (item.where, 0)
+
+    unique: dict[str, Diagnostic] = {json.dumps([p.code, p.where, p.what, p.found]): p for p in problems}
+    return sorted(unique.values(), key=key)

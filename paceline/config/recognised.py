@@ -1,0 +1,170 @@
+"""Keys of Transformers and LLaMA-Factory that are known here and set nothing, each with what happens instead: never silently ignored.
+
+``fine``: values that agree with what Paceline does; they pass with a note. Any other value is refused (``refuse=True``) or warned about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What is said about a key; ``fine`` values ask for nothing else than what happens anyway."""
+
+    says: str
+    fine: tuple[Any, ...] = ()
+    refuse: bool = False
+    any_value: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        """Whether this value asks for nothing that Paceline does not do."""
+        if self.any_value or value is None or value in ({}, [], ""):
+            return True
+        word = value.strip().lower() if isinstance(value, str) else value
+        word = (
+            {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(word, word)
+            if isinstance(word, str)
+            else word
+        )
+        return any(word == good and isinstance(word, bool) == isinstance(good, bool) for good in self.fine)
+
+
+def _note(says: str) -> Recognised:
+    return Recognised(says, any_value=True)
+
+
+def _warn(says: str, *fine: Any) -> Recognised:
+    return Recognised(says, fine)
+
+
+def _refuse(says: str, *fine: Any) -> Recognised:
+    return Recognised(says, fine, refuse=True)
+
+
+_HUB = "nothing is uploaded to the hub; `paceline export RUN --to DIR` writes a Hugging Face folder that you can upload"
+_TRACKIO = "trackio is not a tracker here: report_to takes tensorboard and wandb"
+_TEMPLATE = "the tokenizer's own chat template is used; model.chat_template replaces it"
+
+RECOGNISED: dict[str, Recognised] = {
+    # Transformers 5.23
+    "optim_target_modules": _refuse("layer-wise optimizers (GaLore, APOLLO) are not built"),
+    "average_tokens_across_devices": _refuse("the loss is always averaged over the tokens of all processes", True),
+    "label_smoothing_factor": _refuse("label smoothing is not built", 0, 0.0),
+    "fp16_opt_level": _note(
+        "Apex levels are gone: fp16 is torch's autocast with float32 masters and a gradient scaler (what O1 meant)"
+    ),
+    "fp16_backend": _note("fp16 is torch's own autocast"),
+    "half_precision_backend": _note("half precision is torch's own autocast"),
+    "tf32": _warn("float32 matrix products keep their full precision: TF32 is not turned on", False),
+    "use_liger_kernel": _note("the fused linear cross entropy is always on; Liger's other kernels are not used"),
+    "liger_kernel_config": _note("Liger's kernels are not used"),
+    "use_cache": _warn("training keeps no key-value cache; generation uses one by itself", False),
+    "neftune_noise_alpha": _refuse("NEFTune noise is not built", 0),
+    "torch_empty_cache_steps": _warn("the allocator's cache is not emptied during training"),
+    "auto_find_batch_size": _refuse(
+        "the batch size is what the config says; a smaller one after an out-of-memory error would change the run", False
+    ),
+    "logging_strategy": _warn("console and trackers get a line every logging_steps steps", "steps"),
+    "log_on_each_node": _note("every rank writes its own log file under logs/"),
+    "logging_nan_inf_filter": _warn("losses are logged as they are, NaN included", False),
+    "include_num_input_tokens_seen": _note("tokens are always counted"),
+    "include_tokens_per_second": _note("tokens per second are always shown"),
+    "log_level_replica": _note("every rank writes its own log file at training.log_level"),
+    "disable_tqdm": _note("the console line adapts to the terminal by itself"),
+    "project": _note("the tracker's project is named by the tracker's own variables (WANDB_PROJECT)"),
+    "trackio_space_id": _note(_TRACKIO),
+    "trackio_bucket_id": _note(_TRACKIO),
+    "trackio_static_space_id": _note(_TRACKIO),
+    "eval_delay": _refuse("evaluation starts with the first interval", 0, 0.0),
+    "prediction_loss_only": _note("evaluation computes sums on the devices; no predictions are gathered"),
+    "eval_do_concat_batches": _note("no predictions are gathered in evaluation"),
+    "eval_use_gather_object": _refuse("object collectives pickle, and are not used", False),
+    "eval_accumulation_steps": _note("no predictions are gathered in evaluation"),
+    "include_for_metrics": _warn("metrics are those of the algorithm"),
+    "include_inputs_for_metrics": _warn("metrics are those of the algorithm", False),
+    "batch_eval_metrics": _note("evaluation adds exact sums batch by batch"),
+    "save_only_model": _warn(
+        "checkpoints keep optimizer and position, so that every one can be resumed; `paceline export` writes weights only",
+        False,
+    ),
+    "save_safetensors": _refuse("checkpoints are safetensors only", True),
+    "save_on_each_node": _refuse("a checkpoint is written once, to a file system that all nodes see", False),
+    "enable_jit_checkpoint": _note("SIGTERM always saves at the next step"),
+    "push_to_hub": _refuse(_HUB, False),
+    "hub_token": _note(_HUB),
+    "hub_private_repo": _note(_HUB),
+    "hub_model_id": _note(_HUB),
+    "hub_strategy": _note(_HUB),
+    "hub_always_push": _refuse(_HUB, False),
+    "hub_revision": _note(_HUB),
+    "push_to_hub_model_id": _note(_HUB),
+    "push_to_hub_token": _note(_HUB),
+    "push_to_hub_organization": _note(_HUB),
+    "ignore_data_skip": _refuse("a resumed run goes on at its exact position in the data", False),
+    "restore_callback_states_from_checkpoint": _note("a resumed run restores all of its state"),
+    "full_determinism": _warn(
+        "runs repeat bit for bit on a CPU; torch's deterministic CUDA kernels are not forced", False
+    ),
+    "accelerator_config": _refuse(
+        "the data order is arithmetic; Accelerate's options of dispatching and splitting batches do not apply"
+    ),
+    "split_batches": _refuse("per_device_train_batch_size counts rows per process", False),
+    "dispatch_batches": _refuse("every process reads its own rows", False),
+    "dataloader_persistent_workers": _note("loading processes live as long as the run"),
+    "dataloader_multiprocessing_context": _note("loading processes are started by the platform's default"),
+    "dataloader_in_order": _refuse("batches always come in order", True),
+    "remove_unused_columns": _note("prepared data hold tokens only"),
+    "label_names": _note("labels are made by data.train_on"),
+    "train_sampling_strategy": _warn("rows are permuted by seed; with packing there is no padding to save", "random"),
+    "group_by_length": _warn("rows are permuted by seed; with packing there is no padding to save", False),
+    "length_column_name": _note("lengths are measured, not read from a column"),
+    "debug": _warn("`paceline doctor` finds overflows and hangs"),
+    "skip_memory_metrics": _note("memory is always shown"),
+    "do_train": _refuse("`paceline train` trains", True, 1),
+    "do_eval": _note("eval_strategy decides when to evaluate"),
+    "do_predict": _refuse("`paceline chat RUN` answers; there is no prediction stage", False, 0),
+    "local_rank": _note("the rank comes from the launcher"),
+    # older Transformers
+    "logging_dir": _note("logs lie in the run directory: logs/ and tensorboard/"),
+    "use_mps_device": _refuse("Apple's MPS device is not supported", False),
+    "use_ipex": _refuse("Intel's extension is not used", False),
+    "jit_mode_eval": _refuse("torch.jit is not used", False),
+    "tpu_num_cores": _refuse("TPUs are not supported"),
+    "tpu_metrics_debug": _refuse("TPUs are not supported", False),
+    "past_index": _refuse("recurrent state is not passed on between batches", -1),
+    "ray_scope": _note("there is no hyper-parameter search by Ray"),
+    "sharded_ddp": _refuse("Fairscale's sharding is gone; use distributed_strategy: fsdp or zero2", False, ""),
+    "fsdp_min_num_params": _refuse("put min_num_params under fsdp_config", 0),
+    "fsdp_transformer_layer_cls_to_wrap": _refuse("put transformer_layer_cls_to_wrap under fsdp_config"),
+    "include_for_metrics_inputs": _note("metrics are those of the algorithm"),
+    "mp_parameters": _refuse("SageMaker's model parallelism is not supported"),
+    # LLaMA-Factory and the guide
+    "device_ids": _note("each process drives the device of its local rank"),
+    "template": _note(_TEMPLATE),
+    "plot_loss": _note("plots are always written at the end, and by `paceline plot RUN`"),
+    "overwrite_cache": _note(
+        "prepared data are found by fingerprint: a change of data, tokenizer or template prepares anew"
+    ),
+    "preprocessing_batch_size": _note("tokenisation chooses its own batches"),
+    "dataset_dir": _warn("data sets are named by path or hub name under data.train; dataset_info.json is not read"),
+    "predict_with_generate": _warn("evaluation measures the loss; `paceline chat RUN` generates", False),
+    "tokenized_path": _note("prepared data lie in data.cache_dir"),
+    "buffer_size": _note("data are not streamed"),
+    "streaming": _refuse("data are prepared once and memory-mapped, not streamed", False),
+    "mix_strategy": _warn("mixtures follow the weights of data.train", "concat"),
+    "ignore_pad_token_for_loss": _refuse("padding never carries loss", True),
+    "adapter_name_or_path": _refuse("training on from an adapter is not built"),
+    "disable_gradient_checkpointing": _refuse("write gradient_checkpointing: true or false"),
+    "use_fast_tokenizer": _warn("tokenizers are the fast ones", True),
+    "use_unsloth": _refuse("Unsloth is not used", False),
+    "enable_liger_kernel": _note("the fused linear cross entropy is always on; Liger's other kernels are not used"),
+    "use_galore": _refuse("GaLore is not built", False),
+    "use_badam": _refuse("BAdam is not built", False),
+    "pure_bf16": _refuse("trained weights are kept in float32; write bf16: true for bf16 compute", False),
+    "upcast_layernorm": _note("norms are computed in float32 where it matters"),
+    "dataloader.shuffle": _note("rows are permuted by seed and epoch"),
+    "dataloader.persistent_workers": _note("loading processes live as long as the run"),
+    "trainer_backend": _note("distributed_strategy says how it is distributed"),
+}

@@ -1,0 +1,35 @@
+"""Rules: each a function with a code, all of them asked, all findings given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.config.rules.backend import BACKEND_RULES
+from paceline.config.rules.base import Context, Facts, Rule
+from paceline.config.rules.batch import BATCH_RULES
+from paceline.config.rules.data import DATA_RULES
+from paceline.config.rules.host import HOST_RULES
+from paceline.config.rules.model import MODEL_RULES
+from paceline.config.rules.precision import PRECISION_RULES
+from paceline.config.rules.save import SAVE_RULES
+from paceline.config.schema import Config
+from paceline.config.source import Source
+from paceline.core.diagnostics import Diagnostic
+
+RULES: tuple[Rule, ...] = (
+    *BATCH_RULES,
+    *PRECISION_RULES,
+    *BACKEND_RULES,
+    *SAVE_RULES,
+    *DATA_RULES,
+    *MODEL_RULES,
+    *HOST_RULES,
+)
+
+
+def check(
+    config: Config, facts: Facts, *, starting: bool = False, provenance: Mapping[str, Source] | None = None
+) -> list[Diagnostic]:
+    """All findings about a config with what is known; ``starting`` adds what only a start needs (a model, data, files that exist)."""
+    context = Context(config, facts, starting, provenance or {})
+    return [finding for rule in RULES for finding in rule(context)]

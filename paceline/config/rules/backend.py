@@ -1,0 +1,254 @@
+"""Strategy, backend, mesh and launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.config.sections.training_scale import STRATEGIES
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_STRATEGY = "training.distributed_strategy"
+_ONE_PROCESS = ("single", "data_parallel")
+
+
+def strategy_name(c: Context) -> Iterator[Diagnostic]:
+    """strategy.unknown"""
+    import difflib
+
+    name = c.config.training.distributed_strategy
+    if name in STRATEGIES or ":" in name:
+        return
+    near = difflib.get_close_matches(name.lower(), STRATEGIES, n=1)
+    yield c.problem(
+        "strategy.unknown",
+        "there is no such strategy",
+        _STRATEGY,
+        hint=f"did you mean '{near[0]}'?" if near else f"one of {', '.join(STRATEGIES)}, or module:Class",
+    )
+
+
+def fsdp_and_deepspeed(c: Context) -> Iterator[Diagnostic]:
+    """back.fsdp_ds"""
+    t = c.config.training
+    if t.fsdp and t.deepspeed:
+        yield c.problem(
+            "back.fsdp_ds",
+            "fsdp and deepspeed are both set; a run is sharded by one of them",
+            "training.fsdp",
+            "training.deepspeed",
+            found="fsdp and deepspeed",
+            hint="remove one of the two",
+        )
+
+
+def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
+    """back.strategy_vs_file"""
+    t = c.config.training
+    name = t.distributed_strategy
+    if ":" in name or name not in STRATEGIES:
+        return
+    if t.deepspeed and name not in ("auto", "deepspeed", "zero1", "zero2", "zero3"):
+        yield c.problem(
+            "back.strategy_vs_file",
+            f"a DeepSpeed config is given, and the strategy is {name}",
+            _STRATEGY,
+            hint="distributed_strategy: deepspeed, or remove deepspeed (deepspeed: null)",
+        )
+    if t.fsdp and name not in ("auto", "fsdp", "pipeline"):
+        yield c.problem(
+            "back.strategy_vs_file",
+            f"fsdp is set, and the strategy is {name}",
+            _STRATEGY,
+            "training.fsdp",
+            hint="distributed_strategy: fsdp, or remove fsdp (fsdp: null)",
+        )
+    stage = (
+        t.deepspeed.get("zero_optimization", {}).get("stage")
+        if isinstance(t.deepspeed, dict) and isinstance(t.deepspeed.get("zero_optimization"), dict)
+        else None
+    )
+    if name.startswith("zero") and stage is not None and str(stage) != name[-1]:
+        yield c.problem(
+            "back.strategy_vs_file",
+            f"the strategy is {name}, the DeepSpeed config says stage {stage}",
+            _STRATEGY,
+            hint=f"zero{stage}, or distributed_strategy: deepspeed",
+        )
+
+
+def distributed_flag(c: Context) -> Iterator[Diagnostic]:
+    """back.distributed_flag"""
+    t = c.config.training
+    if (
+        t.distributed is False
+        and t.distributed_strategy not in ("auto", *_ONE_PROCESS)
+        and ":" not in t.distributed_strategy
+    ):
+        yield c.problem(
+            "back.distributed_flag",
+            "distributed: false, and a distributed strategy",
+            "training.distributed",
+            _STRATEGY,
+            hint="distributed: true, or distributed_strategy: single",
+        )
+    if t.distributed is True and t.distributed_strategy == "single":
+        yield c.problem(
+            "back.distributed_flag",
+            "distributed: true, and a strategy of one process",
+            "training.distributed",
+            _STRATEGY,
+            hint="distributed_strategy: ddp, or distributed: false",
+        )
+    world = c.facts.world_size
+    if world is not None and world > 1 and (t.distributed is False or t.distributed_strategy in _ONE_PROCESS):
+        path = "training.distributed" if t.distributed is False else _STRATEGY
+        yield c.problem(
+            "back.one_process",
+            f"the config asks for one process, {world} are started",
+            path,
+            hint="distributed_strategy: ddp, or --nproc 1",
+        )
+
+
+def needs_processes(c: Context) -> Iterator[Diagnostic]:
+    """back.fsdp_single"""
+    t, world = c.config.training, c.facts.world_size
+    if world == 1 and (t.fsdp or t.distributed_strategy == "fsdp"):
+        yield c.problem(
+            "back.fsdp_single",
+            "FSDP shards over processes, and there is one",
+            "training.fsdp" if t.fsdp else _STRATEGY,
+            hint="--nproc 2 or more, or distributed_strategy: single",
+        )
+
+
+def nccl(c: Context) -> Iterator[Diagnostic]:
+    """back.nccl_cpu"""
+    t = c.config.training
+    if t.ddp_backend == "nccl" and (t.use_cpu or c.facts.device == "cpu"):
+        why = "use_cpu is set" if t.use_cpu else "this machine has no CUDA device"
+        yield c.problem(
+            "back.nccl_cpu",
+            f"nccl needs CUDA devices; {why}",
+            "training.ddp_backend",
+            hint="ddp_backend: auto (gloo here), or gloo",
+        )
+
+
+def backend_built(c: Context) -> Iterator[Diagnostic]:
+    """back.not_built"""
+    name, built = c.config.training.ddp_backend, c.facts.backends
+    if built is not None and name != "auto" and name not in built and not (name == "nccl" and c.facts.device == "cpu"):
+        yield c.problem(
+            "back.not_built",
+            f"this torch has no backend {name}",
+            "training.ddp_backend",
+            hint=f"auto, or one of {', '.join(sorted(built))}",
+        )
+
+
+def mesh(c: Context) -> Iterator[Diagnostic]:
+    """par.sizes_ge1, par.product, par.tp_pure_dp, par.tp_heads"""
+    sizes = c.config.training.parallelism
+    if sizes is None:
+        return
+    by_name = {name: getattr(sizes, name) for name in type(sizes).model_fields}
+    low = [name for name, size in by_name.items() if size < 1]
+    written = ", ".join(f"{name}: {size}" for name, size in by_name.items())
+    for name in low:
+        yield c.problem(
+            "par.sizes_ge1",
+            f"{name} must be at least 1",
+            f"training.parallelism.{name}",
+            found=f"{name}: {by_name[name]}",
+            hint=f"{name}: 1",
+        )
+    if low:
+        return
+    world, product = c.facts.world_size, math.prod(by_name.values())
+    if world is not None and product != world:
+        divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        yield c.problem(
+            "par.product",
+            f"the mesh holds {product} processes, {world} are started",
+            "training.parallelism",
+            found=written,
+            hint=f"sizes whose product is {world}; its divisors: {divisors}",
+        )
+    if (sizes.tp_size > 1 or sizes.cp_size > 1) and sizes.dp_replicate_size > 1 and sizes.dp_shard_size == 1:
+        yield c.problem(
+            "par.tp_pure_dp",
+            "tensor or context parallel with replicas needs sharding too",
+            "training.parallelism",
+            found=written,
+            hint="dp_shard_size above 1, dp_replicate_size: 1",
+        )
+    heads = c.facts.num_attention_heads
+    if heads is not None and heads % sizes.tp_size:
+        yield c.problem(
+            "par.tp_heads",
+            f"{heads} attention heads cannot be divided by {sizes.tp_size}",
+            "training.parallelism.tp_size",
+            hint=f"a divisor of {heads}",
+        )
+
+
+def launch(c: Context) -> Iterator[Diagnostic]:
+    """back.master_port_range, back.node_rank, back.multi_node_addr"""
+    section = c.config.launch
+    if section.master_port is not None and not 0 <= section.master_port <= 65535:
+        yield c.problem(
+            "back.master_port_range",
+            "a port is a number from 0 to 65535",
+            "launch.master_port",
+            hint="master_port: 29500",
+        )
+    if section.node_rank >= section.nnodes:
+        yield c.problem(
+            "back.node_rank",
+            f"node_rank counts from 0 to {section.nnodes - 1}",
+            "launch.node_rank",
+            "launch.nnodes",
+            hint="node_rank: 0 on the first node",
+        )
+    if section.nnodes > 1 and section.master_port is None and c.starting:
+        yield c.problem(
+            "back.multi_node_port",
+            "several nodes must agree on a port",
+            "launch.master_port",
+            hint="master_port: 29500, the same on every node",
+        )
+
+
+def slurm(c: Context) -> Iterator[Diagnostic]:
+    """host.slurm_tasks"""
+    tasks = c.facts.slurm_ntasks_per_node
+    if c.facts.launcher == "torchrun" and c.facts.inside_srun and tasks is not None and tasks > 1:
+        yield Diagnostic(
+            "host.slurm_tasks",
+            "each of Slurm's tasks would start a full torchrun, sharing the same devices",
+            where="SLURM_NTASKS_PER_NODE",
+            found=str(tasks),
+            hint="srun --ntasks-per-node=1",
+        )
+
+
+def options(c: Context) -> Iterator[Diagnostic]:
+    """strategy.options"""
+    t = c.config.training
+    if t.strategy_options and ":" not in t.distributed_strategy:
+        yield c.problem(
+            "strategy.options",
+            "strategy_options go to a strategy of your own only",
+            "training.strategy_options",
+            _STRATEGY,
+            hint="distributed_strategy: module:Class",
+            severity=Severity.WARNING,
+        )
+
+
+BACKEND_RULES: tuple[Rule, ...] = (
+    strategy_name, fsdp_and_deepspeed, strategy_against_file, distributed_flag, needs_processes, nccl, backend_built, mesh, launch, slurm, options,
+)  # fmt: skip

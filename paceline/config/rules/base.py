@@ -1,0 +1,98 @@
+"""What a rule sees, and how one is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.config.source import DEFAULTS, Source, shown
+from paceline.core.diagnostics import Diagnostic, Severity
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about machine, model and run. None means unknown: rules that need it stay silent.
+
+    ``backends``: process-group backends that this torch has; ``capability``: CUDA compute capability (8.0);
+    ``embedding_rows``, ``num_tokens``: rows of the embedding and tokens of the tokenizer; sizes in bytes, times in seconds.
+    """
+
+    device: str | None = None
+    device_name: str = ""
+    num_devices: int | None = None
+    bf16: bool | None = None
+    fp16: bool | None = None
+    capability: float | None = None
+    world_size: int | None = None
+    num_nodes: int | None = None
+    launcher: str | None = None
+    backends: frozenset[str] | None = None
+    max_position_embeddings: int | None = None
+    rope_scaling: bool | None = None
+    embedding_rows: int | None = None
+    num_tokens: int | None = None
+    pretrained_dtype: str | None = None
+    num_attention_heads: int | None = None
+    num_layers: int | None = None
+    complete_checkpoints: int | None = None
+    incomplete_checkpoints: int | None = None
+    checkpoint_files: tuple[str, ...] | None = None
+    checkpoint_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    resume_global_batch: int | None = None
+    save_seconds: float | None = None
+    grace_seconds: float | None = None
+    prepare_seconds: float | None = None
+    shm_free_bytes: int | None = None
+    batch_bytes: int | None = None
+    infiniband: bool | None = None
+    memlock_unlimited: bool | None = None
+    max_open_files: int | None = None
+    interfaces: frozenset[str] | None = None
+    nccl_socket_ifname: str | None = None
+    environment_digests: frozenset[str] | None = None
+    slurm_ntasks_per_node: int | None = None
+    inside_srun: bool | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """Config, facts, and who set what."""
+
+    config: Config
+    facts: Facts
+    starting: bool
+    provenance: Mapping[str, Source] = field(default_factory=dict)
+
+    def given(self, path: str) -> bool:
+        """Whether a layer above the defaults set this key."""
+        source = self.provenance.get(path)
+        return source is not None and source.layer != DEFAULTS
+
+    def value(self, path: str) -> Any:
+        """The effective value at a dotted path."""
+        found: Any = self.config
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found
+
+    def place(self, *paths: str) -> str:
+        """``file:line`` of the keys that were set, else the first key's name."""
+        places = [self.provenance[p].place() for p in paths if self.given(p)]
+        return " and ".join(dict.fromkeys(places)) or paths[0]
+
+    def problem(
+        self, code: str, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
+    ) -> Diagnostic:
+        """A finding about some keys: their values are what was found."""
+        text = found or ", ".join(f"{path.split('.', 1)[1]}: {shown(path, _plain(self.value(path)))}" for path in paths)
+        return Diagnostic(code, what, where=self.place(*paths), found=text, hint=hint, severity=severity)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+Rule = Callable[[Context], Iterable[Diagnostic]]

@@ -1,0 +1,82 @@
+"""Batch, steps and schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.core.diagnostics import Diagnostic, Severity
+
+
+def positive(c: Context) -> Iterator[Diagnostic]:
+    """batch.positive"""
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        path = f"training.{name}"
+        if c.value(path) < 1:
+            yield c.problem("batch.positive", f"{name} must be at least 1", path, hint=f"{name}: 1")
+
+
+def global_batch_on_resume(c: Context) -> Iterator[Diagnostic]:
+    """batch.elastic_global_const"""
+    t, world, before = c.config.training, c.facts.world_size, c.facts.resume_global_batch
+    if t.resume_from_checkpoint is None or world is None or before is None:
+        return
+    now = t.per_device_train_batch_size * t.gradient_accumulation_steps * world
+    if now != before:
+        pairs = [f"{m} x {before // (m * world)}" for m in range(1, before // world + 1) if before % (m * world) == 0]
+        yield c.problem(
+            "batch.elastic_global_const", f"the run goes on with a global batch of {before}, this config makes {now} on {world} processes",
+            "training.per_device_train_batch_size", "training.gradient_accumulation_steps",
+            hint=f"per_device_train_batch_size x gradient_accumulation_steps one of: {', '.join(pairs)}" if pairs else f"a number of processes that divides {before}",
+        )  # fmt: skip
+
+
+def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
+    """batch.triple"""
+    t, world = c.config.training, c.facts.world_size
+    total = t.deepspeed.get("train_batch_size") if isinstance(t.deepspeed, dict) else None
+    if not isinstance(total, int) or isinstance(total, bool) or world is None:
+        return
+    micro, steps = t.per_device_train_batch_size, t.gradient_accumulation_steps
+    if total != micro * steps * world:
+        yield c.problem(
+            "batch.triple", f"DeepSpeed's train_batch_size {total} is not micro-batch {micro} x accumulation {steps} x processes {world} = {micro * steps * world}",
+            "training.deepspeed", found=f"train_batch_size: {total}", hint=f'"train_batch_size": "auto" (or {micro * steps * world}); the product is what runs', severity=Severity.WARNING,
+        )  # fmt: skip
+
+
+def steps(c: Context) -> Iterator[Diagnostic]:
+    """train.max_steps"""
+    value = c.config.training.max_steps
+    if value == 0 or value < -1:
+        yield c.problem(
+            "train.max_steps",
+            "max_steps is a number of steps, or -1 for none",
+            "training.max_steps",
+            hint="max_steps: -1 with num_train_epochs, or a number above 0",
+        )
+
+
+def warmup(c: Context) -> Iterator[Diagnostic]:
+    """train.warmup"""
+    t = c.config.training
+    if t.warmup_steps >= 1 and t.warmup_steps != int(t.warmup_steps):
+        yield c.problem(
+            "train.warmup",
+            "warmup_steps from 1 on is a whole number of steps",
+            "training.warmup_steps",
+            hint=f"warmup_steps: {int(t.warmup_steps)}, or a share below 1",
+        )
+    if 0 < t.max_steps < t.warmup_steps:
+        yield c.problem(
+            "train.warmup", "warm-up is longer than the run: the learning rate would never reach its peak", "training.warmup_steps", "training.max_steps",
+            hint=f"warmup_steps: {max(1, t.max_steps // 10)}", severity=Severity.WARNING,
+        )  # fmt: skip
+    if t.warmup_steps > 0 and t.lr_scheduler_type == "constant":
+        yield c.problem(
+            "train.warmup_constant", "the schedule 'constant' has no warm-up, so warmup_steps does nothing", "training.lr_scheduler_type", "training.warmup_steps",
+            hint="lr_scheduler_type: constant_with_warmup", severity=Severity.WARNING,
+        )  # fmt: skip
+
+
+BATCH_RULES: tuple[Rule, ...] = (positive, global_batch_on_resume, deepspeed_triple, steps, warmup)

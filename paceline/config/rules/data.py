@@ -1,0 +1,111 @@
+"""Data and loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.core.diagnostics import Diagnostic, Severity
+
+
+def train_data(c: Context) -> Iterator[Diagnostic]:
+    """data.missing"""
+    if c.starting and not c.config.data.train:
+        yield c.problem(
+            "data.missing",
+            "there is nothing to train on",
+            "data.train",
+            found="no data.train",
+            hint="data:\n             train: my_data.jsonl",
+        )
+
+
+def prefetch(c: Context) -> Iterator[Diagnostic]:
+    """data.prefetch"""
+    t = c.config.training
+    if t.dataloader_num_workers == 0 and t.dataloader_prefetch_factor is not None:
+        yield c.problem(
+            "data.prefetch", "without loading processes there is nothing that prefetches", "training.dataloader_prefetch_factor", "training.dataloader_num_workers",
+            hint="dataloader_num_workers: 2, or remove dataloader_prefetch_factor",
+        )  # fmt: skip
+
+
+def positions(c: Context) -> Iterator[Diagnostic]:
+    """data.max_pos"""
+    limit, length = c.facts.max_position_embeddings, c.config.data.max_length
+    if limit is not None and length > limit and not c.facts.rope_scaling:
+        yield c.problem(
+            "data.max_pos",
+            f"sequences of {length} tokens, the model has {limit} positions",
+            "data.max_length",
+            hint=f"max_length: {limit}",
+        )
+
+
+def token_range(c: Context) -> Iterator[Diagnostic]:
+    """data.token_range"""
+    rows, tokens = c.facts.embedding_rows, c.facts.num_tokens
+    if rows is not None and tokens is not None and tokens > rows and c.config.model.resize_embeddings == "never":
+        yield c.problem(
+            "data.token_range",
+            f"the tokenizer has {tokens} tokens, the embedding {rows} rows",
+            "model.resize_embeddings",
+            hint="resize_embeddings: auto",
+        )
+
+
+def packing(c: Context) -> Iterator[Diagnostic]:
+    """data.packing_algorithm"""
+    t, d = c.config.training, c.config.data
+    if d.packing and c.given("data.packing") and t.algorithm != "sft":
+        yield c.problem(
+            "data.packing_eval",
+            f"packing is for SFT; {t.algorithm} needs whole rows",
+            "data.packing",
+            "training.algorithm",
+            hint="packing: false",
+        )
+
+
+def split(c: Context) -> Iterator[Diagnostic]:
+    """data.validation_split"""
+    value = c.config.data.validation_split
+    if value is not None and value <= 0:
+        yield c.problem(
+            "data.validation_split",
+            "the validation split is a share between 0 and 1, or a number of rows",
+            "data.validation_split",
+            hint="validation_split: 0.05",
+        )
+    if value and c.config.data.eval:
+        yield c.problem(
+            "data.two_evals", "data.eval is given, and rows are split off too; only data.eval would be evaluated", "data.validation_split", "data.eval",
+            found="data.eval and data.validation_split", hint="one of the two",
+        )  # fmt: skip
+
+
+def prepare_time(c: Context) -> Iterator[Diagnostic]:
+    """host.timeout_preproc"""
+    seconds, timeout = c.facts.prepare_seconds, c.config.training.ddp_timeout
+    if seconds is not None and seconds > 0.8 * timeout:
+        yield c.problem(
+            "host.timeout_preproc", f"preparing the data takes about {seconds:.0f} s, close to ddp_timeout", "training.ddp_timeout",
+            hint="prepare ahead: python prepare_datasets.py --config …", severity=Severity.WARNING,
+        )  # fmt: skip
+
+
+def weights(c: Context) -> Iterator[Diagnostic]:
+    """data.one_weight"""
+    sets = c.config.data.train
+    if len(sets) == 1 and sets[0].weight != 1:
+        yield c.problem(
+            "data.one_weight",
+            "a weight says nothing with one data set",
+            "data.train",
+            found=f"weight: {sets[0].weight:g}",
+            hint="remove the weight",
+            severity=Severity.WARNING,
+        )
+
+
+DATA_RULES: tuple[Rule, ...] = (train_data, prefetch, positions, token_range, packing, split, prepare_time, weights)

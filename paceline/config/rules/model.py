@@ -1,0 +1,172 @@
+"""Model, tokenizer, recomputation, remote code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+
+
+def given(c: Context) -> Iterator[Diagnostic]:
+    """model.missing, model.two, model.tokenizer"""
+    m = c.config.model
+    if m.name_or_path and m.config is not None:
+        yield c.problem(
+            "model.two",
+            "name_or_path loads weights, config makes a fresh model",
+            "model.name_or_path",
+            "model.config",
+            found="name_or_path and config",
+            hint="one of the two",
+        )
+    if c.starting and not m.name_or_path and m.config is None:
+        yield c.problem(
+            "model.missing",
+            "there is no model to train",
+            "model.name_or_path",
+            found="no model.name_or_path and no model.config",
+            hint="model:\n             name_or_path: Qwen/Qwen3-0.6B",
+        )
+    if c.starting and m.config is not None and not m.name_or_path and not m.tokenizer:
+        yield c.problem(
+            "model.tokenizer",
+            "a model made from scratch needs a tokenizer",
+            "model.tokenizer",
+            found="no model.tokenizer",
+            hint="model:\n             tokenizer: folder or hub name",
+        )
+    if m.config is not None and "model_type" not in m.config:
+        yield c.problem(
+            "model.type",
+            "a shape needs its architecture",
+            "model.config",
+            found=f"config with {', '.join(list(m.config)[:5]) or 'nothing'}",
+            hint="config: {model_type: llama, hidden_size: 512, …}",
+        )
+
+
+def remote_code(c: Context) -> Iterator[Diagnostic]:
+    """sec.trust_remote_code"""
+    m = c.config.model
+    if m.trust_remote_code and not _COMMIT.match(m.revision or ""):
+        yield c.problem(
+            "sec.trust_remote_code", "code from the hub runs only from a pinned commit: a branch can change under you", "model.trust_remote_code", "model.revision",
+            hint="revision: the 40-digit commit you have read, or trust_remote_code: false",
+        )  # fmt: skip
+
+
+def dtype(c: Context) -> Iterator[Diagnostic]:
+    """model.dtype"""
+    if c.config.model.dtype in ("bfloat16", "float16"):
+        yield c.problem(
+            "model.dtype", "trained weights are kept in float32; the compute precision is training.mixed_precision", "model.dtype",
+            hint="mixed_precision: bf16 for bf16 compute, and no dtype", severity=Severity.WARNING,
+        )  # fmt: skip
+
+
+def attention(c: Context) -> Iterator[Diagnostic]:
+    """model.attention_cpu, par.cp_sdpa"""
+    name = c.config.model.attn_implementation
+    if name.startswith("flash_attention") and (c.facts.device == "cpu" or c.config.training.use_cpu):
+        yield c.problem(
+            "model.attention_cpu",
+            f"{name} needs a CUDA device",
+            "model.attn_implementation",
+            hint="attn_implementation: auto",
+        )
+    sizes = c.config.training.parallelism
+    if sizes is not None and sizes.cp_size > 1 and name not in ("auto", "sdpa"):
+        yield c.problem(
+            "par.cp_sdpa",
+            "context parallel works with sdpa attention",
+            "model.attn_implementation",
+            "training.parallelism.cp_size",
+            hint="attn_implementation: sdpa",
+        )
+
+
+def recompute(c: Context) -> Iterator[Diagnostic]:
+    """train.reentrant, fsdp.act_ckpt_twice"""
+    t = c.config.training
+    options = t.gradient_checkpointing_kwargs or {}
+    if options.get("use_reentrant") is True:
+        yield c.problem(
+            "train.reentrant", "reentrant recomputation loses gradients of frozen inputs; only the other kind is built", "training.gradient_checkpointing_kwargs",
+            hint="gradient_checkpointing_kwargs: {use_reentrant: false}",
+        )  # fmt: skip
+    unknown = [
+        key for key in options if key not in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug")
+    ]
+    if unknown:
+        yield c.problem(
+            "config.unknown_key",
+            "gradient_checkpointing_kwargs has no such option",
+            "training.gradient_checkpointing_kwargs",
+            found=", ".join(unknown),
+            hint="use_reentrant",
+        )
+    if options and not t.gradient_checkpointing:
+        yield c.problem(
+            "train.recompute_off", "options of recomputation are given, and it is off", "training.gradient_checkpointing_kwargs", "training.gradient_checkpointing",
+            hint="gradient_checkpointing: true, or remove them", severity=Severity.WARNING,
+        )  # fmt: skip
+    fsdp = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
+    inside = fsdp.get("activation_checkpointing", fsdp.get("fsdp_activation_checkpointing"))
+    if (
+        inside is True
+        and t.gradient_checkpointing
+        and c.given("training.gradient_checkpointing")
+        and c.provenance["training.gradient_checkpointing"].layer != "foreign file"
+    ):
+        yield c.problem(
+            "fsdp.act_ckpt_twice", "recomputation is asked for twice: by fsdp_config and by gradient_checkpointing", "training.gradient_checkpointing", "training.fsdp_config",
+            found="activation_checkpointing and gradient_checkpointing", hint="one of the two",
+        )  # fmt: skip
+
+
+def compile_options(c: Context) -> Iterator[Diagnostic]:
+    """train.compile_off"""
+    t = c.config.training
+    for name in ("torch_compile_backend", "torch_compile_mode"):
+        if getattr(t, name) is not None and not t.torch_compile:
+            yield c.problem(
+                "train.compile_off",
+                f"{name} is given, and torch_compile is off",
+                f"training.{name}",
+                "training.torch_compile",
+                hint="torch_compile: true",
+                severity=Severity.WARNING,
+            )
+
+
+def adapters(c: Context) -> Iterator[Diagnostic]:
+    """dpo.lm_head_adapter, peft.bits, peft.resize_quant"""
+    lora = c.config.lora
+    if lora is None:
+        return
+    if "lm_head" in lora.target_modules:
+        yield c.problem(
+            "dpo.lm_head_adapter",
+            "an adapter on lm_head would never train: the loss uses the head's weight",
+            "lora.target_modules",
+            hint="target_modules without lm_head",
+        )
+    if lora.quantization_bit not in (None, 4, 8):
+        yield c.problem(
+            "peft.bits", "weights are quantised to 4 or 8 bits", "lora.quantization_bit", hint="quantization_bit: 4"
+        )
+    if lora.quantization_bit and (c.config.model.add_tokens or c.config.model.add_special_tokens):
+        yield c.problem(
+            "peft.resize_quant",
+            "a quantised embedding cannot get new rows",
+            "lora.quantization_bit",
+            found="quantization_bit with added tokens",
+            hint="no quantization_bit, or no added tokens",
+        )
+
+
+MODEL_RULES: tuple[Rule, ...] = (given, remote_code, dtype, attention, recompute, compile_options, adapters)

@@ -1,0 +1,98 @@
+"""Number formats, and what the device can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_MIXED = "training.mixed_precision"
+
+
+def _device(c: Context) -> str:
+    return c.facts.device_name or {"cpu": "this CPU", "cuda": "this GPU"}.get(c.facts.device or "", "this device")
+
+
+def full_eval(c: Context) -> Iterator[Diagnostic]:
+    """prec.fp16_bf16_eval"""
+    t = c.config.training
+    if t.fp16_full_eval and t.bf16_full_eval:
+        yield c.problem(
+            "prec.fp16_bf16_eval",
+            "evaluation can run in fp16 or in bf16, not in both",
+            "training.fp16_full_eval",
+            "training.bf16_full_eval",
+            hint="one of the two",
+        )
+
+
+def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
+    """prec.bf16_hw"""
+    t = c.config.training
+    if c.facts.bf16 is False:
+        for path, asked in ((_MIXED, t.mixed_precision == "bf16"), ("training.bf16_full_eval", t.bf16_full_eval)):
+            if asked:
+                yield c.problem(
+                    "prec.bf16_hw", f"{_device(c)} has no bf16", path, hint="mixed_precision: auto, fp16 or no"
+                )
+
+
+def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
+    """prec.fp16_hw"""
+    t = c.config.training
+    if c.facts.fp16 is False:
+        for path, asked in ((_MIXED, t.mixed_precision == "fp16"), ("training.fp16_full_eval", t.fp16_full_eval)):
+            if asked:
+                yield c.problem(
+                    "prec.fp16_hw",
+                    f"{_device(c)} has no fp16 arithmetic",
+                    path,
+                    hint="mixed_precision: auto, bf16 or no",
+                )
+
+
+def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
+    """prec.bf16_pretrained_fp16"""
+    if c.config.training.mixed_precision == "fp16" and c.facts.pretrained_dtype == "bfloat16":
+        yield c.problem(
+            "prec.bf16_pretrained_fp16", "the model was pretrained in bf16; its activations can overflow fp16's range (65,504)", _MIXED,
+            hint="bf16: true where the device has it", severity=Severity.WARNING,
+        )  # fmt: skip
+
+
+def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
+    """prec.min_loss_scale, prec.amp_zero"""
+    ds = c.config.training.deepspeed
+    if not isinstance(ds, dict):
+        return
+    fp16, zero, amp = (
+        block if isinstance(block, dict) else {}
+        for block in (ds.get("fp16"), ds.get("zero_optimization"), ds.get("amp"))
+    )
+    smallest = fp16.get("min_loss_scale", 1)
+    if (
+        fp16.get("enabled") is True
+        and fp16.get("loss_scale", 0) == 0
+        and isinstance(smallest, (int, float))
+        and smallest <= 0
+    ):
+        yield c.problem(
+            "prec.min_loss_scale",
+            "the smallest loss scale must be above 0",
+            "training.deepspeed",
+            found=f"fp16.min_loss_scale: {smallest}",
+            hint='"min_loss_scale": 1',
+        )
+    stage = zero.get("stage", 0)
+    if amp.get("enabled") is True and isinstance(stage, int) and stage > 0:
+        yield c.problem(
+            "prec.amp_zero",
+            "Apex amp does not work with ZeRO",
+            "training.deepspeed",
+            found=f"amp.enabled with stage {stage}",
+            hint='an "fp16" or "bf16" block instead of "amp"',
+        )
+
+
+PRECISION_RULES: tuple[Rule, ...] = (full_eval, bf16_hardware, fp16_hardware, bf16_pretrained, deepspeed_fp16)

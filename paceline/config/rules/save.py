@@ -1,0 +1,217 @@
+"""Evaluation, saving, resuming, trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.units import human_bytes
+
+_TRACKERS = ("tensorboard", "wandb")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+def best_strategy(c: Context) -> Iterator[Diagnostic]:
+    """save.best_strategy"""
+    t = c.config.training
+    if t.load_best_model_at_end and t.save_strategy != "best" and t.eval_strategy != t.save_strategy:
+        yield c.problem(
+            "save.best_strategy", "load_best_model_at_end needs a checkpoint at every evaluation",
+            "training.load_best_model_at_end", "training.eval_strategy", "training.save_strategy", hint=f"eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and the same save_strategy, or save_strategy: best",
+        )  # fmt: skip
+    elif t.load_best_model_at_end and t.save_strategy == t.eval_strategy == "steps":
+        yield from _best_steps(c)
+    elif t.load_best_model_at_end and t.eval_strategy == "no":
+        yield c.problem(
+            "save.best_strategy",
+            "the best model is found by evaluation, and there is none",
+            "training.load_best_model_at_end",
+            "training.eval_strategy",
+            hint="eval_strategy: steps",
+        )
+
+
+def _best_steps(c: Context) -> Iterator[Diagnostic]:
+    t = c.config.training
+    every = t.logging_steps if t.eval_steps is None else t.eval_steps
+    if every <= 0 or (every < 1) != (t.save_steps < 1):
+        uneven = every > 0
+    else:
+        ratio = t.save_steps / every
+        uneven = abs(ratio - round(ratio)) > 1e-9 or round(ratio) < 1
+    if uneven:
+        yield c.problem(
+            "save.best_steps", "load_best_model_at_end needs save_steps to be a multiple of eval_steps", "training.save_steps", "training.eval_steps",
+            found=f"save_steps: {t.save_steps:g}, eval_steps: {every:g}" + ("" if t.eval_steps is not None else " (from logging_steps)"), hint=f"eval_steps: {t.save_steps:g}, or save_strategy: best",
+        )  # fmt: skip
+
+
+def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
+    """save.best_needs_eval, eval.early_stopping"""
+    t = c.config.training
+    if t.save_strategy == "best" and t.eval_strategy == "no":
+        yield c.problem(
+            "save.best_needs_eval",
+            "save_strategy: best saves after an evaluation, and there is none",
+            "training.save_strategy",
+            "training.eval_strategy",
+            hint="eval_strategy: steps",
+        )
+    if t.early_stopping_patience is not None and t.eval_strategy == "no":
+        yield c.problem(
+            "eval.early_stopping",
+            "early stopping looks at evaluations, and there are none",
+            "training.early_stopping_patience",
+            "training.eval_strategy",
+            hint="eval_strategy: steps",
+        )
+
+
+def intervals(c: Context) -> Iterator[Diagnostic]:
+    """save.steps_fraction, eval.steps"""
+    t = c.config.training
+    for name, code, active in (
+        ("save_steps", "save.steps_fraction", t.save_strategy == "steps"),
+        ("eval_steps", "eval.steps", t.eval_strategy == "steps"),
+        ("logging_steps", "train.logging_steps", True),
+    ):
+        value = getattr(t, name)
+        if value is None or not active:
+            continue
+        if value <= 0:
+            yield c.problem(
+                code,
+                f"{name} must be above 0",
+                f"training.{name}",
+                hint=f"{name}: 100, or a share of all steps below 1",
+            )
+        elif value > 1 and value != int(value):
+            yield c.problem(
+                code,
+                f"{name} from 1 on is a whole number of steps",
+                f"training.{name}",
+                hint=f"{name}: {int(value)}, or a share below 1",
+            )
+    if t.save_total_limit is not None and t.save_total_limit < 1:
+        yield c.problem(
+            "save.total_limit",
+            "save_total_limit keeps at least one checkpoint",
+            "training.save_total_limit",
+            hint="save_total_limit: 1, or save_strategy: no for none",
+        )
+
+
+def eval_dataset(c: Context) -> Iterator[Diagnostic]:
+    """eval.dataset"""
+    t, d = c.config.training, c.config.data
+    if c.starting and (t.eval_strategy != "no" or t.eval_on_start) and not d.eval and not d.validation_split:
+        asked = "training.eval_strategy" if t.eval_strategy != "no" else "training.eval_on_start"
+        yield c.problem(
+            "eval.dataset",
+            "evaluation is asked for, and there is nothing to evaluate on",
+            asked,
+            hint="data.eval: PATH, or data.validation_split: 0.05",
+        )
+
+
+def plateau(c: Context) -> Iterator[Diagnostic]:
+    """eval.plateau"""
+    t = c.config.training
+    if t.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and t.eval_strategy == "no":
+        yield c.problem(
+            "eval.plateau",
+            f"the schedule {t.lr_scheduler_type} follows evaluations, and there are none",
+            "training.lr_scheduler_type",
+            "training.eval_strategy",
+            hint="eval_strategy: steps, or another schedule",
+        )
+
+
+def resume(c: Context) -> Iterator[Diagnostic]:
+    """resume.no_checkpoint, resume.only_incomplete, resume.overwrite"""
+    t, f = c.config.training, c.facts
+    if (
+        t.resume_from_checkpoint is not None
+        and t.overwrite_output_dir
+        and t.resume_from_checkpoint in ("latest", "auto")
+    ):
+        yield c.problem(
+            "resume.overwrite", "resume_from_checkpoint goes on with the run, overwrite_output_dir would start it anew", "training.resume_from_checkpoint",
+            "training.overwrite_output_dir", hint="one of the two; going on wins", severity=Severity.WARNING,
+        )  # fmt: skip
+    if t.resume_from_checkpoint in ("latest", "auto") and f.incomplete_checkpoints and f.complete_checkpoints == 0:
+        yield c.problem(
+            "resume.only_incomplete", f"the run directory holds {f.incomplete_checkpoints} checkpoints, and none is complete", "training.resume_from_checkpoint",
+            hint="resume_from_checkpoint: PATH of a complete one, or overwrite_output_dir: true without resume_from_checkpoint to start anew",
+        )  # fmt: skip
+    elif t.resume_from_checkpoint == "latest" and f.complete_checkpoints == 0:
+        yield c.problem(
+            "resume.no_checkpoint",
+            "there is no checkpoint to go on from",
+            "training.resume_from_checkpoint",
+            hint="resume_from_checkpoint: auto (go on if there is one), or the path of a checkpoint",
+        )
+
+
+def pickles(c: Context) -> Iterator[Diagnostic]:
+    """sec.pickle_ckpt"""
+    files = [name for name in c.facts.checkpoint_files or () if name.endswith(_PICKLES)]
+    if files:
+        paths = (
+            ("training.resume_from_checkpoint",)
+            if c.config.training.resume_from_checkpoint
+            else ("model.name_or_path",)
+        )
+        yield c.problem(
+            "sec.pickle_ckpt",
+            "pickle files can run code when they are read; only safetensors are read",
+            *paths,
+            found=", ".join(files[:5]),
+            hint="the same weights as .safetensors (convert them in a sandbox)",
+        )
+
+
+def disk(c: Context) -> Iterator[Diagnostic]:
+    """save.disk, save.grace"""
+    t, f = c.config.training, c.facts
+    if f.checkpoint_bytes is not None and f.disk_free_bytes is not None and t.save_strategy != "no":
+        need = ((t.save_total_limit or 1) + 1) * f.checkpoint_bytes
+        if need > f.disk_free_bytes:
+            yield c.problem(
+                "save.disk", f"checkpoints need {human_bytes(need)}, the disk has {human_bytes(f.disk_free_bytes)} free", "training.save_total_limit",
+                hint="free space, another output_dir, or a smaller save_total_limit",
+            )  # fmt: skip
+    if f.grace_seconds is not None and f.save_seconds is not None and f.grace_seconds < 1.5 * f.save_seconds:
+        yield Diagnostic(
+            "save.grace",
+            f"a save takes {f.save_seconds:.0f} s, and a stop leaves {f.grace_seconds:.0f} s",
+            where="launch",
+            hint="a longer grace period",
+            severity=Severity.WARNING,
+        )
+
+
+def trackers(c: Context) -> Iterator[Diagnostic]:
+    """train.report_to"""
+    for name in c.config.training.report_to:
+        if name not in _TRACKERS:
+            yield c.problem(
+                "train.report_to",
+                f"there is no tracker '{name}'",
+                "training.report_to",
+                hint="none, all, tensorboard, wandb",
+            )
+
+
+SAVE_RULES: tuple[Rule, ...] = (
+    best_strategy,
+    best_needs_eval,
+    intervals,
+    eval_dataset,
+    plateau,
+    resume,
+    pickles,
+    disk,
+    trackers,
+)

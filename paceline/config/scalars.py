@@ -1,0 +1,42 @@
+"""YAML's plain scalars to values: YAML 1.2's core schema, with ``5e-5`` as a number.
+
+``yes``, ``no``, ``on`` and ``off`` stay text here: a boolean field takes them as booleans, ``eval_strategy: no`` means the word "no".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
+_BASED = re.compile(r"0x[0-9a-fA-F]+$|0o[0-7]+$")
+_FLOAT = re.compile(r"[-+]?((0|[1-9][0-9_]*)\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$")
+_INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)$")
+_WORDS: dict[str, Any] = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+_MOST_DIGITS = 40
+
+
+def parse_number(text: str) -> int | float | None:
+    """The number a text spells, or None. Numbers too long to be meant (over 40 digits) and ``007`` are no numbers."""
+    if len(text) > _MOST_DIGITS:
+        return None
+    if _INT.match(text):
+        return int(text)
+    if _BASED.match(text):
+        return int(text, 0)
+    if _FLOAT.match(text):
+        return float(text)
+    if _INFINITE.match(text):
+        return float(text.replace(".", "", 1))
+    return float("nan") if text in (".nan", ".NaN", ".NAN") else None
+
+
+def resolve_plain(text: str) -> Any:
+    """The value of an unquoted scalar: None, bool, int, float or the text itself."""
+    if text in _WORDS:
+        return _WORDS[text]
+    number = parse_number(text)
+    return text if number is None else number

@@ -1,0 +1,127 @@
+"""The whole Config, its digest, and look-ups of fields by path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from paceline.config.sections.data import DataSection
+from paceline.config.sections.model import ModelSection
+from paceline.config.sections.small import GenerationSection, LaunchSection, LoraSection
+from paceline.config.sections.training import TrainingSection
+from paceline.config.sections.training_steps import LoggingFields
+from paceline.config.sections.types import Section
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelSection,
+    "data": DataSection,
+    "training": TrainingSection,
+    "lora": LoraSection,
+    "generation": GenerationSection,
+    "launch": LaunchSection,
+}
+_NOT_IN_DIGEST = frozenset(
+    {f"training.{name}" for name in LoggingFields.model_fields}
+    | {
+        "training.output_dir", "training.experiment_name", "training.overwrite_output_dir", "training.resume_from_checkpoint", "training.save_steps",
+        "training.save_total_limit", "training.ddp_timeout", "training.dataloader_num_workers", "training.dataloader_pin_memory",
+        "training.dataloader_prefetch_factor", "training.distributed", "training.accelerate_config", "data.num_proc", "data.cache_dir", "model.low_cpu_mem",
+    }
+)  # fmt: skip
+
+
+class Config(Section):
+    """The user's settings after validation: frozen and complete."""
+
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = Field(default_factory=DataSection)
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    lora: LoraSection | None = None
+    generation: GenerationSection = Field(default_factory=GenerationSection)
+    launch: LaunchSection = Field(default_factory=LaunchSection)
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as plain JSON types."""
+        return self.model_dump(mode="json")
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Config:
+        """The inverse of ``to_json``. Raises ConfigError when the data do not fit (another version wrote them)."""
+        try:
+            return Config.model_validate(dict(data))
+        except ValidationError as exc:
+            found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
+            raise ConfigError(
+                Diagnostic(
+                    "config.not_a_config",
+                    "this JSON is no effective config of this version",
+                    found=found,
+                    hint="make it anew from the YAML",
+                )
+            ) from exc
+
+    def digest(self) -> str:
+        """sha256 (hex) of what changes the result: not where it is written, how it is logged, launched, cached or resumed."""
+        data = self.to_json()
+        data.pop("launch")
+        data.pop("generation")
+        for path in _NOT_IN_DIGEST:
+            section, _, name = path.partition(".")
+            data[section].pop(name, None)
+        return hashlib.sha256(
+            json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        ).hexdigest()
+
+
+def field_of(path: str) -> FieldInfo | None:
+    """The field of a dotted path (``training.parallelism.tp_size``), or None."""
+    section, _, rest = path.partition(".")
+    model: Any = SECTIONS.get(section)
+    info: FieldInfo | None = None
+    for name in rest.split(".") if rest else ():
+        if model is None or name not in model.model_fields:
+            return None
+        info = model.model_fields[name]
+        model = nested_model(info)
+    return info
+
+
+def nested_model(info: FieldInfo) -> type[Section] | None:
+    """The section class inside a field (``parallelism``), or None; lists of sections do not count."""
+    if get_origin(info.annotation) is tuple:
+        return None
+    for kind in (info.annotation, *get_args(info.annotation)):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None
+
+
+def takes_mapping(info: FieldInfo) -> bool:
+    """Whether the field is a free-form mapping."""
+    kinds = (info.annotation, *get_args(info.annotation))
+    return any(kind is dict or getattr(kind, "__origin__", None) is dict for kind in kinds)
+
+
+def is_text(info: FieldInfo) -> bool:
+    """Whether the field holds a text, so that a number written there keeps its spelling (``revision: 0e1``)."""
+    return info.annotation is str or set(get_args(info.annotation)) == {str, type(None)}
+
+
+def fields() -> dict[str, FieldInfo]:
+    """Every field by dotted path, in the order of the reference."""
+    found: dict[str, FieldInfo] = {}
+    for section, model in SECTIONS.items():
+        for name, info in model.model_fields.items():
+            inner = nested_model(info)
+            if inner is None:
+                found[f"{section}.{name}"] = info
+            else:
+                found.update({f"{section}.{name}.{leaf}": leaf_info for leaf, leaf_info in inner.model_fields.items()})
+    return found

@@ -1,0 +1,1 @@
+"""One pydantic model per section of the YAML; every field carries its line of documentation."""

@@ -1,0 +1,93 @@
+"""``data:`` — what is trained on, and how rows become tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from paceline.config.sections.types import (
+    Bool,
+    Float,
+    Int,
+    Mapping,
+    OptInt,
+    OptText,
+    Section,
+    Text,
+    Word,
+    to_int,
+    to_number,
+)
+
+FORMATS = ("auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text")
+
+
+class Dataset(Section):
+    """One data set of a mixture."""
+
+    path: Text = Field(description="File (JSON, JSONL, Parquet, CSV, text), folder, `datasets` directory or hub name.")
+    format: Word(*FORMATS) = Field("auto", description="Shape of the rows; auto finds it out from the rows.")  # type: ignore[valid-type]
+    weight: Float = Field(
+        1.0, gt=0, description="Share of the mixture relative to the others; 1 everywhere means plain concatenation."
+    )
+    split: Text = Field("train", description="Split of a hub data set.")
+    name: OptText = Field(None, description="Configuration name of a hub data set.")
+    columns: Mapping = Field(
+        {}, description="Column names when they are not the usual ones, e.g. `{instruction: question, output: answer}`."
+    )
+    max_rows: OptInt = Field(None, ge=1, description="Use at most this many rows, the first ones.")
+
+
+def to_datasets(value: Any) -> Any:
+    """A list of data sets from a path, a comma list of paths, one mapping, or a list of either."""
+    if isinstance(value, str):
+        return [{"path": part.strip()} for part in value.split(",") if part.strip()]
+    if isinstance(value, dict):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [{"path": item} if isinstance(item, str) else item for item in value]
+    return value
+
+
+def to_split(value: Any) -> Any:
+    """A fraction below 1 stays a float, 1 and above is a number of rows."""
+    if value is None:
+        return None
+    number = to_number(value)
+    return to_int(number) if number >= 1 else number
+
+
+class DataSection(Section):
+    """What is trained on. A plain path or a list of paths is taken for ``train`` and ``eval``."""
+
+    train: Annotated[tuple[Dataset, ...], BeforeValidator(to_datasets)] = Field(
+        (), description="Training data: a path, a list of paths, or a list of data sets with weights."
+    )
+    eval: Annotated[tuple[Dataset, ...] | None, BeforeValidator(to_datasets)] = Field(
+        None, description="Evaluation data, same forms as train."
+    )
+    validation_split: Annotated[float | int | None, BeforeValidator(to_split)] = Field(
+        None,
+        description="Part of the training rows kept for evaluation, chosen by seed: a fraction below 1 or a number of rows.",
+    )
+    max_length: Int = Field(
+        2048, ge=2, description="Longest sequence in tokens; with packing also the length of a packed row."
+    )
+    packing: Bool = Field(True, description="Put several documents in one row; they do not see each other.")
+    train_on: Word("assistant", "all") = Field(
+        "assistant", description="Tokens that carry loss: the assistant's only, or all."
+    )  # type: ignore[valid-type]
+    on_bad_row: Word("refuse", "skip") = Field(
+        "refuse", description="Rows that are empty, have no answer or are no JSON: stop, or count and skip."
+    )  # type: ignore[valid-type]
+    on_too_long: Word("truncate", "skip", "refuse") = Field(
+        "truncate", description="Rows longer than max_length: cut at the end, skip, or stop."
+    )  # type: ignore[valid-type]
+    num_proc: OptInt = Field(None, ge=1, description="Processes that tokenise; all processors when empty.")
+    cache_dir: OptText = Field(
+        None, description="Folder of prepared data; $PACELINE_CACHE or ~/.cache/paceline when empty."
+    )
+    seed: OptInt = Field(
+        None, ge=0, description="Seed of the validation split and the mixture; training.seed when empty."
+    )

@@ -1,0 +1,132 @@
+"""Field types that take what people write: ``"2e-5"`` and ``8.0`` as numbers, ``yes`` and ``off`` as booleans; never NaN or infinity."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from paceline.config.scalars import parse_number
+
+_TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, and no key passes unknown."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=False, protected_namespaces=(), defer_build=True
+    )
+
+
+def _fail(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("paceline", "{expected}", {"expected": expected})
+
+
+def to_number(value: Any) -> float:
+    """A finite float from a number or the text of one. Raises PydanticCustomError otherwise."""
+    if isinstance(value, str):
+        parsed = parse_number(value.strip())
+        value = value if parsed is None else parsed
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _fail("must be a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise _fail("must be a finite number, not NaN or infinity")
+    return number
+
+
+def to_int(value: Any) -> int:
+    """A whole number from ``8``, ``8.0``, ``2e8`` or the text of one. Raises PydanticCustomError otherwise."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        number = to_number(value)
+    except PydanticCustomError:
+        raise _fail("must be a whole number") from None
+    if number != int(number):
+        raise _fail("must be a whole number")
+    return int(number)
+
+
+def to_bool(value: Any) -> bool:
+    """A boolean from true/false, yes/no, on/off, 1/0. Raises PydanticCustomError otherwise."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str) and value.strip().lower() in _TRUTH:
+        return _TRUTH[value.strip().lower()]
+    raise _fail("must be true or false")
+
+
+def to_text(value: Any) -> str:
+    """A text; numbers are taken as their text. Raises PydanticCustomError for lists, mappings and booleans."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise _fail("must be a text")
+
+
+def to_mapping(value: Any) -> dict[str, Any]:
+    """A mapping with text keys; the JSON text of one is taken too (Transformers does). Raises PydanticCustomError otherwise."""
+    if isinstance(value, dict):
+        return value
+    raise _fail("must be a mapping (key: value lines, indented)")
+
+
+def to_texts(value: Any) -> tuple[str, ...]:
+    """A tuple of texts from a list, or from one text with commas. Raises PydanticCustomError otherwise."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, (list, tuple)):
+        return tuple(to_text(item) for item in value)
+    raise _fail("must be a list of texts")
+
+
+def optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same conversion with null left as None."""
+    return lambda value: None if value is None else convert(value)
+
+
+def word(*choices: str, false: str | None = None) -> Callable[[Any], Any]:
+    """One of the given words (case does not matter); ``false``: the word that a YAML 1.1 ``no`` read as false means."""
+
+    def convert(value: Any) -> str:
+        if value is False and false is not None:
+            return false
+        text = value.strip().lower() if isinstance(value, str) else value
+        if text in choices:
+            return str(text)
+        near = difflib.get_close_matches(str(text), choices, n=1)
+        raise _fail(f"must be one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
+
+    return convert
+
+
+def Word(*choices: str, false: str | None = None) -> Any:  # noqa: N802 - it makes a type
+    """The type of a text that is one of ``choices``."""
+    return Annotated[str, BeforeValidator(word(*choices, false=false)), WithJsonSchema({"enum": list(choices)})]
+
+
+def expected(kind: str, choices: Sequence[str]) -> str:
+    """How a type is called in the reference."""
+    return " | ".join(f"`{choice}`" for choice in choices) if choices else kind
+
+
+Int = Annotated[int, BeforeValidator(to_int)]
+Float = Annotated[float, BeforeValidator(to_number)]
+Bool = Annotated[bool, BeforeValidator(to_bool)]
+Text = Annotated[str, BeforeValidator(to_text)]
+Mapping = Annotated[dict[str, Any], BeforeValidator(to_mapping)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(to_texts)]
+OptInt = Annotated[int | None, BeforeValidator(optional(to_int))]
+OptFloat = Annotated[float | None, BeforeValidator(optional(to_number))]
+OptBool = Annotated[bool | None, BeforeValidator(optional(to_bool))]
+OptText = Annotated[str | None, BeforeValidator(optional(to_text))]
+OptMapping = Annotated[dict[str, Any] | None, BeforeValidator(optional(to_mapping))]

@@ -1,0 +1,83 @@
+"""Where a value came from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+DEFAULTS = "default"
+FOREIGN = "foreign file"
+YAML = "yaml"
+ENVIRONMENT = "environment"
+COMMAND_LINE = "command line"
+LAYERS = (DEFAULTS, FOREIGN, YAML, ENVIRONMENT, COMMAND_LINE)
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[_.-])(api[_-]?key|access[_-]?key|(hub|hf|wandb|auth|access)[_-]?token|token|secret|password|passwd|credentials?)$"
+)
+_INNOCENT = frozenset(
+    {"cls_token", "pad_token", "eos_token", "bos_token", "unk_token", "sep_token", "mask_token", "reward_token"}
+)
+_USER_INFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@")
+_REFERENCE = re.compile(r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")
+
+
+@dataclass(frozen=True)
+class Source:
+    """``layer`` is one of LAYERS; ``file`` and ``line`` (from 1) are empty for defaults and the command line; ``text`` is the key as written."""
+
+    layer: str
+    file: str = ""
+    line: int | None = None
+    text: str = ""
+
+    def place(self) -> str:
+        """``config.yaml:12``, ``environment PACELINE_…``, ``command line training.x=…`` or ``default``."""
+        if self.file:
+            return f"{self.file}:{self.line}" if self.line else self.file
+        return f"{self.layer} {self.text}".strip()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One setting of one layer: a canonical path (``training.learning_rate``), its value and its source.
+
+    ``sub`` is set when the key goes inside a free-form mapping (``lr_scheduler_kwargs.num_cycles``).
+    ``lines`` maps inner paths (``0.columns``) to line numbers, for messages about list items.
+    """
+
+    path: str
+    value: Any
+    source: Source
+    sub: tuple[str, ...] = ()
+    lines: dict[str, int] = field(default_factory=dict, compare=False)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a key's name says that its value is a secret (``hub_token`` yes, ``pad_token`` and ``num_tokens`` no)."""
+    leaf = name.rsplit(".", 1)[-1]
+    return leaf not in _INNOCENT and bool(_SECRET_NAME.search(leaf))
+
+
+def holds_secret(name: str, value: Any) -> bool:
+    """Whether this setting carries a literal secret: by name (and no ``${ENV}`` reference), or a URL with user-info."""
+    if isinstance(value, str):
+        return bool(_USER_INFO.search(value)) or (is_secret_name(name) and bool(value) and not _REFERENCE.match(value))
+    return False
+
+
+def shown(name: str, value: Any, limit: int = 120) -> str:
+    """A value for people: short, on one line, secrets masked."""
+    if is_secret_name(name) and value is not None:
+        return "*** (not shown)"
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif value is None:
+        text = "null"
+    elif isinstance(value, str):
+        text = value if value and value.isprintable() and value.strip() == value else repr(value)
+    else:
+        text = repr(value)
+    text = _USER_INFO.sub(r"\1***@", text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,326 @@
+"""YAML text to a tree with line numbers, safely: no tags that build objects, and limits on size, depth and expansion.
+
+Built from the parser's events, so that depth and aliases are counted before anything is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from paceline.config.scalars import resolve_plain
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+MAX_NODES = 50_000
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+
+
+@dataclass
+class Node:
+    """``value`` is a scalar, a list of nodes or a dict of nodes; ``line`` counts from 1; ``raw`` is a scalar's text; ``size`` counts expanded nodes."""
+
+    value: Any
+    line: int
+    raw: str = ""
+    size: int = 1
+    key_lines: dict[str, int] = field(default_factory=dict)
+
+    def data(self) -> Any:
+        """The plain value: dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: node.data() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.data() for node in self.value]
+        return self.value
+
+    def lines(self, prefix: str = "") -> dict[str, int]:
+        """Line of every inner path, joined by dots (``0.columns.prompt``)."""
+        found: dict[str, int] = {}
+        if isinstance(self.value, dict):
+            items: list[tuple[str, Node]] = list(self.value.items())
+        elif isinstance(self.value, list):
+            items = [(str(index), node) for index, node in enumerate(self.value)]
+        else:
+            return found
+        for key, node in items:
+            path = f"{prefix}{key}"
+            found[path] = self.key_lines.get(key, node.line)
+            found.update(node.lines(f"{path}."))
+        return found
+
+
+def read_text(path: str, what: str = "the config file") -> str:
+    """The text of a file, at most 1 MiB of UTF-8. Raises ConfigError for a missing file, a folder, or text that is not UTF-8."""
+    file = Path(path)
+    try:
+        if file.is_dir():
+            raise _fail(
+                "config.is_directory",
+                f"{what} is a directory",
+                path,
+                hint="give the YAML file inside it, e.g. " + str(file / "config.yaml"),
+            )
+        if not file.exists():
+            raise _fail("config.missing_file", f"{what} does not exist", path, hint=_nearby(file))
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as exc:
+        raise _fail(
+            "config.unreadable",
+            f"{what} cannot be read",
+            path,
+            found=exc.strerror or str(exc),
+            hint="a file this user may read",
+        ) from exc
+    if len(raw) > MAX_BYTES:
+        raise _fail(
+            "config.too_large",
+            f"{what} is larger than 1 MiB",
+            path,
+            hint="settings only; data belongs in files named under data:",
+        )
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw[: exc.start].count(b"\n") + 1
+        raise _fail(
+            "config.not_utf8",
+            f"{what} is not UTF-8 text",
+            f"{path}:{line}",
+            found=f"byte 0x{raw[exc.start]:02x}",
+            hint="save the file as UTF-8",
+        ) from exc
+
+
+def parse_yaml(text: str, name: str) -> Node | None:
+    """The tree of the one document in ``text``; None when it is empty. ``name`` is the file as messages should say it.
+
+    Raises ConfigError: syntax, tabs, duplicate keys, tags, several documents, too deep, too many expanded nodes.
+    """
+    return _Builder(name, text).build()
+
+
+def _fail(code: str, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
+    return ConfigError(Diagnostic(code, what, where=where, found=found, hint=hint))
+
+
+def _nearby(file: Path) -> str:
+    folder = file.parent
+    if not folder.is_dir():
+        return f"a path that exists; there is no folder {folder}"
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml", ".json"))[:5]
+    return f"a path that exists; {folder}/ holds {', '.join(names)}" if names else "a path that exists"
+
+
+class _Builder:
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
+        self._anchors: dict[str, Node] = {}
+        self._open_anchors: set[str] = set()
+        self._duplicates: list[Diagnostic] = []
+
+    def build(self) -> Node | None:
+        root: Node | None = None
+        documents = 0
+        try:
+            events = self._events()
+            for event in events:
+                if isinstance(event, DocumentStartEvent):
+                    documents += 1
+                    if documents > 1:
+                        raise self._error(
+                            "config.several_documents",
+                            "the file holds several YAML documents",
+                            self._line(event),
+                            hint="one document; remove the second ---",
+                        )
+                elif isinstance(event, (ScalarEvent, MappingStartEvent, SequenceStartEvent, AliasEvent)):
+                    root = self._node(event, events, 1)
+        except YAMLError as exc:
+            raise self._syntax(exc) from exc
+        if self._duplicates:
+            raise ConfigError(*self._duplicates)
+        if root is not None and root.value is None and documents <= 1 and not root.raw.strip():
+            return None
+        return root
+
+    def _events(self) -> Iterator[Any]:
+        return iter(YAML(typ="safe", pure=True).parse(self._text))
+
+    @staticmethod
+    def _line(event: Any) -> int:
+        return int(event.start_mark.line) + 1
+
+    def _error(self, code: str, what: str, line: int, found: str = "", hint: str = "") -> ConfigError:
+        return _fail(code, what, f"{self._name}:{line}", found, hint)
+
+    def _syntax(self, exc: YAMLError) -> ConfigError:
+        mark = exc.problem_mark or exc.context_mark if isinstance(exc, MarkedYAMLError) else None
+        line = mark.line + 1 if mark else 1
+        lines = self._text.splitlines()
+        text = lines[line - 1] if 0 < line <= len(lines) else ""
+        if "\t" in text[: len(text) - len(text.lstrip())] or "'\\t'" in str(exc):
+            return self._error(
+                "config.yaml_tab",
+                "a tab stands where YAML wants spaces",
+                line,
+                found=repr(text[:60]),
+                hint="indent with spaces (two per level)",
+            )
+        problem = str(getattr(exc, "problem", None) or exc).splitlines()[0]
+        column = f", column {mark.column + 1}" if mark else ""
+        return self._error(
+            "config.yaml_syntax",
+            f"this is not valid YAML{column}: {problem}",
+            line,
+            found=repr(text.strip()[:80]),
+            hint="key: value, one per line, same indent for one level",
+        )
+
+    def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
+        line = self._line(event)
+        if isinstance(event, AliasEvent):
+            return self._alias(event.anchor, line)
+        if depth > MAX_DEPTH:
+            raise self._error(
+                "config.yaml_depth",
+                f"the YAML is nested more than {MAX_DEPTH} levels deep",
+                line,
+                hint="settings need about five levels",
+            )
+        kind = self._tag(event, line)
+        if event.anchor:
+            self._open_anchors.add(event.anchor)
+        if isinstance(event, ScalarEvent):
+            node = Node(self._scalar(event, kind), line, raw=event.value)
+        elif isinstance(event, SequenceStartEvent):
+            node = self._sequence(events, line, depth)
+        else:
+            node = self._mapping(events, line, depth)
+        self._limit(node, line)
+        if event.anchor:
+            self._open_anchors.discard(event.anchor)
+            self._anchors[event.anchor] = node
+        return node
+
+    def _limit(self, node: Node, line: int) -> None:
+        if node.size > MAX_NODES:
+            raise self._error(
+                "config.yaml_bomb",
+                f"the YAML expands to more than {MAX_NODES} values",
+                line,
+                found="aliases that multiply",
+                hint="write the values out, or fewer of them",
+            )
+
+    def _alias(self, anchor: str, line: int) -> Node:
+        if anchor in self._open_anchors:
+            raise self._error(
+                "config.yaml_recursion",
+                f"alias *{anchor} refers to the value it stands in",
+                line,
+                hint="aliases of finished values only",
+            )
+        if anchor not in self._anchors:
+            raise self._error(
+                "config.yaml_alias",
+                f"alias *{anchor} has no anchor &{anchor} above it",
+                line,
+                hint=f"define &{anchor} first",
+            )
+        return self._anchors[anchor]
+
+    def _tag(self, event: Any, line: int) -> str | None:
+        tag = str(event.ctag) if getattr(event, "ctag", None) is not None else None
+        if tag in (None, "None", "!", ""):
+            return None
+        if tag not in _PLAIN_TAGS:
+            raise self._error(
+                "config.yaml_tag",
+                "YAML tags that build objects are refused",
+                line,
+                found=tag,
+                hint="a plain value without the tag",
+            )
+        return _PLAIN_TAGS[tag]
+
+    def _scalar(self, event: Any, kind: str | None) -> Any:
+        plain = event.style in (None, "") and kind != "str"
+        return resolve_plain(event.value) if plain or kind in ("int", "float", "bool", "null") else event.value
+
+    def _sequence(self, events: Iterator[Any], line: int, depth: int) -> Node:
+        node = Node([], line)
+        for event in events:
+            if isinstance(event, SequenceEndEvent):
+                return node
+            child = self._node(event, events, depth + 1)
+            node.value.append(child)
+            node.size += child.size
+            self._limit(node, child.line)
+        return node
+
+    def _mapping(self, events: Iterator[Any], line: int, depth: int) -> Node:
+        node = Node({}, line)
+        merges: list[Node] = []
+        for event in events:
+            if isinstance(event, MappingEndEvent):
+                break
+            key_line = self._line(event)
+            if not isinstance(event, ScalarEvent):
+                raise self._error(
+                    "config.yaml_key",
+                    "a key must be a word",
+                    key_line,
+                    found="a list or mapping as a key",
+                    hint="key: value",
+                )
+            self._tag(event, key_line)
+            child = self._node(next(events), events, depth + 1)
+            node.size += child.size
+            self._limit(node, key_line)
+            if event.value == "<<" and event.style in (None, ""):
+                merges += child.value if isinstance(child.value, list) else [child]
+            else:
+                self._put(node, event.value, child, key_line)
+        for merged in merges:
+            if not isinstance(merged.value, dict):
+                raise self._error(
+                    "config.yaml_merge", "<<: merges mappings only", merged.line, hint="<<: *anchor_of_a_mapping"
+                )
+            for key, child in merged.value.items():
+                node.value.setdefault(key, child)
+                node.key_lines.setdefault(key, merged.key_lines[key])
+        return node
+
+    def _put(self, node: Node, key: str, child: Node, line: int) -> None:
+        if key in node.value:
+            self._duplicates.append(
+                Diagnostic(
+                    "config.duplicate_key",
+                    f"'{key}' is given twice, first in line {node.key_lines[key]}",
+                    where=f"{self._name}:{line}",
+                    found=f"line {node.key_lines[key]} and line {line}",
+                    hint="one of the two lines",
+                )  # fmt: skip
+            )
+            return
+        node.value[key] = child
+        node.key_lines[key] = line
