@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.launch.ports import DEFAULT_PORT
 from paceline.launch.spec import Cluster
 
 
@@ -12,7 +13,7 @@ def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str
     rendezvous = (
         f"--machine_rank={cluster.node_rank}",
         f"--main_process_ip={cluster.master_addr}",
-        f"--main_process_port={cluster.master_port}",
+        f"--main_process_port={cluster.master_port or DEFAULT_PORT}",
     )
     return (
         "accelerate",

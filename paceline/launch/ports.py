@@ -18,8 +18,6 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 def resolve_port(cluster: Cluster) -> Cluster:
     """``cluster`` with a port that can be listened on. One node without a port takes a free one. Raises ConfigError for one in use."""
-    if cluster.world_size == 1:
-        return cluster
     if cluster.master_port is None:
         if cluster.num_nodes == 1:
             return replace(cluster, master_port=free_port())

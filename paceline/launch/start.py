@@ -51,18 +51,11 @@ def launch(
 ) -> int:
     """Starts ``worker`` (see ``spec.worker_argv``) on this node and waits. Returns the exit code; raises ConfigError before any start."""
     check_cluster(cluster)
-    cluster = resolve_port(cluster) if launcher != "torchrun" or cluster.world_size > 1 else _torchrun_alone(cluster)
+    if launcher != "single":
+        cluster = resolve_port(cluster)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores)
     threads = specs[0].env_additions.get("OMP_NUM_THREADS")
     if threads:
         say(f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)")
     return run(specs, environ=environ, say=say)
 
-
-def _torchrun_alone(cluster: Cluster) -> Cluster:
-    """torchrun's store needs a port for one process too."""
-    from dataclasses import replace
-
-    from paceline.launch.ports import free_port
-
-    return cluster if cluster.master_port else replace(cluster, master_port=free_port())

@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode
@@ -153,11 +154,13 @@ class _Supervisor:
                 processes.send_group(child.pid, signal.SIGKILL)
         return int(ExitCode.INTERRUPTED)
 
-    def _install(self) -> dict[int, object]:
+    def _install(self) -> dict[int, Any]:
         """Our handlers; only a main thread may set them (elsewhere the caller keeps its own)."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        return {number: signal.signal(number, self._on_signal) for number in SIGNALS}  # type: ignore[misc]
+        # What is ignored from the start stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
+        ours = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        return {number: signal.signal(number, self._on_signal) for number in ours}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is None:

@@ -13,7 +13,7 @@ SUBJECT_WIDTH = 33
 
 def explain(plan: Plan) -> str:
     """The text of ``paceline plan``."""
-    lines = [f"Plan {plan.digest()[:12]}: {plan.algorithm} by '{plan.strategy}' in {plan.world_size} process(es) on {plan.device}"]
+    lines = [f"Plan {plan.digest()[:12]}: {plan.headline()}"]
     lines += _entry("model", _model(plan), "")
     lines += _entry("mesh", str(plan.mesh), "")
     lines += _entry("row", f"{plan.seq_len} tokens{', packed' if plan.packing else ''}", "")

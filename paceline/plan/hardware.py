@@ -96,7 +96,7 @@ def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = 
         return _cpu(host_memory, cpus, num_nodes, "no CUDA device is visible")
     if torch_is_cpu_build():
         return _cpu(host_memory, cpus, num_nodes, f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build")
-    name, memory, capability = min(gpus, key=lambda gpu: gpu[2])
+    name, _, capability, _ = min(gpus, key=lambda gpu: gpu[2])  # the weakest decides
     return Hardware(
         device="cuda",
         device_name=name,

@@ -36,13 +36,18 @@ def choose_backend(asked: str, hardware: Hardware, timeout_seconds: int) -> tupl
 def choose_attention(asked: str, hardware: Hardware, precision: Precision, packing: bool) -> Decision:
     """The attention implementation; its ``choice`` goes to ``Plan.attention``."""
     subject = "model.attn_implementation"
-    if asked != "auto":
+    if asked not in ("auto", "paceline"):
         if asked.startswith("flash") and hardware.device != "cuda":
-            return Decision(subject, "sdpa", f"{asked} needs a CUDA device; sdpa computes the same", granted=False)
-        return Decision(subject, asked, "asked for")
-    if packing and hardware.device == "cuda" and precision.compute != "float32":
-        return Decision(subject, "varlen", "auto: packed documents on CUDA in half precision: one variable-length kernel a layer")
-    return Decision(subject, "sdpa", "auto: packed documents are attended to one by one" if packing else "auto: torch's own attention")
+            return Decision(subject, "auto", f"{asked} needs a CUDA device; documents are attended to one by one instead", granted=False)
+        apart = "; packed documents are unpacked into padded rows for it" if packing else ""
+        return Decision(subject, asked, f"asked for: Transformers' own function{apart}")
+    if hardware.device == "cuda" and precision.compute != "float32":
+        kernel = "one variable-length flash kernel over all documents of a row"
+    elif hardware.device == "cuda":
+        kernel = "float32 has no variable-length kernel, so one padded call"
+    else:
+        kernel = "a CPU has no variable-length kernel, so one causal call a document"
+    return Decision(subject, asked, f"{kernel}; a model class that cannot take it gets one padded row a document, and the log says so")
 
 
 def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:

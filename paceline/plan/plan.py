@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.core.units import human_count
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.shape import ModelShape
@@ -97,6 +98,12 @@ class Plan:
     def dumps(self) -> str:
         """The text of ``plan.json``."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+    def headline(self) -> str:
+        """One line: what is learnt, how, where."""
+        where = f"{self.world_size} process{'es' if self.world_size > 1 else ''} on {self.device}"
+        size = f", {human_count(self.shape.num_parameters)} parameters" if self.shape else ""
+        return f"{self.algorithm} by {self.strategy} in {where}{size}, {self.batch.global_batch} rows a step, {self.precision.compute}"
 
     def digest(self) -> str:
         """sha256 of everything that decides the run; where it is written, and by which launcher it is started, do not count."""

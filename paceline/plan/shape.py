@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
 
 # Transformers' names for the same size in its families.
 SIZE_NAMES: dict[str, tuple[str, ...]] = {
@@ -109,6 +112,27 @@ def shape_from_path(path: str | Path) -> ModelShape:
     return shape_from_config(config, str(file))
 
 
+def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> ModelShape | None:
+    """The shape of the config's model: from ``model.config``, a local folder, or the Hugging Face cache; None when it is not here yet.
+
+    ``environ`` may move the cache (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a folder that is missing.
+    """
+    if model.config:
+        return shape_from_config(model.config)
+    name = model.name_or_path
+    if not name:
+        return None
+    local = Path(name).expanduser()
+    if local.exists():
+        return shape_from_path(local)
+    if name.startswith(("/", "./", "../", "~")):
+        raise ConfigError(Diagnostic("plan.model_missing", "there is no such folder", "model.name_or_path", name, "an existing folder, or a hub name like org/model"))
+    given = environ or {}
+    home = Path(given.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    cached = cached_model_dir(name, model.revision, Path(given.get("HF_HUB_CACHE") or home / "hub"))
+    return shape_from_path(cached) if cached else None
+
+
 def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | None:
     """Where the Hugging Face cache under ``cache`` keeps hub model ``name`` (its ``revision``, default ``main``); None when not downloaded."""
     repo = cache / ("models--" + name.replace("/", "--"))
@@ -154,11 +178,20 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         intermediate=intermediate,
         vocab=sizes["vocab"],
         tied=tied,
-        max_position_embeddings=full["max_positions"],
+        max_position_embeddings=_positions(full["max_positions"], config),
         num_parameters=extra + embedding * (1 if tied else 2),
         matmul_parameters=matmul + embedding,
         exact=family in _DEFAULTS,
     )
+
+
+def _positions(trained: int, config: Mapping[str, Any]) -> int:
+    """Positions the model can take: those written down, stretched by linear, dynamic or YaRN scaling (llama3 and longrope count it in)."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) not in ("linear", "dynamic", "yarn"):
+        return trained
+    original = int(scaling.get("original_max_position_embeddings") or trained)
+    return max(trained, int(original * float(scaling.get("factor") or 1)))
 
 
 def _count(family: str, s: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, int]:
