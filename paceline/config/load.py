@@ -7,7 +7,7 @@ Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < YAML <
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,12 @@ def load_config(
     """
     collectors: list[Collector] = []
     problems: list[Diagnostic] = []
-    for collect in (
-        lambda c: _yaml(path, c),
-        lambda c: _environment(environ or {}, c),
-        lambda c: _command_line(overrides, flags or {}, c),
-    ):
+    readers: tuple[Callable[[Collector], None], ...] = (
+        lambda collector: _yaml(path, collector),
+        lambda collector: _environment(environ or {}, collector),
+        lambda collector: _command_line(overrides, flags or {}, collector),
+    )
+    for collect in readers:
         collector = Collector()
         try:
             collect(collector)
@@ -76,6 +77,9 @@ def load_config(
     problems += merged.problems
     _spread_max_rows(merged)
     config, misfits = build(merged)
+    if path and config.training.experiment_name is None:  # the run directory is named after the file
+        training = config.training.model_copy(update={"experiment_name": Path(path).stem})
+        config = config.model_copy(update={"training": training})
     problems += misfits
     provenance = _provenance(merged, config)
     problems += errors(check(config, Facts(), provenance=provenance))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from paceline.config.sections.data import DataSection
@@ -40,12 +40,16 @@ _NOT_IN_DIGEST = frozenset(
 class Config(Section):
     """The user's settings after validation: frozen and complete."""
 
-    model: ModelSection = Field(default_factory=ModelSection)
-    data: DataSection = Field(default_factory=DataSection)
-    training: TrainingSection = Field(default_factory=TrainingSection)
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    training: TrainingSection = TrainingSection()
     lora: LoraSection | None = None
-    generation: GenerationSection = Field(default_factory=GenerationSection)
-    launch: LaunchSection = Field(default_factory=LaunchSection)
+    generation: GenerationSection = GenerationSection()
+    launch: LaunchSection = LaunchSection()
+
+    def run_directory(self) -> str:
+        """Where the run writes: ``output_dir``, else ``outputs/<experiment_name>`` (``load_config`` names it after the file)."""
+        return self.training.output_dir or f"outputs/{self.training.experiment_name or 'run'}"
 
     def to_json(self) -> dict[str, Any]:
         """The config as plain JSON types."""
