@@ -11,7 +11,47 @@ from paceline.core.diagnostics import Diagnostic
 
 # Fields of accelerate 1.15's ClusterConfig and the blocks that its questionnaire writes.
 KNOWN = frozenset(
-    ["compute_environment", "debug", "distributed_type", "downcast_bf16", "dynamo_config", "deepspeed_config", "fsdp_config", "megatron_lm_config", "ipex_config", "mpirun_config", "parallelism_config", "fp8_config", "enable_cpu_affinity", "gpu_ids", "machine_rank", "main_process_ip", "main_process_port", "main_training_function", "mixed_precision", "num_machines", "num_processes", "rdzv_backend", "same_network", "tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_command_file", "commands", "command_file", "use_cpu", "log_level", "gradient_accumulation_steps", "deepspeed_hostfile", "deepspeed_multinode_launcher", "fsdp", "main_process_ip_address"]
+    [
+        "compute_environment",
+        "debug",
+        "distributed_type",
+        "downcast_bf16",
+        "dynamo_config",
+        "deepspeed_config",
+        "fsdp_config",
+        "megatron_lm_config",
+        "ipex_config",
+        "mpirun_config",
+        "parallelism_config",
+        "fp8_config",
+        "enable_cpu_affinity",
+        "gpu_ids",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "main_training_function",
+        "mixed_precision",
+        "num_machines",
+        "num_processes",
+        "rdzv_backend",
+        "same_network",
+        "tpu_env",
+        "tpu_name",
+        "tpu_zone",
+        "tpu_use_cluster",
+        "tpu_use_sudo",
+        "tpu_vm",
+        "tpu_command_file",
+        "commands",
+        "command_file",
+        "use_cpu",
+        "log_level",
+        "gradient_accumulation_steps",
+        "deepspeed_hostfile",
+        "deepspeed_multinode_launcher",
+        "fsdp",
+        "main_process_ip_address",
+    ]
 )
 _STRATEGY = {
     "NO": "single",

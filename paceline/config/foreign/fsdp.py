@@ -9,7 +9,32 @@ from paceline.core.diagnostics import Diagnostic
 
 # Transformers 5.23 TrainingArguments.fsdp_config and accelerate 1.15 FullyShardedDataParallelPlugin; each also with the prefix fsdp_.
 KNOWN = frozenset(
-    ["version", "min_num_params", "min_num_param", "transformer_layer_cls_to_wrap", "backward_prefetch", "backward_prefetch_policy", "forward_prefetch", "limit_all_gathers", "use_orig_params", "sync_module_states", "cpu_ram_efficient_loading", "activation_checkpointing", "reshard_after_forward", "state_dict_type", "auto_wrap_policy", "offload_params", "sharding_strategy", "mixed_precision_policy", "ignored_modules", "cpu_offload", "xla", "xla_fsdp_settings", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"]
+    [
+        "version",
+        "min_num_params",
+        "min_num_param",
+        "transformer_layer_cls_to_wrap",
+        "backward_prefetch",
+        "backward_prefetch_policy",
+        "forward_prefetch",
+        "limit_all_gathers",
+        "use_orig_params",
+        "sync_module_states",
+        "cpu_ram_efficient_loading",
+        "activation_checkpointing",
+        "reshard_after_forward",
+        "state_dict_type",
+        "auto_wrap_policy",
+        "offload_params",
+        "sharding_strategy",
+        "mixed_precision_policy",
+        "ignored_modules",
+        "cpu_offload",
+        "xla",
+        "xla_fsdp_settings",
+        "xla_fsdp_v2",
+        "xla_fsdp_grad_ckpt",
+    ]
 )
 
 

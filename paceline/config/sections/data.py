@@ -27,16 +27,21 @@ class Dataset(Section):
     """One data set of a mixture."""
 
     path: Text = Field(description="File (JSON, JSONL, Parquet, CSV, text), folder, `datasets` directory or hub name.")
-    format: Word(*FORMATS) = Field("auto", description="Shape of the rows; auto finds it out from the rows.")  # type: ignore[valid-type]
+    format: Annotated[str, Word(*FORMATS)] = Field(
+        default="auto", description="Shape of the rows; auto finds it out from the rows."
+    )
     weight: Float = Field(
-        1.0, gt=0, description="Share of the mixture relative to the others; 1 everywhere means plain concatenation."
+        default=1.0,
+        gt=0,
+        description="Share of the mixture relative to the others; 1 everywhere means plain concatenation.",
     )
-    split: Text = Field("train", description="Split of a hub data set.")
-    name: OptText = Field(None, description="Configuration name of a hub data set.")
+    split: Text = Field(default="train", description="Split of a hub data set.")
+    name: OptText = Field(default=None, description="Configuration name of a hub data set.")
     columns: Mapping = Field(
-        {}, description="Column names when they are not the usual ones, e.g. `{instruction: question, output: answer}`."
+        default={},
+        description="Column names when they are not the usual ones, e.g. `{instruction: question, output: answer}`.",
     )
-    max_rows: OptInt = Field(None, ge=1, description="Use at most this many rows, the first ones.")
+    max_rows: OptInt = Field(default=None, ge=1, description="Use at most this many rows, the first ones.")
 
 
 def to_datasets(value: Any) -> Any:
@@ -62,32 +67,32 @@ class DataSection(Section):
     """What is trained on. A plain path or a list of paths is taken for ``train`` and ``eval``."""
 
     train: Annotated[tuple[Dataset, ...], BeforeValidator(to_datasets)] = Field(
-        (), description="Training data: a path, a list of paths, or a list of data sets with weights."
+        default=(), description="Training data: a path, a list of paths, or a list of data sets with weights."
     )
     eval: Annotated[tuple[Dataset, ...] | None, BeforeValidator(to_datasets)] = Field(
-        None, description="Evaluation data, same forms as train."
+        default=None, description="Evaluation data, same forms as train."
     )
     validation_split: Annotated[float | int | None, BeforeValidator(to_split)] = Field(
-        None,
+        default=None,
         description="Part of the training rows kept for evaluation, chosen by seed: a fraction below 1 or a number of rows.",
     )
     max_length: Int = Field(
-        2048, ge=2, description="Longest sequence in tokens; with packing also the length of a packed row."
+        default=2048, ge=2, description="Longest sequence in tokens; with packing also the length of a packed row."
     )
-    packing: Bool = Field(True, description="Put several documents in one row; they do not see each other.")
-    train_on: Word("assistant", "all") = Field(
-        "assistant", description="Tokens that carry loss: the assistant's only, or all."
-    )  # type: ignore[valid-type]
-    on_bad_row: Word("refuse", "skip") = Field(
-        "refuse", description="Rows that are empty, have no answer or are no JSON: stop, or count and skip."
-    )  # type: ignore[valid-type]
-    on_too_long: Word("truncate", "skip", "refuse") = Field(
-        "truncate", description="Rows longer than max_length: cut at the end, skip, or stop."
-    )  # type: ignore[valid-type]
-    num_proc: OptInt = Field(None, ge=1, description="Processes that tokenise; all processors when empty.")
+    packing: Bool = Field(default=True, description="Put several documents in one row; they do not see each other.")
+    train_on: Annotated[str, Word("assistant", "all")] = Field(
+        default="assistant", description="Tokens that carry loss: the assistant's only, or all."
+    )
+    on_bad_row: Annotated[str, Word("refuse", "skip")] = Field(
+        default="refuse", description="Rows that are empty, have no answer or are no JSON: stop, or count and skip."
+    )
+    on_too_long: Annotated[str, Word("truncate", "skip", "refuse")] = Field(
+        default="truncate", description="Rows longer than max_length: cut at the end, skip, or stop."
+    )
+    num_proc: OptInt = Field(default=None, ge=1, description="Processes that tokenise; all processors when empty.")
     cache_dir: OptText = Field(
-        None, description="Folder of prepared data; $PACELINE_CACHE or ~/.cache/paceline when empty."
+        default=None, description="Folder of prepared data; $PACELINE_CACHE or ~/.cache/paceline when empty."
     )
     seed: OptInt = Field(
-        None, ge=0, description="Seed of the validation split and the mixture; training.seed when empty."
+        default=None, ge=0, description="Seed of the validation split and the mixture; training.seed when empty."
     )

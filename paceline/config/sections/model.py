@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from paceline.config.sections.types import Bool, Int, OptMapping, OptText, Section, Text, Texts, Word
@@ -10,37 +12,42 @@ from paceline.config.sections.types import Bool, Int, OptMapping, OptText, Secti
 class ModelSection(Section):
     """Which model is trained: pretrained weights (``name_or_path``) or a fresh one of a given shape (``config``)."""
 
-    name_or_path: OptText = Field(None, description="Folder or hub name of the pretrained model.")
+    name_or_path: OptText = Field(default=None, description="Folder or hub name of the pretrained model.")
     revision: OptText = Field(
-        None, description="Branch, tag or commit on the hub; a 40-digit commit is required by trust_remote_code."
+        default=None,
+        description="Branch, tag or commit on the hub; a 40-digit commit is required by trust_remote_code.",
     )
     config: OptMapping = Field(
-        None,
+        default=None,
         description="Shape of a model made from scratch (`model_type: llama`, `hidden_size: 512`, …); excludes name_or_path.",
     )
-    tokenizer: OptText = Field(None, description="Folder or hub name of the tokenizer; name_or_path when empty.")
+    tokenizer: OptText = Field(
+        default=None, description="Folder or hub name of the tokenizer; name_or_path when empty."
+    )
     trust_remote_code: Bool = Field(
-        False, description="Run Python code that comes with the model; needs a pinned commit in revision."
+        default=False, description="Run Python code that comes with the model; needs a pinned commit in revision."
     )
     attn_implementation: Text = Field(
-        "auto",
+        default="auto",
         description="Attention kernel: auto, eager, sdpa, flash_attention_2, flex_attention; auto chooses by device and packing.",
     )
-    dtype: Word("auto", "float32", "bfloat16", "float16") = Field(  # type: ignore[valid-type]
-        "float32", description="Type the weights are read in; trained weights are kept in float32 whatever stands here."
+    dtype: Annotated[str, Word("auto", "float32", "bfloat16", "float16")] = Field(
+        default="float32",
+        description="Type the weights are read in; trained weights are kept in float32 whatever stands here.",
     )
     chat_template: OptText = Field(
-        None, description="Jinja text of a chat template, or the path of a file with one; replaces the tokenizer's."
+        default=None,
+        description="Jinja text of a chat template, or the path of a file with one; replaces the tokenizer's.",
     )
-    add_tokens: Texts = Field((), description="Ordinary tokens added to the tokenizer.")
-    add_special_tokens: Texts = Field((), description="Special tokens added to the tokenizer.")
-    resize_embeddings: Word("auto", "never") = Field(  # type: ignore[valid-type]
-        "auto",
+    add_tokens: Texts = Field(default=(), description="Ordinary tokens added to the tokenizer.")
+    add_special_tokens: Texts = Field(default=(), description="Special tokens added to the tokenizer.")
+    resize_embeddings: Annotated[str, Word("auto", "never")] = Field(
+        default="auto",
         description="auto: embedding rows are added when the tokenizer has more tokens than rows; never: that is an error.",
     )
     embedding_multiple: Int = Field(
-        1, ge=1, description="Embedding rows are padded to a multiple of this when they are resized."
+        default=1, ge=1, description="Embedding rows are padded to a multiple of this when they are resized."
     )
     low_cpu_mem: Bool = Field(
-        True, description="Stream weights from disk tensor by tensor instead of reading the whole file at once."
+        default=True, description="Stream weights from disk tensor by tensor instead of reading the whole file at once."
     )

@@ -44,75 +44,80 @@ def to_fsdp(value: Any) -> Any:
 class Parallelism(Section):
     """Sizes of the mesh axes; their product is the number of processes."""
 
-    dp_replicate_size: Int = Field(1, description="Replicas of the (sharded) model.")
-    dp_shard_size: Int = Field(1, description="Processes that share one copy of the weights (FSDP, ZeRO).")
-    cp_size: Int = Field(1, description="Processes that share one sequence (context parallel).")
-    tp_size: Int = Field(1, description="Processes that share one matrix (tensor parallel).")
-    pp_size: Int = Field(1, description="Pipeline stages.")
+    dp_replicate_size: Int = Field(default=1, description="Replicas of the (sharded) model.")
+    dp_shard_size: Int = Field(default=1, description="Processes that share one copy of the weights (FSDP, ZeRO).")
+    cp_size: Int = Field(default=1, description="Processes that share one sequence (context parallel).")
+    tp_size: Int = Field(default=1, description="Processes that share one matrix (tensor parallel).")
+    pp_size: Int = Field(default=1, description="Pipeline stages.")
 
 
 class ScaleFields(Section):
     """Algorithm, strategy, batch and precision."""
 
-    algorithm: Word(*ALGORITHMS) = Field("sft", description="What is learnt.")  # type: ignore[valid-type]
+    algorithm: Annotated[str, Word(*ALGORITHMS)] = Field(default="sft", description="What is learnt.")
     distributed: OptBool = Field(
-        None, description="false: one process only; true: more than one is expected; empty: as launched."
+        default=None, description="false: one process only; true: more than one is expected; empty: as launched."
     )
     distributed_strategy: Text = Field(
-        "auto",
+        default="auto",
         description="auto, single, data_parallel, ddp, fsdp, pipeline, deepspeed, zero1, zero2, zero3, or your own as module:Class.",
     )
-    strategy_options: Mapping = Field({}, description="Options handed to a strategy of your own (module:Class).")
-    parallelism: Parallelism | None = Field(None, description="Mesh sizes; chosen by the plan when empty.")
-    ddp_backend: Word("auto", "nccl", "gloo", "mpi", "ccl", "xccl", "hccl") = Field(  # type: ignore[valid-type]
-        "auto", description="Communication backend: auto takes nccl on CUDA and gloo on a CPU."
+    strategy_options: Mapping = Field(
+        default={}, description="Options handed to a strategy of your own (module:Class)."
     )
-    ddp_timeout: Int = Field(1800, ge=1, description="Seconds a collective may wait before the run is ended.")
+    parallelism: Parallelism | None = Field(default=None, description="Mesh sizes; chosen by the plan when empty.")
+    ddp_backend: Annotated[str, Word("auto", "nccl", "gloo", "mpi", "ccl", "xccl", "hccl")] = Field(
+        default="auto", description="Communication backend: auto takes nccl on CUDA and gloo on a CPU."
+    )
+    ddp_timeout: Int = Field(default=1800, ge=1, description="Seconds a collective may wait before the run is ended.")
     ddp_find_unused_parameters: OptBool = Field(
-        None, description="DDP looks for parameters without gradient each step; slow, off when empty."
+        default=None, description="DDP looks for parameters without gradient each step; slow, off when empty."
     )
     ddp_bucket_cap_mb: OptInt = Field(
-        None, ge=1, description="Size of DDP's gradient buckets in MiB; torch's default (25) when empty."
+        default=None, ge=1, description="Size of DDP's gradient buckets in MiB; torch's default (25) when empty."
     )
     ddp_broadcast_buffers: OptBool = Field(
-        None,
+        default=None,
         description="DDP broadcasts buffers before each forward; off when empty (language models have none that change).",
     )
-    gradient_as_bucket_view: Bool = Field(True, description="Gradients live inside DDP's buckets: one copy less.")
-    ddp_static_graph: Bool = Field(False, description="Promise DDP that every step uses the same parameters.")
+    gradient_as_bucket_view: Bool = Field(
+        default=True, description="Gradients live inside DDP's buckets: one copy less."
+    )
+    ddp_static_graph: Bool = Field(default=False, description="Promise DDP that every step uses the same parameters.")
 
-    per_device_train_batch_size: Int = Field(8, description="Rows per process and micro-batch.")
-    per_device_eval_batch_size: Int = Field(8, description="Rows per process and batch in evaluation.")
-    gradient_accumulation_steps: Int = Field(1, description="Micro-batches per optimizer step.")
+    per_device_train_batch_size: Int = Field(default=8, description="Rows per process and micro-batch.")
+    per_device_eval_batch_size: Int = Field(default=8, description="Rows per process and batch in evaluation.")
+    gradient_accumulation_steps: Int = Field(default=1, description="Micro-batches per optimizer step.")
 
-    mixed_precision: Word("auto", "no", "fp16", "bf16", false="no") = Field(  # type: ignore[valid-type]
-        "auto",
+    mixed_precision: Annotated[str, Word("auto", "no", "fp16", "bf16", false="no")] = Field(
+        default="auto",
         description="Compute precision; masters stay float32. auto takes bf16 where the accelerator has it, else no. `bf16: true` and `fp16: true` are spellings.",
     )
-    fp16_full_eval: Bool = Field(False, description="Evaluate with weights cast to fp16.")
-    bf16_full_eval: Bool = Field(False, description="Evaluate with weights cast to bf16.")
+    fp16_full_eval: Bool = Field(default=False, description="Evaluate with weights cast to fp16.")
+    bf16_full_eval: Bool = Field(default=False, description="Evaluate with weights cast to bf16.")
 
     gradient_checkpointing: Bool = Field(
-        False, description="Recompute activations in the backward instead of keeping them."
+        default=False, description="Recompute activations in the backward instead of keeping them."
     )
     gradient_checkpointing_kwargs: OptMapping = Field(
-        None, description="Options of recomputation; only `use_reentrant: false` is implemented."
+        default=None, description="Options of recomputation; only `use_reentrant: false` is implemented."
     )
-    torch_compile: Bool = Field(False, description="Compile the model with torch.compile.")
-    torch_compile_backend: OptText = Field(None, description="Backend of torch.compile; inductor when empty.")
-    torch_compile_mode: OptText = Field(None, description="Mode of torch.compile.")
-    use_cpu: Bool = Field(False, description="Train on the CPU even where there is an accelerator.")
+    torch_compile: Bool = Field(default=False, description="Compile the model with torch.compile.")
+    torch_compile_backend: OptText = Field(default=None, description="Backend of torch.compile; inductor when empty.")
+    torch_compile_mode: OptText = Field(default=None, description="Mode of torch.compile.")
+    use_cpu: Bool = Field(default=False, description="Train on the CPU even where there is an accelerator.")
 
     deepspeed: Annotated[str | dict[str, Any] | None, BeforeValidator(to_path_or_mapping)] = Field(
-        None,
+        default=None,
         description="DeepSpeed JSON: its path, `{config_path: …}`, or the mapping itself. Read into the config; its values are the lowest layer.",
     )
     fsdp: Annotated[tuple[str, ...] | bool | None, BeforeValidator(to_fsdp)] = Field(
-        None, description="FSDP options by their Transformers names (full_shard, auto_wrap, …), or true."
+        default=None, description="FSDP options by their Transformers names (full_shard, auto_wrap, …), or true."
     )
     fsdp_config: Annotated[str | dict[str, Any] | None, BeforeValidator(to_path_or_mapping)] = Field(
-        None, description="FSDP settings: a mapping, or the path of a JSON file."
+        default=None, description="FSDP settings: a mapping, or the path of a JSON file."
     )
     accelerate_config: OptText = Field(
-        None, description="YAML written by `accelerate config`; its precision, processes and type are the lowest layer."
+        default=None,
+        description="YAML written by `accelerate config`; its precision, processes and type are the lowest layer.",
     )

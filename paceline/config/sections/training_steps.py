@@ -55,92 +55,107 @@ def to_trackers(value: Any) -> Any:
 class OptimisationFields(Section):
     """Steps, learning rate, optimizer."""
 
-    num_train_epochs: Float = Field(3.0, gt=0, description="Passes over the data; max_steps wins when it is set.")
-    max_steps: Int = Field(-1, description="Optimizer steps; -1: by num_train_epochs.")
-    learning_rate: Float = Field(5e-5, ge=0, description="Peak learning rate.")
-    weight_decay: Float = Field(0.0, ge=0, description="Decoupled decay of matrices; biases and norms are left out.")
-    adam_beta1: Float = Field(0.9, ge=0, lt=1, description="Adam's first decay.")
-    adam_beta2: Float = Field(0.999, ge=0, lt=1, description="Adam's second decay.")
-    adam_epsilon: Float = Field(1e-8, ge=0, description="Adam's epsilon.")
+    num_train_epochs: Float = Field(
+        default=3.0, gt=0, description="Passes over the data; max_steps wins when it is set."
+    )
+    max_steps: Int = Field(default=-1, description="Optimizer steps; -1: by num_train_epochs.")
+    learning_rate: Float = Field(default=5e-5, ge=0, description="Peak learning rate.")
+    weight_decay: Float = Field(
+        default=0.0, ge=0, description="Decoupled decay of matrices; biases and norms are left out."
+    )
+    adam_beta1: Float = Field(default=0.9, ge=0, lt=1, description="Adam's first decay.")
+    adam_beta2: Float = Field(default=0.999, ge=0, lt=1, description="Adam's second decay.")
+    adam_epsilon: Float = Field(default=1e-8, ge=0, description="Adam's epsilon.")
     max_grad_norm: Float = Field(
-        1.0, ge=0, description="Gradients are scaled down to this global norm; 0: no clipping."
+        default=1.0, ge=0, description="Gradients are scaled down to this global norm; 0: no clipping."
     )
-    optim: Word(*OPTIMIZERS) = Field("adamw_torch_fused", description="Optimizer by its Transformers name.")  # type: ignore[valid-type]
-    optim_args: OptText = Field(None, description="Extra optimizer arguments as `name=value,name=value`.")
-    lr_scheduler_type: Word(*SCHEDULES) = Field(
-        "linear", description="Learning-rate schedule by its Transformers name."
-    )  # type: ignore[valid-type]
+    optim: Annotated[str, Word(*OPTIMIZERS)] = Field(
+        default="adamw_torch_fused", description="Optimizer by its Transformers name."
+    )
+    optim_args: OptText = Field(default=None, description="Extra optimizer arguments as `name=value,name=value`.")
+    lr_scheduler_type: Annotated[str, Word(*SCHEDULES)] = Field(
+        default="linear", description="Learning-rate schedule by its Transformers name."
+    )
     lr_scheduler_kwargs: Mapping = Field(
-        {}, description="Options of the schedule, e.g. `{num_cycles: 2}` or `{min_lr: 1e-6}`."
+        default={}, description="Options of the schedule, e.g. `{num_cycles: 2}` or `{min_lr: 1e-6}`."
     )
-    warmup_steps: Float = Field(0.0, ge=0, description="Warm-up: steps from 1 on, a share of all steps below 1.")
-    seed: Int = Field(42, ge=0, description="Seed of everything random.")
-    data_seed: OptInt = Field(None, ge=0, description="Seed of the data order; seed when empty.")
+    warmup_steps: Float = Field(
+        default=0.0, ge=0, description="Warm-up: steps from 1 on, a share of all steps below 1."
+    )
+    seed: Int = Field(default=42, ge=0, description="Seed of everything random.")
+    data_seed: OptInt = Field(default=None, ge=0, description="Seed of the data order; seed when empty.")
 
 
 class LoadingFields(Section):
     """How batches reach the model."""
 
-    dataloader_num_workers: Int = Field(0, ge=0, description="Processes that load batches ahead.")
-    dataloader_pin_memory: Bool = Field(True, description="Page-locked batches, for faster copies to CUDA.")
+    dataloader_num_workers: Int = Field(default=0, ge=0, description="Processes that load batches ahead.")
+    dataloader_pin_memory: Bool = Field(default=True, description="Page-locked batches, for faster copies to CUDA.")
     dataloader_drop_last: Bool = Field(
-        False, description="Drop the last partial step of an epoch; otherwise it is filled with rows of weight 0."
+        default=False,
+        description="Drop the last partial step of an epoch; otherwise it is filled with rows of weight 0.",
     )
-    dataloader_prefetch_factor: OptInt = Field(None, ge=1, description="Batches each loading process keeps ready.")
+    dataloader_prefetch_factor: OptInt = Field(
+        default=None, ge=1, description="Batches each loading process keeps ready."
+    )
 
 
 class EvaluationFields(Section):
     """When to evaluate, and what is best."""
 
-    eval_strategy: Word("no", "steps", "epoch", false="no") = Field("no", description="When to evaluate.")  # type: ignore[valid-type]
+    eval_strategy: Annotated[str, Word("no", "steps", "epoch", false="no")] = Field(
+        default="no", description="When to evaluate."
+    )
     eval_steps: OptFloat = Field(
-        None, description="Steps between evaluations (a share of all steps below 1); logging_steps when empty."
+        default=None, description="Steps between evaluations (a share of all steps below 1); logging_steps when empty."
     )
-    eval_on_start: Bool = Field(False, description="Evaluate before the first step.")
+    eval_on_start: Bool = Field(default=False, description="Evaluate before the first step.")
     load_best_model_at_end: Bool = Field(
-        False, description="Give back the best checkpoint at the end; it is never pruned."
+        default=False, description="Give back the best checkpoint at the end; it is never pruned."
     )
-    metric_for_best_model: OptText = Field(None, description="Metric that decides; loss when empty.")
-    greater_is_better: OptBool = Field(None, description="Direction of the metric; empty: false for losses, else true.")
+    metric_for_best_model: OptText = Field(default=None, description="Metric that decides; loss when empty.")
+    greater_is_better: OptBool = Field(
+        default=None, description="Direction of the metric; empty: false for losses, else true."
+    )
     early_stopping_patience: OptInt = Field(
-        None, ge=1, description="Stop after this many evaluations without improvement."
+        default=None, ge=1, description="Stop after this many evaluations without improvement."
     )
-    early_stopping_threshold: Float = Field(0.0, ge=0, description="Improvement that counts.")
+    early_stopping_threshold: Float = Field(default=0.0, ge=0, description="Improvement that counts.")
 
 
 class SavingFields(Section):
     """Where the run lives, when it saves, from where it goes on."""
 
     output_dir: OptText = Field(
-        None, description="Run directory; outputs/<experiment_name or name of the config file> when empty."
+        default=None, description="Run directory; outputs/<experiment_name or name of the config file> when empty."
     )
     experiment_name: OptText = Field(
-        None, description="Name of the run, and of its folder under outputs/ when output_dir is empty."
+        default=None, description="Name of the run, and of its folder under outputs/ when output_dir is empty."
     )
-    overwrite_output_dir: Bool = Field(False, description="Start anew in a directory that holds another run.")
+    overwrite_output_dir: Bool = Field(default=False, description="Start anew in a directory that holds another run.")
     resume_from_checkpoint: Annotated[str | None, BeforeValidator(to_resume)] = Field(
-        None,
+        default=None,
         description="latest (or true): go on, refuse without a checkpoint; auto: go on if there is one; or the path of a checkpoint.",
     )
-    save_strategy: Word("no", "steps", "epoch", "best", false="no") = Field(
-        "steps", description="When to save; the end is always saved but for no."
-    )  # type: ignore[valid-type]
-    save_steps: Float = Field(500.0, description="Steps between checkpoints (a share of all steps below 1).")
-    save_total_limit: OptInt = Field(None, description="Checkpoints to keep, oldest go first; all when empty.")
+    save_strategy: Annotated[str, Word("no", "steps", "epoch", "best", false="no")] = Field(
+        default="steps", description="When to save; the end is always saved but for no."
+    )
+    save_steps: Float = Field(default=500.0, description="Steps between checkpoints (a share of all steps below 1).")
+    save_total_limit: OptInt = Field(default=None, description="Checkpoints to keep, oldest go first; all when empty.")
 
 
 class LoggingFields(Section):
     """What one sees."""
 
     logging_steps: Float = Field(
-        10.0,
+        default=10.0,
         description="Steps between console lines and tracker points (a share of all steps below 1); events hold every step.",
     )
-    logging_first_step: Bool = Field(False, description="Log step 1 too.")
+    logging_first_step: Bool = Field(default=False, description="Log step 1 too.")
     report_to: Annotated[tuple[str, ...], BeforeValidator(to_trackers)] = Field(
-        ("tensorboard",), description="Trackers: none, all, tensorboard, wandb."
+        default=("tensorboard",), description="Trackers: none, all, tensorboard, wandb."
     )
-    run_name: OptText = Field(None, description="Name of the run in trackers; experiment_name when empty.")
-    log_level: Word("debug", "info", "warning", "error", "critical", "passive", "detail") = Field(  # type: ignore[valid-type]
-        "info", description="Least severe log line that is written."
+    run_name: OptText = Field(default=None, description="Name of the run in trackers; experiment_name when empty.")
+    log_level: Annotated[str, Word("debug", "info", "warning", "error", "critical", "passive", "detail")] = Field(
+        default="info", description="Least severe log line that is written."
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from paceline.config.scalars import parse_number
@@ -94,29 +95,26 @@ def optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else convert(value)
 
 
-def word(*choices: str, false: str | None = None) -> Callable[[Any], Any]:
-    """One of the given words (case does not matter); ``false``: the word that a YAML 1.1 ``no`` read as false means."""
+@dataclass(frozen=True)
+class OneOf:
+    """Converts to one of ``choices`` (case does not matter); ``false``: the word that a YAML 1.1 ``no`` read as false means."""
 
-    def convert(value: Any) -> str:
-        if value is False and false is not None:
-            return false
+    choices: tuple[str, ...]
+    false: str | None = None
+
+    def __call__(self, value: Any) -> str:
+        if value is False and self.false is not None:
+            return self.false
         text = value.strip().lower() if isinstance(value, str) else value
-        if text in choices:
+        if text in self.choices:
             return str(text)
-        near = difflib.get_close_matches(str(text), choices, n=1)
-        raise _fail(f"must be one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
-
-    return convert
+        near = difflib.get_close_matches(str(text), self.choices, n=1)
+        raise _fail(f"must be one of {', '.join(self.choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
 
 
-def Word(*choices: str, false: str | None = None) -> Any:  # noqa: N802 - it makes a type
-    """The type of a text that is one of ``choices``."""
-    return Annotated[str, BeforeValidator(word(*choices, false=false)), WithJsonSchema({"enum": list(choices)})]
-
-
-def expected(kind: str, choices: Sequence[str]) -> str:
-    """How a type is called in the reference."""
-    return " | ".join(f"`{choice}`" for choice in choices) if choices else kind
+def Word(*choices: str, false: str | None = None) -> BeforeValidator:  # noqa: N802 - it reads as a type
+    """For ``Annotated[str, Word("a", "b")]``: a text that is one of ``choices``."""
+    return BeforeValidator(OneOf(choices, false))
 
 
 Int = Annotated[int, BeforeValidator(to_int)]
