@@ -13,6 +13,7 @@ from paceline.core.errors import CheckpointError
 _STEP = re.compile(r"step-(\d{8,15})")
 _REPLACED = re.compile(r"\.replaced-(step-\d{8,15})-[0-9a-f]+")
 _LEFTOVER = re.compile(r"\.(staging|trash)-step-\d{8,15}-[0-9a-f]+")
+_HINT_LEFT = re.compile(r"\.(latest|best)\.[0-9a-f]+")
 MAX_HINT_BYTES = 64
 
 
@@ -26,9 +27,13 @@ class Found:
     problem: CheckpointError | None
 
     @property
+    def step(self) -> int:
+        return int(self.name.removeprefix("step-"))
+
+    @property
     def age_key(self) -> tuple[int, int]:
         """Sorts by publication; folders without a manifest first, by step."""
-        return (self.manifest.sequence, self.manifest.step) if self.manifest else (-1, int(self.name[5:]))
+        return (self.manifest.sequence, self.manifest.step) if self.manifest else (-1, self.step)
 
 
 def staging_name(step_name: str, nonce: str) -> str:
@@ -70,6 +75,11 @@ def leftovers(folder: Path) -> list[Path]:
     return [
         folder / name for name in names if _LEFTOVER.fullmatch(name) or (_REPLACED.fullmatch(name) and name not in kept)
     ]
+
+
+def leftover_hints(folder: Path) -> list[Path]:
+    """Hint files that never took their place."""
+    return sorted(path for path in folder.glob(".*") if _HINT_LEFT.fullmatch(path.name))
 
 
 def read_hint(path: Path) -> str | None:

@@ -97,6 +97,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool) -> Path
     for candidate in reversed(found):
         problem = candidate.problem or _problem(candidate)
         if problem is None:
+            problems += [(f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step]
             notes.extend(_passed_over(f, p, candidate) for f, p in problems)
             if problems or (hint is not None and hint != candidate.name):
                 notes.append(_took(candidate, hint))

@@ -12,7 +12,15 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from paceline.checkpoint.disk import CrashPoint, never, os_error, replace_text, sync_folder, write_fresh
-from paceline.checkpoint.layout import leftovers, read_hint, replaced_name, scan, shard_name, staging_name
+from paceline.checkpoint.layout import (
+    leftover_hints,
+    leftovers,
+    read_hint,
+    replaced_name,
+    scan,
+    shard_name,
+    staging_name,
+)
 from paceline.checkpoint.manifest import HF_FOLDER, MANIFEST, STATE, FileEntry, Manifest, is_safe_name
 from paceline.checkpoint.names import TensorName, encode_place
 from paceline.checkpoint.retain import discard, prune
@@ -122,6 +130,8 @@ class Checkpointer:
         folder.mkdir(parents=True, exist_ok=True)
         for left in leftovers(folder):
             discard(left)
+        for hint in leftover_hints(folder):
+            hint.unlink(missing_ok=True)
         newest = max((f.age_key[0] for f in scan(folder)), default=0)
         nonce = os.urandom(6).hex()
         name = staging_name(self._run.checkpoint(step).name, nonce)

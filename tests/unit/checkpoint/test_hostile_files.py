@@ -1,0 +1,339 @@
+"""Checkpoints from strangers (S01, S02, S07, S08, S21, S22, S23): refused before anything is run, followed or allocated."""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.checkpoint.manifest import Manifest, is_safe_name
+from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
+from paceline.checkpoint.strictjson import parse_object
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+
+Save = Callable[..., Path]
+SHARD = "shard-00000-of-00001.safetensors"
+SLOTS = [SHARD, "state.json", "manifest.json", "hf/config.json", "hf/tokenizer.json"]
+MORE_SLOTS = [
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "scaler.pt",
+    "ema.bin",
+    "value_head.bin",
+    "hf/adapter_model.bin",
+    "dataloader.pkl",
+    "x.ckpt",
+]
+
+
+class Bomb:
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.canary), "w")
+
+
+def forge(checkpoint: Path, name: str, data: bytes) -> None:
+    """Replace a file and make the manifest agree: an attacker who knows the format."""
+    (checkpoint / name).write_bytes(data)
+    if name == "manifest.json":
+        return
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def pickles(canary: Path) -> dict[str, bytes]:
+    raw = pickle.dumps(Bomb(canary))
+    as_zip, as_tar = io.BytesIO(), io.BytesIO()
+    torch.save(Bomb(canary), as_zip)
+    with tarfile.open(fileobj=as_tar, mode="w") as tar:
+        info = tarfile.TarInfo("pickle")
+        info.size = len(raw)
+        tar.addfile(info, io.BytesIO(raw))
+    legacy = io.BytesIO()
+    torch.save(Bomb(canary), legacy, _use_new_zipfile_serialization=False)
+    plain_zip = io.BytesIO()
+    with zipfile.ZipFile(plain_zip, "w") as archive:
+        archive.writestr("archive/data.pkl", raw)
+    return {
+        "raw": raw,
+        "zip": as_zip.getvalue(),
+        "tar": as_tar.getvalue(),
+        "legacy": legacy.getvalue(),
+        "plain_zip": plain_zip.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("form", ["raw", "zip", "tar", "legacy", "plain_zip"])
+def test_the_bombs_work(tmp_path: Path, form: str) -> None:
+    """The test below can fail: the naive way of loading sets the canary."""
+    canary = tmp_path / "canary"
+    data = pickles(canary)[form]
+    if form in ("zip", "legacy"):
+        torch.load(io.BytesIO(data), weights_only=False).close()
+    elif form == "raw":
+        pickle.loads(data).close()  # noqa: S301
+    assert canary.exists() or form in ("tar", "plain_zip")
+
+
+@pytest.mark.parametrize("forged", [False, True], ids=["swapped", "forged"])
+@pytest.mark.parametrize("form", ["raw", "zip", "tar", "legacy", "plain_zip"])
+@pytest.mark.parametrize("slot", SLOTS)
+def test_a_pickle_in_any_slot_is_refused(
+    run: RunDir, save: Save, tmp_path: Path, slot: str, form: str, forged: bool
+) -> None:
+    path, canary = save(1), tmp_path / "canary"
+    data = pickles(canary)[form]
+    if forged:
+        forge(path, slot, data)
+    else:
+        (path / slot).write_bytes(data)
+    if forged and slot.startswith("hf/"):  # bytes that we only hand on: never parsed here
+        with open_checkpoint(path) as reader:
+            assert reader.side_file(slot[3:]) == data
+    else:
+        with pytest.raises(CheckpointError):
+            open_checkpoint(path)
+        if not forged:
+            with pytest.raises(CheckpointError):
+                find_checkpoint("latest", run)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("slot", MORE_SLOTS)
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_pickle_beside_our_files_is_refused(save: Save, tmp_path: Path, slot: str, listed: bool) -> None:
+    path, canary = save(1), tmp_path / "canary"
+    if listed:
+        forge(path, slot, pickles(canary)["zip"])
+    else:
+        (path / slot).write_bytes(pickles(canary)["zip"])
+    with pytest.raises(CheckpointError, match="foreign_file"):
+        open_checkpoint(path)
+    assert not canary.exists()
+
+
+def test_nothing_else_is_tried_when_the_safe_way_fails(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(1)
+    called: list[str] = []
+    monkeypatch.setattr(torch, "load", lambda *a, **k: called.append("torch.load"))
+    monkeypatch.setattr(pickle, "load", lambda *a, **k: called.append("pickle.load"))
+    monkeypatch.setattr(pickle, "loads", lambda *a, **k: called.append("pickle.loads"))
+    forge(path, SHARD, b"\x80\x04N.")
+    with pytest.raises(CheckpointError):
+        open_checkpoint(path)
+    assert called == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        ".",
+        "",
+        "hf/../x",
+        "hf/",
+        "hf//x",
+        "a/b",
+        "HF/x",
+        "x\0y",
+        "C:\\x",
+        "\\\\host\\x",
+        ".hidden",
+        "a b",
+        "ü",
+        "x\n",
+        "hf/.x",
+        "a" * 300,
+    ],
+)
+def test_names_that_leave_the_folder_are_refused(save: Save, name: str) -> None:
+    assert not is_safe_name(name)
+    path = save(1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = manifest["files"].pop(SHARD)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="checkpoint.manifest"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("slot", [SHARD, "state.json", "manifest.json", "hf/config.json"])
+def test_a_link_is_not_followed_even_to_the_right_bytes(save: Save, tmp_path: Path, slot: str) -> None:
+    path = save(1)
+    (path / slot).rename(tmp_path / "outside")
+    (path / slot).symlink_to(tmp_path / "outside")
+    with pytest.raises(CheckpointError, match="checkpoint.damaged"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("slot", [SHARD, "manifest.json"])
+def test_a_pipe_does_not_hang(save: Save, slot: str) -> None:
+    path = save(1)
+    (path / slot).unlink()
+    os.mkfifo(path / slot)
+    with pytest.raises(CheckpointError):
+        open_checkpoint(path)
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+KEY = "policy|param|w"
+
+
+def tensor_file(header: Any, body: bytes = b"\0" * 8, length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + body
+
+
+HEADERS: dict[str, bytes] = {
+    "nothing": b"",
+    "seven_bytes": b"\0" * 7,
+    "longer_than_file": tensor_file({KEY: GOOD}, length=1 << 40),
+    "largest_length": tensor_file({KEY: GOOD}, length=(1 << 64) - 1),
+    "no_json": tensor_file(b"{nonsense"),
+    "list": tensor_file(b"[]"),
+    "duplicate_key": tensor_file(
+        b'{"a|b|c":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"a|b|c":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}'
+    ),
+    "overlap": tensor_file({"a|b|c": GOOD, "a|b|d": {**GOOD, "data_offsets": [4, 12]}}, b"\0" * 12),
+    "same_place": tensor_file({"a|b|c": GOOD, "a|b|d": GOOD}),
+    "hole": tensor_file({"a|b|c": GOOD, "a|b|d": {**GOOD, "data_offsets": [12, 20]}}, b"\0" * 20),
+    "rest": tensor_file({KEY: GOOD}, b"\0" * 9),
+    "beyond": tensor_file({KEY: GOOD}, b"\0" * 7),
+    "shape_mismatch": tensor_file({KEY: {**GOOD, "shape": [3]}}),
+    "huge_shape": tensor_file({KEY: {**GOOD, "shape": [1 << 40, 1 << 40]}}),
+    "wrapping_shape": tensor_file({KEY: {**GOOD, "shape": [1 << 32, 1 << 32], "data_offsets": [0, 0]}}, b""),
+    "negative": tensor_file({KEY: {**GOOD, "shape": [-2]}}),
+    "backwards": tensor_file({KEY: {**GOOD, "data_offsets": [8, 0]}}),
+    "float_shape": tensor_file({KEY: {**GOOD, "shape": [2.0]}}),
+    "bool_shape": tensor_file({KEY: {"dtype": "F64", "shape": [True], "data_offsets": [0, 8]}}),
+    "dtype": tensor_file({KEY: {**GOOD, "dtype": "PICKLE"}}),
+    "dtype_list": tensor_file({KEY: {**GOOD, "dtype": ["F32"]}}),
+    "extra_key": tensor_file({KEY: {**GOOD, "code": "x"}}),
+    "many_dims": tensor_file({KEY: {**GOOD, "shape": [1] * 40 + [2]}}),
+    "deep": tensor_file(b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"),
+    "metadata": tensor_file({"__metadata__": {"a": 1}, KEY: GOOD}),
+    "name": tensor_file({"w": GOOD}),
+    "name_encoding": tensor_file({"policy|param|a%zz": GOOD}),
+    "place_outside": tensor_file({"__metadata__": {KEY: '{"global_shape":[3],"offsets":[2]}'}, KEY: GOOD}),
+    "place_dims": tensor_file({"__metadata__": {KEY: '{"global_shape":[3,3],"offsets":[0,0]}'}, KEY: GOOD}),
+    "place_nonsense": tensor_file({"__metadata__": {KEY: "{"}, KEY: GOOD}),
+    "nan": tensor_file(b'{"__metadata__":{},"a|b|c":{"dtype":"F32","shape":[NaN],"data_offsets":[0,8]}}'),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_bad_tensor_file_is_refused_before_memory_is_asked_for(
+    save: Save, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = save(1)
+    forge(path, SHARD, HEADERS[kind])
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: pytest.fail("allocated"))
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path)
+    assert SHARD in str(caught.value)
+
+
+def test_a_good_forged_tensor_file_is_read(save: Save) -> None:
+    """The cases above differ from this one in what they name."""
+    path = save(1)
+    forge(path, SHARD, tensor_file({KEY: GOOD}))
+    with open_checkpoint(path) as reader:
+        assert torch.equal(reader.read("policy", "w", "param"), torch.zeros(2))
+
+
+def test_two_shards_that_disagree_on_a_tensor_are_refused(save: Save) -> None:
+    path = save(1)
+    forge(path, SHARD, tensor_file({KEY: GOOD}))
+    forge(
+        path,
+        "shard-00001-of-00002.safetensors",
+        tensor_file({KEY: {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}),
+    )
+    with pytest.raises(CheckpointError, match="another shape or dtype"):
+        open_checkpoint(path)
+
+
+def test_hashes_are_compared_before_anything_is_parsed(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(1)
+    (path / "state.json").write_bytes(
+        b'{"train": {"step": 9}}'[: (path / "state.json").stat().st_size].ljust((path / "state.json").stat().st_size)
+    )
+    monkeypatch.setattr("paceline.checkpoint.reader.parse_object", lambda *a, **k: pytest.fail("parsed"))
+    with pytest.raises(CheckpointError, match="sha256"):
+        open_checkpoint(path)
+
+
+BASE = {
+    "format": "paceline-checkpoint",
+    "version": 1,
+    "step": 1,
+    "sequence": 1,
+    "world_size": 1,
+    "created": 0.0,
+    "paceline_version": "0",
+}
+ENTRY = {"bytes": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "torch"}, {"version": 2}, {"version": True}, {"version": "1"}, {"step": -1}, {"step": 1.0}, {"step": True}, {"step": 1 << 60}, {"step": "1"},
+        {"world_size": 0}, {"created": "now"}, {"paceline_version": 1}, {"files": {}}, {"files": []}, {"files": None}, {"more": 1}, {"sequence": None},
+        {"files": {"a": {**ENTRY, "bytes": -1}}}, {"files": {"a": {**ENTRY, "bytes": 1.5}}}, {"files": {"a": {**ENTRY, "sha256": "0" * 63}}},
+        {"files": {"a": {**ENTRY, "sha256": "G" * 64}}}, {"files": {"a": {**ENTRY, "sha256": 0}}}, {"files": {"a": {**ENTRY, "x": 1}}}, {"files": {"a": 1}},
+        {"files": {"manifest.json": ENTRY}},
+    ],
+)  # fmt: skip
+def test_a_manifest_out_of_shape_is_refused(change: dict[str, Any]) -> None:
+    good = {**BASE, "files": {"state.json": ENTRY}}
+    assert Manifest.from_bytes(json.dumps(good).encode(), "m").step == 1
+    with pytest.raises(CheckpointError):
+        Manifest.from_bytes(json.dumps({**good, **change}).encode(), "m")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'{"a":1,"a":2}',
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b"[" * 100_000,
+        b'{"a":' * 50 + b"1" + b"}" * 50,
+        b"\xff\xfe",
+        b'{"a":"' + b"x" * 2000 + b'"}',
+        b'{"a":1}x',
+    ],
+    ids=range(11),
+)
+def test_json_that_is_not_ours_is_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="checkpoint.json"):
+        parse_object(data, "f", max_bytes=1000, max_depth=8)
+
+
+def test_too_many_values_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="more than 10 values"):
+        parse_object(b'{"a":[1,2,3,4,5,6,7,8,9,10]}', "f", max_bytes=1000, max_items=10)
+
+
+def test_too_many_files_are_refused() -> None:
+    many = {**BASE, "files": {f"f{i}": ENTRY for i in range(100_001)}}
+    with pytest.raises(CheckpointError):
+        Manifest.from_bytes(json.dumps(many).encode(), "m")
