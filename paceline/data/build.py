@@ -18,6 +18,7 @@ from paceline.data.sets import DataSet, OpenSet, open_set
 from paceline.data.split import overlap, split_rows
 from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
 from paceline.data.table import TableWriter, TokenTable
+from paceline.data.template import Encoder
 from paceline.data.tokenise import Chunk, ChunkResult, Setup, tokenise
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template, open_tokenizer, pad_token_id
 
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
 
 
 def build(
-    store: Store, key: str, setup: Setup, train: list[DataSet], evaluation: list[DataSet], data: DataSection, *, seed: int, num_proc: int, report: Report
+    store: Store,
+    key: str,
+    setup: Setup,
+    train: list[DataSet],
+    evaluation: list[DataSet],
+    data: DataSection,
+    *,
+    seed: int,
+    num_proc: int,
+    report: Report,
 ) -> None:
     """Prepare and publish the set ``key``. Raises DataError; nothing is left behind then."""
     sets = [*train, *evaluation]
@@ -47,11 +57,15 @@ def build(
         meta = {
             "vocab_size": size,
             "pad_token_id": pad_token_id(tokenizer),
+            "stop_token_ids": list(Encoder(tokenizer, setup.train_on).stop_token_ids()),
             "longest": tally.longest,
             "max_token_id": tally.max_token_id,
             "counts": tally.counts.to_json(),
             "notes": [note.to_json() for note in [*notes, *tally.counts.diagnostics()]],
-            "data_sets": [{"path": s.section.path, "format": o.shape.format, "rows": n} for s, o, n in zip(sets, opened, tally.documents, strict=True)],
+            "data_sets": [
+                {"path": s.section.path, "format": o.shape.format, "rows": n}
+                for s, o, n in zip(sets, opened, tally.documents, strict=True)
+            ],
         }
         store.publish(stage, key, meta)
 
@@ -69,7 +83,9 @@ def _open_all(sets: list[DataSet]) -> list[OpenSet]:
     return opened
 
 
-def settle_template(setup: Setup, tokenizer: PreTrainedTokenizerBase, opened: list[OpenSet]) -> tuple[Setup, list[Diagnostic]]:
+def settle_template(
+    setup: Setup, tokenizer: PreTrainedTokenizerBase, opened: list[OpenSet]
+) -> tuple[Setup, list[Diagnostic]]:
     """The template conversations are rendered with. A tokenizer that has none: questions and answers get the built-in ``plain`` one (with a note),
     real conversations are refused, for how turns are marked is a decision. Raises DataError."""
     formats = {o.shape.format for o in opened} - {"text"}
@@ -79,13 +95,29 @@ def settle_template(setup: Setup, tokenizer: PreTrainedTokenizerBase, opened: li
     if not tokenizer.chat_template:
         if formats & {"messages", "sharegpt"}:
             hint = f"model.chat_template: chatml (or {', '.join(n for n in BUILTIN_TEMPLATES if n != 'chatml')}, the path of a .jinja file, or a tokenizer that has one)"
-            raise DataError(Diagnostic("data.no_chat_template", "the tokenizer has no chat template, and the data is conversations", "model.chat_template", setup.tokenizer.folder, hint))
+            raise DataError(
+                Diagnostic(
+                    "data.no_chat_template",
+                    "the tokenizer has no chat template, and the data is conversations",
+                    "model.chat_template",
+                    setup.tokenizer.folder,
+                    hint,
+                )
+            )
         what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
         notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
     if setup.train_on == "assistant" and not tokenizer.is_fast:
         hint = "data.train_on: all, or a tokenizer with tokenizer.json"
-        raise DataError(Diagnostic("data.no_offsets", "the tokenizer cannot say which characters a token covers, so answers cannot be told from prompts", "model.tokenizer", type(tokenizer).__name__, hint))
+        raise DataError(
+            Diagnostic(
+                "data.no_offsets",
+                "the tokenizer cannot say which characters a token covers, so answers cannot be told from prompts",
+                "model.tokenizer",
+                type(tokenizer).__name__,
+                hint,
+            )
+        )
     return setup, [*notes, *_end_notes(setup, tokenizer)]
 
 
@@ -99,7 +131,9 @@ def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Dia
             yield Diagnostic("data.template_token", what, "model.chat_template", hint=hint, severity=Severity.WARNING)
     if tokenizer.eos_token is None:
         what = "the tokenizer has no end-of-text token: the model will not learn where an answer ends"
-        yield Diagnostic("data.no_eos", what, "model.tokenizer", hint="a tokenizer with eos_token set", severity=Severity.WARNING)
+        yield Diagnostic(
+            "data.no_eos", what, "model.tokenizer", hint="a tokenizer with eos_token set", severity=Severity.WARNING
+        )
 
 
 @dataclass
@@ -111,7 +145,15 @@ class _Tally:
     max_token_id: int = -1
 
 
-def _write_tokens(path: Path, setup: Setup, sets: list[DataSet], opened: list[OpenSet], data: DataSection, num_proc: int, report: Report) -> _Tally:
+def _write_tokens(
+    path: Path,
+    setup: Setup,
+    sets: list[DataSet],
+    opened: list[OpenSet],
+    data: DataSection,
+    num_proc: int,
+    report: Report,
+) -> _Tally:
     """Tokenise everything into the table. Raises DataError when the policy refuses rows, or none is usable."""
     tally = _Tally(documents=[0] * len(sets))
     behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
@@ -163,11 +205,19 @@ def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
     found = f"{counts.rows_read} rows read, all left out"
     if set(counts.skipped) == {"no_labels"}:
         hint = "data.train_on: all, or a chat template that marks the assistant's turns"
-        return Diagnostic("data.no_labels", "no token of any row would be learnt", "data.train_on", f"train_on: {setup.train_on}", hint)
+        return Diagnostic(
+            "data.no_labels",
+            "no token of any row would be learnt",
+            "data.train_on",
+            f"train_on: {setup.train_on}",
+            hint,
+        )
     return Diagnostic("data.no_usable_rows", "no row can be used", "data.train", found, "the reasons follow")
 
 
-def _write_indices(stage: Path, tally: _Tally, num_train_sets: int, has_eval: bool, validation_split: float | int | None, seed: int) -> list[Diagnostic]:
+def _write_indices(
+    stage: Path, tally: _Tally, num_train_sets: int, has_eval: bool, validation_split: float | int | None, seed: int
+) -> list[Diagnostic]:
     """Which rows are trained on and which are held out. Raises DataError when one side is empty."""
     table = TokenTable(stage / TOKENS)
     train = np.flatnonzero(table.dataset < num_train_sets)
@@ -175,7 +225,16 @@ def _write_indices(stage: Path, tally: _Tally, num_train_sets: int, has_eval: bo
     notes: list[Diagnostic] = []
     if not len(train) or (has_eval and not len(held)):
         where = "data.eval" if len(train) else "data.train"
-        raise DataError(Diagnostic("data.no_usable_rows", "no row can be used", where, f"{tally.counts.rows_read} rows read", "see the reasons"), *refusal(tally.counts.skipped, tally.counts.rows_read))
+        raise DataError(
+            Diagnostic(
+                "data.no_usable_rows",
+                "no row can be used",
+                where,
+                f"{tally.counts.rows_read} rows read",
+                "see the reasons",
+            ),
+            *refusal(tally.counts.skipped, tally.counts.rows_read),
+        )
     if validation_split:
         kept, out = split_rows(table.keys[train], validation_split, seed)
         train, held = train[kept], train[out]
@@ -193,4 +252,13 @@ def _overlap_note(train_keys: Any, eval_keys: Any) -> list[Diagnostic]:
     if not count:
         return []
     what = f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is trained on: their results say nothing about new prompts"
-    return [Diagnostic("data.eval_overlap", what, "data.eval", hint="data.validation_split, or take them out of one side", severity=Severity.WARNING, evidence={"count": count})]
+    return [
+        Diagnostic(
+            "data.eval_overlap",
+            what,
+            "data.eval",
+            hint="data.validation_split, or take them out of one side",
+            severity=Severity.WARNING,
+            evidence={"count": count},
+        )
+    ]

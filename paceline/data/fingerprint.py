@@ -32,7 +32,11 @@ def code_version() -> dict[str, Any]:
     own = hashlib.sha256()
     for name in _CODE:
         own.update((Path(__file__).parent / f"{name}.py").read_bytes())
-    return {"format": FORMAT_VERSION, "source": own.hexdigest()[:16], **{name: _version(name) for name in ("transformers", "tokenizers")}}
+    return {
+        "format": FORMAT_VERSION,
+        "source": own.hexdigest()[:16],
+        **{name: _version(name) for name in ("transformers", "tokenizers")},
+    }
 
 
 def _version(package: str) -> str:
@@ -83,7 +87,9 @@ def _digest(file: Path, memo: Path) -> str:
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
     except OSError as exc:
-        raise DataError(Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))) from exc
+        raise DataError(
+            Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))
+        ) from exc
     if begun - status.st_ctime > _SETTLED_SECONDS:
         _remember(note, {"stamp": stamp, "sha256": digest.hexdigest()})
     return digest.hexdigest()

@@ -22,7 +22,12 @@ COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": (("text",), ()),
 }
 # other names under which prompt and completion are found (first match counts)
-PAIRS: tuple[tuple[str, str], ...] = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("query", "response"))
+PAIRS: tuple[tuple[str, str], ...] = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("query", "response"),
+)
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
     "system": "system", "observation": "tool", "tool": "tool",
@@ -85,7 +90,13 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
     if candidates:
         names = ", ".join(c.format for c in candidates)
         raise DataError(
-            Diagnostic("data.format_ambiguous", f"the rows fit more than one format: {names}", where, f"columns {_listed(found)}", f"format: {candidates[0].format} (beside path:)")
+            Diagnostic(
+                "data.format_ambiguous",
+                f"the rows fit more than one format: {names}",
+                where,
+                f"columns {_listed(found)}",
+                f"format: {candidates[0].format} (beside path:)",
+            )
         )
     raise DataError(_unknown(found, where))
 
@@ -96,8 +107,16 @@ def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dic
     for name, actual in mapping.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}: the format's column on the left, the file's on the right"
-            raise DataError(Diagnostic("data.column_unknown", f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint))
+            hint = (
+                f"did you mean '{near[0]}'?"
+                if near
+                else f"one of {', '.join(known)}: the format's column on the left, the file's on the right"
+            )
+            raise DataError(
+                Diagnostic(
+                    "data.column_unknown", f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint
+                )
+            )
         if actual not in found:
             raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}"))
     taken = set(mapping.values())
@@ -157,14 +176,26 @@ def _listed(names: Sequence[str]) -> str:
 def _missing(missing: Sequence[str], found: Sequence[str], where: str, asked: str) -> Diagnostic:
     near = difflib.get_close_matches(missing[0], found, n=1)
     hint = f"columns: {{{missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
-    return Diagnostic("data.column_missing", f"there is no column '{', '.join(missing)}' ({asked})", where, f"columns {_listed(found)}", hint)
+    return Diagnostic(
+        "data.column_missing",
+        f"there is no column '{', '.join(missing)}' ({asked})",
+        where,
+        f"columns {_listed(found)}",
+        hint,
+    )
 
 
 def _unknown(found: Sequence[str], where: str) -> Diagnostic:
     needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
     if {"chosen", "rejected"} <= set(found):
         hint = "preference pairs are for reward and DPO training; for SFT give rows with one answer"
-        return Diagnostic("data.format_preference", "the rows are preference pairs (chosen, rejected), not examples to imitate", where, f"columns {_listed(found)}", hint)
+        return Diagnostic(
+            "data.format_preference",
+            "the rows are preference pairs (chosen, rejected), not examples to imitate",
+            where,
+            f"columns {_listed(found)}",
+            hint,
+        )
     hint = f"name the columns beside path:, such as columns: {{prompt: X, completion: Y}}; the formats need — {needs}"
     return Diagnostic("data.format_unknown", "the rows fit no known format", where, f"columns {_listed(found)}", hint)
 
@@ -189,7 +220,11 @@ def _as_text(value: Any, name: str) -> str:
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    if isinstance(value, list) and value and all(isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value)
+    ):
         return "".join(part["text"] for part in value)
     raise RowError("not_text", f"'{name}' is {type(value).__name__}")
 
@@ -200,7 +235,10 @@ def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
     for turn in history or []:
         if not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2:
             raise RowError("bad_messages", "history is not a list of [question, answer] pairs")
-        messages += [_message("user", _as_text(turn[0], "history")), _message("assistant", _as_text(turn[1], "history"))]
+        messages += [
+            _message("user", _as_text(turn[0], "history")),
+            _message("assistant", _as_text(turn[1], "history")),
+        ]
     parts = [_text(row, columns, "instruction", needed=True), _text(row, columns, "input")]
     messages.append(_message("user", "\n".join(part for part in parts if part.strip())))
     messages.append(_message("assistant", _text(row, columns, "output", needed=True)))
@@ -220,7 +258,9 @@ def _messages(row: Row, columns: Mapping[str, str]) -> Example:
 
 
 def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
-    return _conversation([*_system(row, columns), *_turns(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)])
+    return _conversation(
+        [*_system(row, columns), *_turns(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)]
+    )
 
 
 def _plain(row: Row, columns: Mapping[str, str]) -> Example:
@@ -268,4 +308,10 @@ def _conversation(messages: list[Message]) -> Example:
     return Example(messages=tuple(messages))
 
 
-_READERS = {"alpaca": _alpaca, "prompt_completion": _prompt_completion, "messages": _messages, "sharegpt": _sharegpt, "text": _plain}
+_READERS = {
+    "alpaca": _alpaca,
+    "prompt_completion": _prompt_completion,
+    "messages": _messages,
+    "sharegpt": _sharegpt,
+    "text": _plain,
+}

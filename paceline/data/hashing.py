@@ -41,4 +41,6 @@ def permutation(key: int, num: int) -> NDArray[np.int64]:
 
 def text_key(text: str) -> int:
     """64-bit key of a text, blind to differences in white space: what "the same prompt" means in splits and overlap warnings."""
-    return int.from_bytes(hashlib.blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )

@@ -10,7 +10,17 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 
 SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".txt": "txt"}
-SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation"}
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "eval": "validation",
+}
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -43,39 +53,88 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
 
 
 def _looks_local(path: str) -> bool:
-    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in SUFFIXES or "\\" in path
+    return (
+        path.startswith(("/", ".", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in SUFFIXES or "\\" in path
+    )
 
 
 def _not_there(local: Path, path: str) -> Diagnostic:
     beside = sorted(p.name for p in local.parent.iterdir() if p.suffix in SUFFIXES)[:8] if local.parent.is_dir() else []
-    found = f"in {local.parent}: {', '.join(beside) or 'no data files'}" if local.parent.is_dir() else f"there is no folder {local.parent}"
-    return Diagnostic("data.missing", "there is no such file or folder", path, found, "data.train: the path of a file or a folder, or a name on the hub (owner/name)")
+    found = (
+        f"in {local.parent}: {', '.join(beside) or 'no data files'}"
+        if local.parent.is_dir()
+        else f"there is no folder {local.parent}"
+    )
+    return Diagnostic(
+        "data.missing",
+        "there is no such file or folder",
+        path,
+        found,
+        "data.train: the path of a file or a folder, or a name on the hub (owner/name)",
+    )
 
 
 def _known(file: Path) -> Path:
     if file.suffix.lower() not in SUFFIXES:
-        raise DataError(Diagnostic("data.unknown_suffix", f"files that end in '{file.suffix}' cannot be read", str(file), file.name, f"one of {', '.join(SUFFIXES)}"))
+        raise DataError(
+            Diagnostic(
+                "data.unknown_suffix",
+                f"files that end in '{file.suffix}' cannot be read",
+                str(file),
+                file.name,
+                f"one of {', '.join(SUFFIXES)}",
+            )
+        )
     return file
 
 
 def _folder(folder: Path, split: str) -> Located:
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return Located("saved", folder=folder)
-    inside = [p for p in sorted(folder.rglob("*")) if p.is_file() and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-    readable = [p for p in inside if p.suffix.lower() in SUFFIXES and p.suffix.lower() != ".txt" and p.name != "dataset_info.json"]
+    inside = [
+        p
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    ]
+    readable = [
+        p
+        for p in inside
+        if p.suffix.lower() in SUFFIXES and p.suffix.lower() != ".txt" and p.name != "dataset_info.json"
+    ]
     if not readable:
         readable = [p for p in inside if p.suffix.lower() == ".txt"]
     if not readable:
         names = ", ".join(p.name for p in inside[:8]) or "nothing"
-        raise DataError(Diagnostic("data.empty_folder", "the folder holds no data files", str(folder), names, f"files that end in {', '.join(SUFFIXES)}"))
+        raise DataError(
+            Diagnostic(
+                "data.empty_folder",
+                "the folder holds no data files",
+                str(folder),
+                names,
+                f"files that end in {', '.join(SUFFIXES)}",
+            )
+        )
     wanted = SPLITS.get(split.lower(), split.lower())
     others = [p for p in readable if _split_of(p, folder) not in (None, wanted)]
     chosen = [p for p in readable if p not in others]
     if not chosen:
         hint = f"split: {_split_of(readable[0], folder)} (beside path:)"
-        raise DataError(Diagnostic("data.split_missing", f"no file of the folder belongs to the split '{split}'", str(folder), ", ".join(p.name for p in readable[:8]), hint))
+        raise DataError(
+            Diagnostic(
+                "data.split_missing",
+                f"no file of the folder belongs to the split '{split}'",
+                str(folder),
+                ", ".join(p.name for p in readable[:8]),
+                hint,
+            )
+        )
     left = [p for p in inside if p not in chosen]
-    note = f"left out (another split, or no data file): {', '.join(p.name for p in left[:8])}" + (f" and {len(left) - 8} more" if len(left) > 8 else "") if left else ""
+    note = (
+        f"left out (another split, or no data file): {', '.join(p.name for p in left[:8])}"
+        + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+        if left
+        else ""
+    )
     return Located("files", tuple(chosen), note=note)
 
 

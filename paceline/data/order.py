@@ -36,7 +36,9 @@ def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], see
     return np.repeat(np.arange(len(dataset_of), dtype=np.int64), times)
 
 
-def epoch_bins(documents: I64, lengths: NDArray[np.int32], *, seq_len: int, packing: bool, seed: int, epoch: int, shuffle: bool) -> Bins:
+def epoch_bins(
+    documents: I64, lengths: NDArray[np.int32], *, seq_len: int, packing: bool, seed: int, epoch: int, shuffle: bool
+) -> Bins:
     """The rows of one epoch in their order: bins of documents (indices into the table), packed or one each, permuted by (seed, epoch) when ``shuffle``."""
     num = len(documents)
     if packing:
@@ -63,7 +65,9 @@ def steps_per_epoch(num_rows: int, global_batch: int, *, drop_last: bool) -> int
     return num_rows // global_batch if drop_last else -(-num_rows // global_batch)
 
 
-def positions_for(step: int, micro_step: int, dp_rank: int, dp_size: int, micro_batch: int, accumulation: int) -> list[int]:
+def positions_for(
+    step: int, micro_step: int, dp_rank: int, dp_size: int, micro_batch: int, accumulation: int
+) -> list[int]:
     """Positions in the epoch's order for one micro-batch: [sG + (j·dp + d)·m, +m), G = m · accumulation · dp.
 
     ``step`` counts from the start of the epoch. Positions at or beyond ``num_rows`` are fillers (``RowSource.batch`` makes them weight-0 rows).

@@ -48,7 +48,13 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
     if longest > seq_len:
         where = f"document {int(lengths.argmax())}"
         raise DataError(
-            Diagnostic("data.document_too_long", f"a document is longer than a row of {seq_len} tokens", where, f"{longest} tokens", f"data.max_length: {seq_len}, and prepare again")
+            Diagnostic(
+                "data.document_too_long",
+                f"a document is longer than a row of {seq_len} tokens",
+                where,
+                f"{longest} tokens",
+                f"data.max_length: {seq_len}, and prepare again",
+            )
         )
     order = np.arange(num, dtype=np.int64) if order is None else order
     by_length = order[np.argsort(-lengths[order], kind="stable")]

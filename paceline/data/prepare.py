@@ -35,6 +35,7 @@ class Prepared:
 
     vocab_size      rows the embedding needs: one more than the largest token id of the tokenizer (added tokens counted)
     pad_token_id    a token for filler rows, never learnt
+    stop_token_ids  tokens that end an answer (end of text, and the template's end of turn): for generation_config's eos_token_id
     tokenizer_path  the tokenizer as it was used (tokens added, chat template settled): what goes beside the weights
     longest         tokens of the longest document
     notes           what was assumed, left out, cut or found to overlap; warnings and notes, never errors
@@ -47,6 +48,7 @@ class Prepared:
     counts: PrepareCounts
     vocab_size: int
     pad_token_id: int
+    stop_token_ids: tuple[int, ...]
     tokenizer_path: Path
     longest: int
     max_token_id: int
@@ -91,10 +93,28 @@ def prepare(
             meta, damage = store.find(key)  # another process may have published it meanwhile
             from_cache = meta is not None
             if meta is None:
-                build(store, key, setup, train, evaluation, data, seed=seed, num_proc=_num_proc(data.num_proc, [*train, *evaluation]), report=say)
+                build(
+                    store,
+                    key,
+                    setup,
+                    train,
+                    evaluation,
+                    data,
+                    seed=seed,
+                    num_proc=_num_proc(data.num_proc, [*train, *evaluation]),
+                    report=say,
+                )
                 meta, why = store.find(key)
                 if meta is None:
-                    raise DataError(Diagnostic("data.cache_write", "prepared data cannot be read back", str(store.folder(key)), why, "data.cache_dir: a sound disk"))
+                    raise DataError(
+                        Diagnostic(
+                            "data.cache_write",
+                            "prepared data cannot be read back",
+                            str(store.folder(key)),
+                            why,
+                            "data.cache_dir: a sound disk",
+                        )
+                    )
     prepared = _open(store, key, meta, data, from_cache=from_cache)
     say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
     if damage:
@@ -109,10 +129,26 @@ def prepare(
 
 def _sets(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
     if not data.train:
-        raise DataError(Diagnostic("data.missing", "no training data is named", "data.train", "nothing", "data.train: the path of a file or folder, or a name on the hub"))
+        raise DataError(
+            Diagnostic(
+                "data.missing",
+                "no training data is named",
+                "data.train",
+                "nothing",
+                "data.train: the path of a file or folder, or a name on the hub",
+            )
+        )
     if data.eval and data.validation_split:
         found = f"eval and validation_split {data.validation_split}"
-        raise DataError(Diagnostic("data.two_evals", "evaluation data is given twice", "data.validation_split", found, "data.eval or data.validation_split, not both"))
+        raise DataError(
+            Diagnostic(
+                "data.two_evals",
+                "evaluation data is given twice",
+                "data.validation_split",
+                found,
+                "data.eval or data.validation_split, not both",
+            )
+        )
     return find_sets("data.train", data.train), find_sets("data.eval", data.eval or ())
 
 
@@ -145,6 +181,7 @@ def _open(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, fr
         counts=PrepareCounts.from_json(meta["counts"]),
         vocab_size=meta["vocab_size"],
         pad_token_id=meta["pad_token_id"],
+        stop_token_ids=tuple(meta["stop_token_ids"]),
         tokenizer_path=folder / TOKENIZER,
         longest=meta["longest"],
         max_token_id=meta["max_token_id"],
@@ -170,4 +207,12 @@ def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnosti
         return []
     found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
     what = f"the data holds token ids that the embedding has no row for ({embedding_rows} rows)"
-    return [Diagnostic("data.token_range", what, "model.tokenizer", found, "model.resize_embeddings: auto, or the tokenizer that belongs to the model")]
+    return [
+        Diagnostic(
+            "data.token_range",
+            what,
+            "model.tokenizer",
+            found,
+            "model.resize_embeddings: auto, or the tokenizer that belongs to the model",
+        )
+    ]

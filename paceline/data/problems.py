@@ -18,17 +18,32 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "missing_column": ("a row lacks a column that its format needs", "fill the column, or name it under columns:"),
     "not_text": ("a value is neither text nor a number", "write text; images and other parts are not supported"),
     "bad_messages": ("messages are not a list of turns with a role and a text", "write [{role: …, content: …}, …]"),
-    "unknown_role": ("a turn has a role that is not known", "use system, user, assistant, tool (ShareGPT: system, human, gpt, observation)"),
+    "unknown_role": (
+        "a turn has a role that is not known",
+        "use system, user, assistant, tool (ShareGPT: system, human, gpt, observation)",
+    ),
     "empty": ("the row has no text", "remove the row"),
     "no_answer": ("there is no answer to learn from", "fill the answer, or remove the row"),
-    "template_refused": ("the chat template refused the conversation", "bring the turns into the order the template asks for, or set model.chat_template"),
+    "template_refused": (
+        "the chat template refused the conversation",
+        "bring the turns into the order the template asks for, or set model.chat_template",
+    ),
     "template_not_incremental": (
         "the answer cannot be found in the rendered conversation",
         "set model.chat_template to a template with {% generation %} marks (such as chatml), or data.train_on: all",
     ),
-    "no_labels": ("no token of the row would be learnt", "see that the template marks the assistant's turns, or data.train_on: all"),
-    "too_long": ("the row is longer than data.max_length", "raise data.max_length, or data.on_too_long: truncate or skip"),
-    "answer_cut_off": ("the prompt alone fills data.max_length, no answer is left after truncation", "raise data.max_length"),
+    "no_labels": (
+        "no token of the row would be learnt",
+        "see that the template marks the assistant's turns, or data.train_on: all",
+    ),
+    "too_long": (
+        "the row is longer than data.max_length",
+        "raise data.max_length, or data.on_too_long: truncate or skip",
+    ),
+    "answer_cut_off": (
+        "the prompt alone fills data.max_length, no answer is left after truncation",
+        "raise data.max_length",
+    ),
 }
 
 
@@ -105,7 +120,10 @@ class PrepareCounts:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> PrepareCounts:
         """The inverse of ``to_json``."""
-        kinds = {kind: {r: Tally(t["count"], list(t["examples"])) for r, t in data[kind].items()} for kind in ("skipped", "truncated")}
+        kinds = {
+            kind: {r: Tally(t["count"], list(t["examples"])) for r, t in data[kind].items()}
+            for kind in ("skipped", "truncated")
+        }
         return PrepareCounts(**{**data, **kinds})
 
 
@@ -117,7 +135,7 @@ def refusal(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, 
 def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int) -> Diagnostic:
     meaning, advice = REASONS[reason]
     policy = "data.on_too_long" if reason == "too_long" else "data.on_bad_row"
-    rows = "row" if tally.count == 1 else "rows"
+    rows = "row" if rows_read == 1 else "rows"
     if verb == "refused":
         advice += f"; {policy}: skip leaves such rows out (and counts them)" if reason != "too_long" else ""
     more = tally.count - len(tally.examples)

@@ -51,11 +51,21 @@ def _open(file: Path) -> Any:
             raise DataError(Diagnostic("data.empty", "the file is empty", str(file), "0 bytes", "a file with rows"))
         return file.open(encoding="utf-8-sig", newline="")
     except OSError as exc:
-        raise DataError(Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))) from exc
+        raise DataError(
+            Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))
+        ) from exc
 
 
 def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
-    return DataError(Diagnostic("data.not_utf8", "the file is not UTF-8 text", f"{file}:{line}", f"byte {exc.object[exc.start]:#04x}", f"iconv -t UTF-8 -o NEW {file.name}"))
+    return DataError(
+        Diagnostic(
+            "data.not_utf8",
+            "the file is not UTF-8 text",
+            f"{file}:{line}",
+            f"byte {exc.object[exc.start]:#04x}",
+            f"iconv -t UTF-8 -o NEW {file.name}",
+        )
+    )
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
@@ -89,7 +99,15 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
         good += 1
         yield _row(value, where, consumed)
     if good == 0 and bad:
-        raise DataError(Diagnostic("data.not_json", "no line of the file is JSON", f"{file}:1", f"{bad} lines, none readable", "one JSON object a line (.jsonl), or a list of objects (.json)"))
+        raise DataError(
+            Diagnostic(
+                "data.not_json",
+                "no line of the file is JSON",
+                f"{file}:1",
+                f"{bad} lines, none readable",
+                "one JSON object a line (.jsonl), or a list of objects (.json)",
+            )
+        )
 
 
 def _row(value: Any, where: str, consumed: int) -> RawRow:
@@ -99,14 +117,22 @@ def _row(value: Any, where: str, consumed: int) -> RawRow:
 
 
 def _not_json(file: Path, line: int, found: str, exc: Exception) -> Diagnostic:
-    return Diagnostic("data.not_json", "the file is not JSON", f"{file}:{line}", f"{found} ({exc})", "one JSON object a line (.jsonl), or a list of objects (.json)")
+    return Diagnostic(
+        "data.not_json",
+        "the file is not JSON",
+        f"{file}:{line}",
+        f"{found} ({exc})",
+        "one JSON object a line (.jsonl), or a list of objects (.json)",
+    )
 
 
 def _json(file: Path) -> Iterator[RawRow]:
     """A .json file: a list of objects; many are JSON lines in truth, which is seen from the first character."""
     first = next(_lines(file), None)
     if first is None:
-        raise DataError(Diagnostic("data.empty", "the file is empty", str(file), "only white space", "a file with rows"))
+        raise DataError(
+            Diagnostic("data.empty", "the file is empty", str(file), "only white space", "a file with rows")
+        )
     if first[1].lstrip().startswith("["):
         yield from _json_list(file)
         return
@@ -124,7 +150,13 @@ def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
     except (ValueError, RecursionError):
         return _not_json(file, line, repr(text.strip()[:60]), exc)
     keys = ", ".join(list(value)[:8]) if isinstance(value, dict) else type(value).__name__
-    return Diagnostic("data.not_a_list", "the file holds one object, not a list of rows", f"{file}:{line}", f"keys {keys}", "a list of objects: [{…}, {…}]")
+    return Diagnostic(
+        "data.not_a_list",
+        "the file holds one object, not a list of rows",
+        f"{file}:{line}",
+        f"keys {keys}",
+        "a list of objects: [{…}, {…}]",
+    )
 
 
 def _json_list(file: Path) -> Iterator[RawRow]:
@@ -149,10 +181,21 @@ def _json_list(file: Path) -> Iterator[RawRow]:
             place = _skip(text, place + 1)
         elif text[place : place + 1] != "]":
             line += text.count("\n", counted, place)
-            raise DataError(_not_json(file, line, repr(text[place : place + 60]) if place < len(text) else "the end of the file", ValueError("expected ',' or ']'")))
+            raise DataError(
+                _not_json(
+                    file,
+                    line,
+                    repr(text[place : place + 60]) if place < len(text) else "the end of the file",
+                    ValueError("expected ',' or ']'"),
+                )
+            )
     rest = _skip(text, place + 1)
     if rest < len(text):
-        raise DataError(_not_json(file, 1 + text.count("\n", 0, rest), repr(text[rest : rest + 60]), ValueError("text after the list")))
+        raise DataError(
+            _not_json(
+                file, 1 + text.count("\n", 0, rest), repr(text[rest : rest + 60]), ValueError("text after the list")
+            )
+        )
 
 
 def _skip(text: str, place: int) -> int:
@@ -181,7 +224,9 @@ def _csv(file: Path) -> Iterator[RawRow]:
                 yield RawRow(dict(zip(header, record, strict=True)), where, consumed=consumed)
         except csv.Error as exc:
             hint = "quote values that hold commas or line breaks, or write JSONL or Parquet"
-            raise DataError(Diagnostic("data.not_csv", "the file is not CSV", f"{file}:{reader.line_num}", str(exc), hint)) from exc
+            raise DataError(
+                Diagnostic("data.not_csv", "the file is not CSV", f"{file}:{reader.line_num}", str(exc), hint)
+            ) from exc
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, reader.line_num + 1, exc) from exc
 
@@ -204,7 +249,14 @@ def _parquet(file: Path) -> Iterator[RawRow]:
                     number += 1
                     yield RawRow(value, f"{file}:row {number}", consumed=size * number // total)
     except (pa.ArrowException, OSError) as exc:
-        raise DataError(Diagnostic("data.not_parquet", "the file is not Parquet, or it is damaged", str(file), str(exc).split("\n")[0][:200])) from exc
+        raise DataError(
+            Diagnostic(
+                "data.not_parquet",
+                "the file is not Parquet, or it is damaged",
+                str(file),
+                str(exc).split("\n")[0][:200],
+            )
+        ) from exc
 
 
 def _saved(folder: Path, split: str) -> Iterator[RawRow]:
@@ -214,7 +266,14 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
     try:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as exc:  # noqa: BLE001  (the library raises many kinds; each means the same here)
-        raise DataError(Diagnostic("data.not_a_dataset", "the datasets directory cannot be read", str(folder), f"{type(exc).__name__}: {exc}")) from exc
+        raise DataError(
+            Diagnostic(
+                "data.not_a_dataset",
+                "the datasets directory cannot be read",
+                str(folder),
+                f"{type(exc).__name__}: {exc}",
+            )
+        ) from exc
     if isinstance(loaded, datasets.DatasetDict):
         loaded = _pick_split(dict(loaded), split, str(folder))
     yield from _records(loaded, str(folder))
@@ -222,7 +281,15 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
 
 def _pick_split(splits: dict[str, Any], split: str, where: str) -> Any:
     if split not in splits:
-        raise DataError(Diagnostic("data.split_missing", f"there is no split '{split}'", where, f"splits {', '.join(splits)}", f"split: {next(iter(splits))} (beside path:)"))
+        raise DataError(
+            Diagnostic(
+                "data.split_missing",
+                f"there is no split '{split}'",
+                where,
+                f"splits {', '.join(splits)}",
+                f"split: {next(iter(splits))} (beside path:)",
+            )
+        )
     return splits[split]
 
 
@@ -246,8 +313,20 @@ def load_hub(located: Located, split: str) -> Any:
         message = str(exc).split("\n")[0][:300]
         hint = "a file or folder that exists here, or a public name on the hub with the network on (split: another split, beside path:)"
         raise DataError(
-            Diagnostic("data.hub", f"'{name}' is no file or folder here, and it could not be loaded from the hub", name, f"{type(exc).__name__}: {message}", hint)
+            Diagnostic(
+                "data.hub",
+                f"'{name}' is no file or folder here, and it could not be loaded from the hub",
+                name,
+                f"{type(exc).__name__}: {message}",
+                hint,
+            )
         ) from exc
 
 
-_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {"json": _json, "jsonl": _jsonl, "csv": _csv, "txt": _txt, "parquet": _parquet}
+_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+    "json": _json,
+    "jsonl": _jsonl,
+    "csv": _csv,
+    "txt": _txt,
+    "parquet": _parquet,
+}

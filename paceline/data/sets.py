@@ -73,7 +73,15 @@ def open_set(number: int, data_set: DataSet) -> OpenSet:
 
 def _no_rows(data_set: DataSet, head: list[RawRow]) -> tuple[Diagnostic, ...]:
     if not head:
-        return (Diagnostic("data.empty", "the data set has no rows", data_set.section.path, "0 rows", f"{data_set.key}: data with rows"),)
+        return (
+            Diagnostic(
+                "data.empty",
+                "the data set has no rows",
+                data_set.section.path,
+                "0 rows",
+                f"{data_set.key}: data with rows",
+            ),
+        )
     tallies: dict[str, Tally] = {}
     for row in head:
         tallies.setdefault(row.reason, Tally()).add(row.where, row.detail)
@@ -89,11 +97,18 @@ def _notes(data_set: DataSet, shape: Shape, values: list[dict]) -> Iterator[Diag
     used = {shape.columns[name] for name in (*must, *may) if name in shape.columns}
     unused = [name for name in dict.fromkeys(n for v in values for n in v) if name not in used]
     if unused:
-        yield Diagnostic("data.columns_unused", f"columns that are not used: {', '.join(unused)}", path, severity=Severity.NOTE)
+        yield Diagnostic(
+            "data.columns_unused", f"columns that are not used: {', '.join(unused)}", path, severity=Severity.NOTE
+        )
     if data_set.located.note:
         yield Diagnostic("data.files_left_out", data_set.located.note, path, severity=Severity.NOTE)
     if data_set.section.max_rows is not None:
-        yield Diagnostic("data.max_rows", f"only the first {data_set.section.max_rows:,} rows are read (max_rows)", path, severity=Severity.NOTE)
+        yield Diagnostic(
+            "data.max_rows",
+            f"only the first {data_set.section.max_rows:,} rows are read (max_rows)",
+            path,
+            severity=Severity.NOTE,
+        )
 
 
 def _chunks(number: int, shape: Shape, rows: Iterator[RawRow]) -> Iterator[Chunk]:

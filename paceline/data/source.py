@@ -26,7 +26,9 @@ class PackedSource:
 
     algorithm = ORDER_ALGORITHM
 
-    def __init__(self, table: TokenTable, *, seq_len: int, packing: bool, seed: int, pad_token_id: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, table: TokenTable, *, seq_len: int, packing: bool, seed: int, pad_token_id: int, shuffle: bool = True
+    ) -> None:
         self.table = table
         self.seq_len = seq_len
         self.packing = packing
@@ -41,7 +43,13 @@ class PackedSource:
             weights = self.table.weights if self.shuffle else (1.0,)
             documents = epoch_documents(self.table.dataset, weights, self.seed, epoch)
             bins = epoch_bins(
-                documents, self.table.lengths, seq_len=self.seq_len, packing=self.packing, seed=self.seed, epoch=epoch, shuffle=self.shuffle
+                documents,
+                self.table.lengths,
+                seq_len=self.seq_len,
+                packing=self.packing,
+                seed=self.seed,
+                epoch=epoch,
+                shuffle=self.shuffle,
             )
             while len(self._layouts) >= _EPOCHS_KEPT:
                 del self._layouts[next(iter(self._layouts))]
@@ -49,8 +57,14 @@ class PackedSource:
         return self._layouts[epoch]
 
     def num_rows(self, epoch: int) -> int:
-        """Rows of an epoch."""
+        """Rows of an epoch; equal in all epochs unless a mixture draws anew in each."""
+        if not self.shuffle or all(weight == 1 for weight in self.table.weights):
+            epoch = self._known_epoch(epoch)
         return len(self.layout(epoch))
+
+    def _known_epoch(self, epoch: int) -> int:
+        """An epoch whose layout is at hand: how many bins there are depends on the lengths alone, not on their order."""
+        return epoch if epoch in self._layouts or not self._layouts else next(iter(self._layouts))
 
     def efficiency(self, epoch: int = 0) -> float:
         """Real tokens over the room of all rows."""
@@ -69,7 +83,8 @@ class PackedSource:
         ids = self.document_ids(epoch, positions)
         filler = np.full(2, ~self.pad_token_id, np.int32)
         documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
-        num_rows = sum(1 for position in positions if 0 <= position < self.num_rows(epoch))
+        available = len(self.layout(epoch))
+        num_rows = sum(0 <= position < available for position in positions)
         return build_batch(documents, ids, num_rows)
 
 

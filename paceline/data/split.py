@@ -23,9 +23,21 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
     target = max(1, round(wanted * num)) if wanted < 1 else int(wanted)
     unique, group_of, sizes = np.unique(keys, return_inverse=True, return_counts=True)
     if len(unique) < 2 or target >= num:
-        what = "the rows cannot be split: all have the same prompt" if len(unique) < 2 else "the validation split would leave nothing to train on"
+        what = (
+            "the rows cannot be split: all have the same prompt"
+            if len(unique) < 2
+            else "the validation split would leave nothing to train on"
+        )
         found = f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}"
-        raise DataError(Diagnostic("data.cannot_split", what, "data.validation_split", found, "a smaller validation_split, more rows, or data.eval"))
+        raise DataError(
+            Diagnostic(
+                "data.cannot_split",
+                what,
+                "data.validation_split",
+                found,
+                "a smaller validation_split, more rows, or data.eval",
+            )
+        )
     order = np.argsort(hash_values(stream_key(seed, "split"), unique), kind="stable")
     held = np.zeros(len(unique), np.bool_)
     count = 0

@@ -120,5 +120,11 @@ def _sync(path: Path) -> None:
 def cannot_write(path: Path, exc: OSError) -> DataError:
     """The error of a cache on a full, read-only or missing disk."""
     return DataError(
-        Diagnostic("data.cache_write", "prepared data cannot be written", str(path), exc.strerror or str(exc), "data.cache_dir: a folder with room that can be written to")
+        Diagnostic(
+            "data.cache_write",
+            "prepared data cannot be written",
+            str(path),
+            exc.strerror or str(exc),
+            "data.cache_dir: a folder with room that can be written to",
+        )
     )

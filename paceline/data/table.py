@@ -70,7 +70,13 @@ class TableWriter:
         offsets = np.zeros(len(block) + 1, np.int64)
         np.cumsum(block.lengths, out=offsets[1:])
         tokens = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(block.coded))
-        columns = [tokens, pa.array(block.num_labels), pa.array(block.keys), pa.array(block.dataset), pa.array(block.row)]
+        columns = [
+            tokens,
+            pa.array(block.num_labels),
+            pa.array(block.keys),
+            pa.array(block.dataset),
+            pa.array(block.row),
+        ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
     def close(self) -> None:

@@ -40,8 +40,10 @@ class Encoder:
         self.marked = bool(_MARKS.search(self.template))
         added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         specials = added | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        self._special = re.compile("|".join(re.escape(t) for t in sorted(specials.values(), key=len, reverse=True) if t) or r"(?!)")
-        self._special_ids = np.array(sorted(specials), np.int32)
+        self._special = re.compile(
+            "|".join(re.escape(t) for t in sorted(specials.values(), key=len, reverse=True) if t) or r"(?!)"
+        )
+        self._special_ids = frozenset(specials)
         self._eos = tokenizer.eos_token_id
 
     def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
@@ -56,38 +58,52 @@ class Encoder:
             except RowError as error:
                 results[number] = error
         plain = [(n, e.text) for n, e in enumerate(examples) if not e.messages]
-        for (number, _, spans), encoding in zip(rendered, self._tokens([text for _, text, _ in rendered], chat=True), strict=True):
-            results[number] = self._conversation(*encoding, spans)
+        for (number, _, spans), (ids, encoding) in zip(
+            rendered, self._tokens([text for _, text, _ in rendered], chat=True), strict=True
+        ):
+            results[number] = self._conversation(ids, encoding, spans)
         for (number, _), (ids, _) in zip(plain, self._tokens([text for _, text in plain], chat=False), strict=True):
             results[number] = self._plain(ids)
         return [r if r is not None else RowError("empty") for r in results]
 
-    def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
-        """(ids int32 [n], character offsets int64 [n, 2]) of each text; a template writes its special tokens itself."""
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer: end of text, and what the chat template closes the assistant's turn with."""
+        stops = {} if self._eos is None else {int(self._eos): None}
+        if self.template:
+            turns = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+            encoded = self.encode([Example(messages=turns)])[0]
+            learnt = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
+            stops |= {i: None for i in learnt[-2:] if i in self._special_ids}
+        return tuple(stops)
+
+    def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Any]]:
+        """(ids int32 [n], the tokenizer's own ``Encoding`` or None) of each text; a template writes its special tokens itself."""
         if not texts:
             return []
-        spanned = chat and self.train_on != "all"
-        coded = self.tokenizer(texts, add_special_tokens=not chat, return_offsets_mapping=spanned, return_attention_mask=False, verbose=False)
-        offsets = coded["offset_mapping"] if spanned else [[]] * len(texts)
-        return [(np.array(i, np.int32), np.array(o, np.int64).reshape(-1, 2)) for i, o in zip(coded["input_ids"], offsets, strict=True)]
+        coded = self.tokenizer(texts, add_special_tokens=not chat, return_attention_mask=False, verbose=False)
+        encodings = coded.encodings or [None] * len(texts)
+        return [
+            (np.array(ids, np.int32), encoding) for ids, encoding in zip(coded["input_ids"], encodings, strict=True)
+        ]
 
     def _plain(self, ids: NDArray[np.int32]) -> Encoded:
         if self._eos is not None and (len(ids) == 0 or ids[-1] != self._eos):
             ids = np.append(ids, np.int32(self._eos))
         return Encoded(ids, np.ones(len(ids), np.bool_))
 
-    def _conversation(self, ids: NDArray[np.int32], offsets: NDArray[np.int64], spans: list[Span] | None) -> Encoded:
+    def _conversation(self, ids: NDArray[np.int32], encoding: Any, spans: list[Span] | None) -> Encoded:
         """Label the spans (all tokens when None); the last answer ends with a special token, so that the model learns to stop."""
         if spans is None:
             labelled = np.ones(len(ids), np.bool_)
         else:
             labelled = np.zeros(len(ids), np.bool_)
             for start, end in spans:
-                labelled |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-        last = np.flatnonzero(labelled)
-        ended = len(last) > 0 and bool(np.isin(ids[last], self._special_ids)[-2:].any())
-        if self._eos is not None and len(last) and not ended:
-            ids, labelled = ids[: last[-1] + 1], labelled[: last[-1] + 1]
+                first, last = _token_range(encoding, start, end)
+                labelled[first : last + 1] = True
+        learnt = np.flatnonzero(labelled)
+        ended = any(int(i) in self._special_ids for i in ids[learnt[-2:]])
+        if self._eos is not None and len(learnt) and not ended:
+            ids, labelled = ids[: learnt[-1] + 1], labelled[: learnt[-1] + 1]
             ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
         return Encoded(ids, labelled)
 
@@ -112,7 +128,10 @@ class Encoder:
         start = len(opened) if text.startswith(opened) else _common(opened, text)
         content = messages[turn]["content"].strip()
         if start < len(before):
-            raise RowError("template_not_incremental", f"turn {turn + 1}: an earlier part is rendered differently when the answer follows")
+            raise RowError(
+                "template_not_incremental",
+                f"turn {turn + 1}: an earlier part is rendered differently when the answer follows",
+            )
         upto = text if turn == len(messages) - 1 else self._text(messages[: turn + 1])
         if text.startswith(upto) and len(upto) > start:
             return start, len(upto)
@@ -138,12 +157,30 @@ class Encoder:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        render: Any = render_jinja_template  # its annotation says str, it returns texts and marks
+
         tokens: dict[str, Any] = dict(self.tokenizer.special_tokens_map)
         try:
-            rendered, marks = render_jinja_template([messages], chat_template=self.template, return_assistant_tokens_mask=mask, add_generation_prompt=prompt, **tokens)
+            rendered, marks = render(
+                [messages],
+                chat_template=self.template,
+                return_assistant_tokens_mask=mask,
+                add_generation_prompt=prompt,
+                **tokens,
+            )
         except (TemplateError, TypeError, ValueError, KeyError, IndexError) as exc:
             raise RowError("template_refused", str(exc)[:200]) from exc
         return rendered[0], list(marks[0]) if mask else []
+
+
+def _token_range(encoding: Any, start: int, end: int) -> tuple[int, int]:
+    """First and last token that overlap the characters [start, end); characters that no token covers (dropped white space) are passed over."""
+    first, last = None, None
+    while start < end and (first := encoding.char_to_token(start)) is None:
+        start += 1
+    while end > start and (last := encoding.char_to_token(end - 1)) is None:
+        end -= 1
+    return (first, last) if first is not None and last is not None else (0, -1)
 
 
 def _common(a: str, b: str) -> int:

@@ -143,6 +143,8 @@ def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[C
             yield result
     except BrokenProcessPool as exc:
         hint = "data.num_proc: 1, or more memory for the processes that tokenise"
-        raise DataError(Diagnostic("data.worker_died", "a process that tokenises died", "data.num_proc", str(exc), hint)) from exc
+        raise DataError(
+            Diagnostic("data.worker_died", "a process that tokenises died", "data.num_proc", str(exc), hint)
+        ) from exc
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

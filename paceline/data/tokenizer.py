@@ -15,22 +15,56 @@ if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
 
 BUILTIN_TEMPLATES = ("chatml", "llama3", "alpaca", "plain")
-_FILES = ("tokenizer*", "vocab*", "merges*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.model", "*.tiktoken", "config.json")
+_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.model",
+    "*.tiktoken",
+    "config.json",
+)
 
 
 def tokenizer_folder(model: ModelSection) -> Path:
     """The local folder with the tokenizer's files; for a hub name they are downloaded (or taken from the hub's cache). Raises DataError."""
     name = model.tokenizer or model.name_or_path
     if not name:
-        raise DataError(Diagnostic("data.no_tokenizer", "no tokenizer is named", "model.tokenizer", "a model made from scratch (model.config) has none of its own", "model.tokenizer: a folder or a name on the hub"))
+        raise DataError(
+            Diagnostic(
+                "data.no_tokenizer",
+                "no tokenizer is named",
+                "model.tokenizer",
+                "a model made from scratch (model.config) has none of its own",
+                "model.tokenizer: a folder or a name on the hub",
+            )
+        )
     local = Path(name).expanduser()
     if local.is_dir():
         if not tokenizer_files(local):
             inside = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
-            raise DataError(Diagnostic("data.no_tokenizer", "the folder holds no tokenizer", str(local), inside, "model.tokenizer: a folder with tokenizer.json"))
+            raise DataError(
+                Diagnostic(
+                    "data.no_tokenizer",
+                    "the folder holds no tokenizer",
+                    str(local),
+                    inside,
+                    "model.tokenizer: a folder with tokenizer.json",
+                )
+            )
         return local
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or local.exists():
-        raise DataError(Diagnostic("data.no_tokenizer", "there is no such tokenizer folder", name, "", "model.tokenizer: a folder with tokenizer.json, or a name on the hub"))
+        raise DataError(
+            Diagnostic(
+                "data.no_tokenizer",
+                "there is no such tokenizer folder",
+                name,
+                "",
+                "model.tokenizer: a folder with tokenizer.json, or a name on the hub",
+            )
+        )
     return _download(name, model)
 
 
@@ -44,7 +78,15 @@ def _download(name: str, model: ModelSection) -> Path:
     except Exception as exc:  # noqa: BLE001  (network, authentication and hub errors alike: the tokenizer cannot be had)
         message = str(exc).split("\n")[0][:300]
         hint = "model.tokenizer: a folder that exists here, or a name on the hub with the network on"
-        raise DataError(Diagnostic("data.no_tokenizer", f"the tokenizer '{name}' is no folder here and could not be loaded from the hub", name, f"{type(exc).__name__}: {message}", hint)) from exc
+        raise DataError(
+            Diagnostic(
+                "data.no_tokenizer",
+                f"the tokenizer '{name}' is no folder here and could not be loaded from the hub",
+                name,
+                f"{type(exc).__name__}: {message}",
+                hint,
+            )
+        ) from exc
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -67,7 +109,9 @@ class TokenizerSpec:
 def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
     """What ``load_tokenizer`` would load. Raises DataError when the files are not there."""
     folder, template = tokenizer_folder(model), template_text(model.chat_template)
-    return TokenizerSpec(str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, model.trust_remote_code)
+    return TokenizerSpec(
+        str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, model.trust_remote_code
+    )
 
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
@@ -88,7 +132,15 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
     except Exception as exc:  # noqa: BLE001  (broken files raise many kinds)
         message = str(exc).split("\n")[0][:300]
         hint = "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads"
-        raise DataError(Diagnostic("data.bad_tokenizer", "the tokenizer cannot be loaded", spec.folder, f"{type(exc).__name__}: {message}", hint)) from exc
+        raise DataError(
+            Diagnostic(
+                "data.bad_tokenizer",
+                "the tokenizer cannot be loaded",
+                spec.folder,
+                f"{type(exc).__name__}: {message}",
+                hint,
+            )
+        ) from exc
     if spec.add_tokens:
         tokenizer.add_tokens(list(spec.add_tokens))
     if spec.add_special_tokens:
@@ -117,7 +169,15 @@ def template_text(value: str | None) -> str | None:
     if path.is_file():
         return path.read_text("utf-8")
     hint = f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself"
-    raise DataError(Diagnostic("data.bad_chat_template", "the chat template is no built-in name, no file and no Jinja text", "model.chat_template", value, hint))
+    raise DataError(
+        Diagnostic(
+            "data.bad_chat_template",
+            "the chat template is no built-in name, no file and no Jinja text",
+            "model.chat_template",
+            value,
+            hint,
+        )
+    )
 
 
 def pad_token_id(tokenizer: Any) -> int:

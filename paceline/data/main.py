@@ -1,0 +1,153 @@
+"""Prepare data ahead of training: ``python -m paceline.data.main --plan FILE | --config-json FILE [--cache DIR]``.
+
+Shows a progress bar with rate and ETA, then what became of every row. Exit codes: ``core.errors.ExitCode``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.units import human_count, human_seconds
+from paceline.data.pack import efficiency
+from paceline.data.prepare import Prepared, prepare
+from paceline.data.progress import PrepareProgress
+from paceline.data.source import PackedSource
+
+_STAGES = {
+    "fingerprint": "looking at the data",
+    "waiting": "another process prepares the same data, waiting",
+    "tokenise": "tokenising",
+    "write": "writing",
+    "done": "done",
+}
+
+
+class Bar:
+    """A progress bar of the preparation; where nobody looks (no terminal), one line every ten seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[said]}"),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("preparing", total=1.0, said="")
+        self._said = time.monotonic()
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, progress: PrepareProgress) -> None:
+        """Show the state."""
+        said = rate(progress)
+        stage = _STAGES[progress.stage]
+        self._bar.update(self._task, description=stage, completed=progress.fraction or 0.0, said=said)
+        if not self._console.is_terminal and time.monotonic() - self._said > 10:
+            self._said = time.monotonic()
+            done = f" {progress.fraction:.0%}" if progress.fraction is not None else ""
+            self._console.print(f"{stage}{done} {said}".rstrip(), highlight=False)
+
+
+def rate(progress: PrepareProgress) -> str:
+    """Rows, rows a second and the time that is left, as text."""
+    if not progress.rows:
+        return ""
+    left = f", {human_seconds(progress.eta_seconds)} left" if progress.eta_seconds is not None else ""
+    speed = f", {progress.rows_per_second:,.0f} rows/s" if progress.rows_per_second else ""
+    return f"{progress.rows:,} rows{speed}{left}"
+
+
+def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, seconds: float) -> list[str]:
+    """What became of the rows, as lines of text."""
+    counts = prepared.counts
+    lines = [
+        f"rows      {counts.rows_read:,} read, {counts.rows_used:,} used, {counts.rows_skipped:,} skipped, {counts.rows_truncated:,} truncated",
+        f"documents {counts.train_documents:,} to train on, {counts.eval_documents:,} held out",
+        f"tokens    {human_count(counts.tokens)}, {human_count(counts.labels)} of them learnt; the longest document has {prepared.longest:,}",
+    ]
+    if packing:
+        source = PackedSource(
+            prepared.train, seq_len=seq_len, packing=True, seed=seed, pad_token_id=prepared.pad_token_id
+        )
+        bins = source.layout(0)
+        full = efficiency(bins, prepared.train.lengths, seq_len)
+        lines.append(f"packing   {len(bins):,} rows of at most {seq_len:,} tokens, {full:.1%} full")
+    how = "found prepared already" if prepared.from_cache else f"prepared in {human_seconds(seconds)}"
+    return [*lines, f"where     {prepared.path} ({how})"]
+
+
+def run(config: Config, cache: Path, console: Console) -> None:
+    """Prepare what ``config`` describes and say what came of it. Raises PacelineError."""
+    seed = config.training.seed if config.data.seed is None else config.data.seed
+    started = time.monotonic()
+    with Bar(console) as bar:
+        prepared = prepare(config.data, config.model, seed=seed, cache_dir=cache, report=bar)
+    for note in prepared.notes:
+        console.print(note.render(), highlight=False, markup=False, soft_wrap=True)
+    seconds = time.monotonic() - started
+    order_seed = config.training.seed if config.training.data_seed is None else config.training.data_seed
+    for line in summary(
+        prepared, seq_len=config.data.max_length, packing=config.data.packing, seed=order_seed, seconds=seconds
+    ):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def read_config(arguments: argparse.Namespace) -> Config:
+    """The config out of a plan or a config file (JSON). Raises ConfigError."""
+    file = Path(arguments.plan or arguments.config_json)
+    try:
+        content: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
+        described = content["config"] if arguments.plan else content
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        what = "the plan cannot be read" if arguments.plan else "the config cannot be read"
+        raise ConfigError(
+            Diagnostic(
+                "data.bad_input_file", what, str(file), f"{type(exc).__name__}: {exc}", "the file that paceline wrote"
+            )
+        ) from exc
+    return Config.from_json(described)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paceline.data.main", description="Tokenise and store the data of a config or plan."
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--plan", help="plan.json")
+    what.add_argument("--config-json", help="the effective config as JSON")
+    parser.add_argument("--cache", help="where prepared data is kept [data.cache_dir, else ~/.cache/paceline]")
+    arguments = parser.parse_args(argv)
+    try:
+        config = read_config(arguments)
+        cache = Path(arguments.cache or config.data.cache_dir or "~/.cache/paceline").expanduser()
+        run(config, cache, Console(stderr=False))
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    return int(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
