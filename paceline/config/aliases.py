@@ -116,7 +116,13 @@ def _token_list(value: Any) -> tuple[str, ...]:
     return tuple(to_text(part) for part in to_texts(value))
 
 
-_HF5 = "Transformers 5 calls it {to}"
+def _optimizer(value: Any) -> Any:
+    return {"adamw": "adamw_torch", "adamw_hf": "adamw_torch"}.get(str(value).strip().lower(), value)
+
+
+def _tf5(name: str) -> str:
+    return f"Transformers 5 calls it {name}"
+
 
 ALIASES: dict[str, Alias] = {
     # precision flags: put together in layers.py
@@ -154,13 +160,13 @@ ALIASES: dict[str, Alias] = {
     "lr_scheduler": Alias("training.lr_scheduler_type"),
     "num_epochs": Alias("training.num_train_epochs"),
     "gradient_clipping": Alias("training.max_grad_norm"),
-    "optimizer": Alias("training.optim"),
+    "optimizer": Alias("training.optim", _optimizer),
     "adafactor": Alias("training.optim", _true_sets("adafactor")),
     "activation_checkpointing": Alias("training.gradient_checkpointing"),
     "activation_checkpointing_kwargs": Alias("training.gradient_checkpointing_kwargs"),
     "torchdynamo": Alias("training.torch_compile_backend"),
     # evaluation, saving, logging
-    "evaluation_strategy": Alias("training.eval_strategy", note=_HF5.format(to="eval_strategy")),
+    "evaluation_strategy": Alias("training.eval_strategy", note=_tf5("eval_strategy")),
     "resume": Alias("training.resume_from_checkpoint"),
     # names of LLaMA-Factory and of the Hugging Face example scripts
     "stage": Alias("training.algorithm", _stage),

@@ -177,6 +177,10 @@ class Collector:
         return any(known.startswith(f"{name}.") for known in (*ALIASES, *RECOGNISED)) and name != "deepspeed"
 
     def _alias(self, alias: Alias, name: str, node: Node, source: Source) -> None:
+        info = field_of(alias.to)
+        if alias.value is None and info is not None and isinstance(node.value, dict):
+            self._field(alias.to, info, (), node, source, "")
+            return
         value = node.data()
         try:
             translated = alias.value(value) if alias.value is not None and value is not None else value
@@ -220,6 +224,8 @@ class Collector:
             )
 
     def _unknown(self, name: str, known: tuple[str, ...], where: str, source: Source) -> None:
+        if any(p.code == "sec.secret_on_cli" and p.where == source.place() for p in self.problems):
+            return
         owner = next((s for s in SECTIONS if s != where and name in SECTIONS[s].model_fields), None)
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         if owner:

@@ -185,13 +185,15 @@ def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
     default = Source(DEFAULTS)
     found: dict[str, Source] = {}
     winners: Mapping[str, Entry] = merged.winners
+    found["training.experiment_name"] = Source(DEFAULTS, text="name of the config file")
     for path in fields():
         section = path.partition(".")[0]
         if section == "lora" and config.lora is None:
             continue
         parent = path.rpartition(".")[0]
         winner = winners.get(path) or (winners.get(parent) if parent.count(".") else None)
-        found[path] = winner.source if winner else default
+        if winner or path not in found:
+            found[path] = winner.source if winner else default
     for path, entry in winners.items():
         found.setdefault(path, entry.source)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,10 @@ def shown(name: str, value: Any, limit: int = 120) -> str:
     elif isinstance(value, str):
         text = value if value and value.isprintable() and value.strip() == value else repr(value)
     else:
-        text = repr(value)
+        text = (
+            json.dumps(value, ensure_ascii=False, default=str)
+            if isinstance(value, (list, tuple, dict))
+            else repr(value)
+        )
     text = _USER_INFO.sub(r"\1***@", text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +77,11 @@ def to_text(value: Any) -> str:
 
 def to_mapping(value: Any) -> dict[str, Any]:
     """A mapping with text keys; the JSON text of one is taken too (Transformers does). Raises PydanticCustomError otherwise."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            raise _fail("must be a mapping, and this text is not the JSON of one") from None
     if isinstance(value, dict):
         return value
     raise _fail("must be a mapping (key: value lines, indented)")
@@ -108,8 +114,16 @@ class OneOf:
         text = value.strip().lower() if isinstance(value, str) else value
         if text in self.choices:
             return str(text)
-        near = difflib.get_close_matches(str(text), self.choices, n=1)
-        raise _fail(f"must be one of {', '.join(self.choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
+        near = _nearest(str(text), self.choices)
+        many = len(self.choices) > 12
+        words = f"{', '.join(self.choices[:6])}, … ({len(self.choices)} words)" if many else ", ".join(self.choices)
+        raise _fail(f"must be one of {words}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
+    longer = [choice for choice in choices if word and choice.startswith(word)]
+    close = longer or difflib.get_close_matches(word, choices, n=1)
+    return close[0] if close else None
 
 
 def Word(*choices: str, false: str | None = None) -> BeforeValidator:  # noqa: N802 - it reads as a type

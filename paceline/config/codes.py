@@ -1,0 +1,156 @@
+"""What each diagnostic code of this room means: the text of ``paceline explain CODE`` and of the reference."""
+
+from __future__ import annotations
+
+_READING = {
+    "config.missing_file": "The config file named on the command line does not exist.",
+    "config.is_directory": "A directory was given where a YAML file is wanted.",
+    "config.unreadable": "The operating system refuses to read the file (permissions, a broken link, a device).",
+    "config.too_large": "A config file larger than 1 MiB is refused: it is almost always a data file given by mistake.",
+    "config.not_utf8": "Config files are UTF-8 text. The line is where the first foreign byte stands.",
+    "config.empty_file": "The file holds no settings: it is empty or all comments.",
+    "config.not_a_mapping": "The top level of the file must be `key: value` lines, not a list or a single value.",
+    "config.several_documents": "`---` starts a second YAML document. A config is one document; the second would be ignored by most readers.",
+    "config.yaml_tab": "YAML forbids tabs for indentation. Most editors can convert them to spaces.",
+    "config.yaml_syntax": "The text is not YAML. Frequent reasons: a missing space after a colon, an unclosed quote, uneven indentation, `: ` inside an unquoted value.",
+    "config.yaml_tag": "Tags such as `!!python/object` make other readers build objects and run code. Only plain values are read.",
+    "config.yaml_bomb": "Aliases of aliases expand to an enormous value. Nothing is expanded beyond 50,000 values.",
+    "config.yaml_depth": "The file is nested more than 32 levels deep; settings need about five.",
+    "config.yaml_recursion": "An alias refers to the value it stands in, which has no finite meaning.",
+    "config.yaml_alias": "`*name` refers to an anchor `&name` that is not above it.",
+    "config.yaml_key": "A key is a list or a mapping. Keys are words.",
+    "config.yaml_merge": "`<<:` merges a mapping (or a list of mappings) into another; something else was given.",
+    "config.duplicate_key": "The same key stands twice in one mapping. Most readers silently take the last; here it is an error.",
+    "config.json_syntax": "The file is not strict JSON. DeepSpeed reads it with Python's json module: no comments, no trailing commas, no NaN.",
+    "config.override": "Overrides on the command line are written `section.key=value`, for example `training.learning_rate=1e-4`.",
+    "config.unknown_variable": "Variables `PACELINE_<SECTION>__<KEY>` set config keys; this one names no section. Variables without a double underscore are left alone.",
+    "config.section": "A section (model, data, training, lora, generation, launch) holds keys; a bare value was given.",
+    "config.not_a_config": "A stored effective config (config.json of a run) does not fit this version of Paceline.",
+}
+_KEYS = {
+    "config.unknown_key": "No such key. A misspelt key would silently leave its default in force, so it is refused; the nearest known key is named.",
+    "config.conflict": "Two spellings of one knob, or the same key twice in one layer, with different values. Equal values are fine; different layers override each other.",
+    "config.type": 'The value has the wrong kind: a word where a number belongs, a list where a word belongs, nothing at all. `5e-5` and "2e-5" are numbers.',
+    "config.value": "The value is of the right kind but not one of the allowed words or not in the allowed range.",
+    "config.translated": "A legacy spelling was read as its modern key. Nothing to do; the line says which.",
+    "config.no_effect": "A key of Transformers or LLaMA-Factory that needs no setting here, with what happens instead.",
+    "config.not_granted": "A key of Transformers or LLaMA-Factory asks for something that is not done; the run starts without it.",
+    "config.not_supported": "A key of Transformers or LLaMA-Factory asks for something that is not done and would change the run; it is refused.",
+    "config.deepspeed_both": "`deepspeed:` holds `config_path` and settings; it is either a file or the settings themselves.",
+    "config.lora_off": "Adapter settings stand beside `finetuning_type: full` or `lora: null` in one layer.",
+    "config.foreign_missing": "A DeepSpeed or FSDP file that the config names is not there. Reading the config warns; a start is refused.",
+    "config.foreign_not_taken": "A setting of another system's file that Paceline does not take over, with the reason.",
+    "config.file_value_overridden": "The YAML (or a higher layer) sets a value that the DeepSpeed, FSDP or Accelerate file sets too. The higher layer wins; both are named.",
+    "accelerate.unknown_key": "Accelerate's config file has no such key.",
+    "fsdp.unknown_key": "FSDP has no such setting, with or without the prefix fsdp_.",
+    "zero.unknown_toplevel": "DeepSpeed reads its top level with dict.get: a misspelt key (gradient_accumulation_step) is silently ignored there. Here it is refused.",
+}
+_BATCH = {
+    "batch.positive": "Batch sizes and accumulation count rows and micro-batches: at least 1.",
+    "batch.triple": 'DeepSpeed\'s train_batch_size must be micro-batch x accumulation x processes. The product decides; write "auto" in the file.',
+    "batch.elastic_global_const": "A resumed run keeps its global batch: micro-batch x accumulation x processes must give the same number as before.",
+    "train.max_steps": "max_steps is above 0, or -1 to train by epochs. 0 would train nothing.",
+    "train.warmup": "warmup_steps: whole steps from 1 on, a share of all steps below 1; and not longer than the run.",
+    "train.warmup_constant": "The schedule `constant` ignores warm-up; `constant_with_warmup` has it.",
+    "train.logging_steps": "logging_steps: whole steps from 1 on, a share of all steps below 1.",
+    "train.report_to": "Trackers are tensorboard and wandb (or none, or all).",
+    "train.reentrant": "Reentrant checkpointing loses gradients when a block's inputs need none (adapters, frozen embeddings). Only the other kind is built.",
+    "train.recompute_off": "gradient_checkpointing_kwargs without gradient_checkpointing: true sets nothing.",
+    "train.compile_off": "Options of torch.compile without torch_compile: true set nothing.",
+}
+_PRECISION = {
+    "prec.fp16_and_bf16": "fp16 and bf16 are two answers to one question. bf16 has float32's range and needs no loss scaling; fp16 is for devices without bf16.",
+    "prec.fp16_bf16_eval": "fp16_full_eval and bf16_full_eval exclude each other.",
+    "prec.bf16_hw": "The device has no bf16 arithmetic (CUDA: compute capability 8.0 and above).",
+    "prec.fp16_hw": "The device has no fp16 arithmetic.",
+    "prec.bf16_pretrained_fp16": "Models pretrained in bf16 have activations beyond fp16's largest number, 65,504; losses turn to NaN.",
+    "prec.min_loss_scale": "DeepSpeed's dynamic loss scale must not fall to 0.",
+    "prec.amp_zero": "DeepSpeed's `amp` block (Apex) does not work with ZeRO.",
+}
+_BACKEND = {
+    "strategy.unknown": "distributed_strategy is a built-in name or module:Class.",
+    "strategy.options": "strategy_options are handed to a strategy of your own (module:Class); built-in ones have keys of their own.",
+    "back.fsdp_ds": "FSDP and DeepSpeed both shard the model; one run uses one of them.",
+    "back.strategy_vs_file": "distributed_strategy contradicts the DeepSpeed or FSDP settings that are given.",
+    "back.distributed_flag": "distributed: true or false contradicts distributed_strategy.",
+    "back.one_process": "The config asks for one process, and the launcher starts several: each would train alone on the same data.",
+    "back.fsdp_single": "FSDP shards over processes; with one there is nothing to shard.",
+    "back.nccl_cpu": "NCCL moves data between CUDA devices. On a CPU the backend is gloo; `auto` chooses.",
+    "back.not_built": "This build of torch does not have the backend.",
+    "back.master_port_range": "TCP ports are 0 to 65535.",
+    "back.node_rank": "Nodes are counted from 0.",
+    "back.multi_node_port": "With several nodes the port of node 0 must be known to all of them.",
+    "par.sizes_ge1": "Mesh sizes are at least 1; 1 means the axis is not used.",
+    "par.product": "The product of the mesh sizes is the number of processes.",
+    "par.tp_pure_dp": "Tensor or context parallel combines with sharded data parallel, not with pure replicas.",
+    "par.tp_heads": "Tensor parallel splits attention by heads; their number must be divisible.",
+    "par.cp_sdpa": "Context parallel is built on sdpa attention.",
+    "fsdp.act_ckpt_twice": "fsdp_config.activation_checkpointing and gradient_checkpointing would recompute twice.",
+}
+_SAVE = {
+    "save.best_strategy": "load_best_model_at_end picks among checkpoints by their evaluation: both must happen at the same times, or save_strategy: best.",
+    "save.best_steps": "With strategies `steps`, save_steps must be a multiple of eval_steps, so that every checkpoint has been evaluated.",
+    "save.best_needs_eval": "save_strategy: best saves when an evaluation was the best so far.",
+    "save.steps_fraction": "save_steps: whole steps from 1 on, a share of all steps below 1.",
+    "save.total_limit": "save_total_limit counts the checkpoints to keep, at least 1.",
+    "save.disk": "The checkpoints to keep, and one being written, do not fit on the disk.",
+    "save.grace": "A preempted run is killed before its checkpoint is written.",
+    "eval.dataset": "eval_strategy asks for evaluation: give data.eval, or split rows off by data.validation_split.",
+    "eval.early_stopping": "Early stopping counts evaluations without improvement; there are none.",
+    "eval.plateau": "Schedules that react to the evaluation loss need evaluations.",
+    "eval.steps": "eval_steps: whole steps from 1 on, a share of all steps below 1.",
+    "resume.no_checkpoint": "resume_from_checkpoint: latest found nothing; a run is never started anew silently. `auto` goes on if there is something.",
+    "resume.only_incomplete": "Checkpoints were begun and never finished. Starting at step 0 silently would repeat forever; nothing is deleted.",
+    "resume.overwrite": "overwrite_output_dir and resume_from_checkpoint contradict each other; going on wins.",
+}
+_DATA = {
+    "data.missing": "data.train names what is trained on.",
+    "data.prefetch": "dataloader_prefetch_factor is for loading processes; dataloader_num_workers is 0.",
+    "data.max_pos": "Sequences are longer than the positions that the model knows.",
+    "data.token_range": "The tokenizer has more tokens than the embedding has rows; those tokens would read beyond it.",
+    "data.packing_eval": "Packed rows are for SFT; preference algorithms compare whole rows.",
+    "data.validation_split": "validation_split is a share between 0 and 1, or a number of rows.",
+    "data.two_evals": "data.eval and data.validation_split both name evaluation data.",
+    "data.one_weight": "Weights mix several data sets; there is one.",
+}
+_MODEL = {
+    "model.missing": "model.name_or_path (weights) or model.config (from scratch) says what is trained.",
+    "model.two": "name_or_path loads weights with their own shape; config makes a fresh model.",
+    "model.tokenizer": "A model from scratch brings no tokenizer.",
+    "model.type": "model.config needs model_type, the architecture's name in Transformers (llama, qwen3, …).",
+    "model.dtype": "Masters stay float32 for exact updates; mixed_precision sets the compute precision.",
+    "model.attention_cpu": "Flash attention kernels are for CUDA devices.",
+    "dpo.lm_head_adapter": "The fused loss reads the head's own weight, so an adapter on lm_head would get no gradient.",
+    "peft.bits": "Quantised training uses 4 or 8 bits.",
+    "peft.quant_full": "Quantised weights cannot be trained in full; adapters can be trained on top (QLoRA).",
+    "peft.resize_quant": "Added tokens need new embedding rows, which a quantised embedding cannot get.",
+    "sec.trust_remote_code": "trust_remote_code runs Python from the model's repository. Only a commit that you have read is the same code tomorrow.",
+    "sec.secret_on_cli": "A secret in a config or on the command line is visible to `ps`, saved with the run and sent to trackers. Keep it in the environment.",
+    "sec.pickle_ckpt": "Pickle files (.bin, .pt, .pth, .pkl, .ckpt) can run code when they are read.",
+}
+_HOST = {
+    "host.timeout_preproc": "Other processes would wait for the preparation longer than ddp_timeout. Prepare ahead.",
+    "host.shm": "Loading processes pass batches through /dev/shm; too small, they die with a bus error.",
+    "host.memlock": "InfiniBand registers memory and needs `ulimit -l unlimited`.",
+    "host.nofile": "Each loading process holds files open; the limit is low.",
+    "host.versions": "Nodes with different versions fail in NCCL or give different numbers.",
+    "host.ifname": "NCCL_SOCKET_IFNAME is a list of prefixes (= for exact names); none matches.",
+    "host.slurm_tasks": "torchrun starts the processes of a node itself; Slurm must start one task a node.",
+}
+
+EXPLANATIONS: dict[str, str] = {
+    **_READING,
+    **_KEYS,
+    **_BATCH,
+    **_PRECISION,
+    **_BACKEND,
+    **_SAVE,
+    **_DATA,
+    **_MODEL,
+    **_HOST,
+}
+
+
+def explain(code: str) -> str | None:
+    """The explanation of a code of this room, or None when it is another room's."""
+    return EXPLANATIONS.get(code)

@@ -1,0 +1,63 @@
+"""``paceline config show``: every effective value, the layer and the place that set it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.config.schema import SECTIONS
+from paceline.config.source import DEFAULTS, LAYERS, Source, shown
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+
+_WIDTH = 100
+_KEY_WIDTH = 33
+_VALUE_WIDTH = 26
+
+
+def render_show(loaded: Loaded, *, only_set: bool = False) -> str:
+    """One line per key: name, value, layer, place. ``only_set`` leaves out the defaults. Wide values go on with the next line."""
+    lines = [f"layers, later ones win: {' < '.join(LAYERS)}"]
+    for section in SECTIONS:
+        part = getattr(loaded.config, section)
+        rows = _rows(section, part, loaded, only_set) if part is not None else []
+        if rows:
+            lines += ["", f"{section}:", *rows]
+    if loaded.notes:
+        lines += ["", "notes:"]
+        lines += [f"  {line}" for note in loaded.notes for line in note.render().splitlines()]
+    return "\n".join(lines)
+
+
+def _rows(prefix: str, part: Any, loaded: Loaded, only_set: bool, indent: str = "  ") -> list[str]:
+    rows: list[str] = []
+    for name in type(part).model_fields:
+        path = f"{prefix}.{name}"
+        value = getattr(part, name)
+        if hasattr(type(value), "model_fields"):
+            inner = _rows(path, value, loaded, only_set, indent + "  ")
+            rows += [f"{indent}{name}:", *inner] if inner else []
+            continue
+        source = loaded.provenance.get(path, Source(DEFAULTS))
+        if not only_set or source.layer != DEFAULTS:
+            rows.append(_row(f"{indent}{name}", path, value, source))
+    return rows
+
+
+def _row(key: str, path: str, value: Any, source: Source) -> str:
+    text = shown(path, _plain(value), _WIDTH - _KEY_WIDTH - 1)
+    place = source.layer
+    if source.layer != DEFAULTS:
+        place = f"{source.layer}  {source.place() if source.file else source.text}"
+    if len(text) <= _VALUE_WIDTH and _KEY_WIDTH + _VALUE_WIDTH + 3 + len(place) <= _WIDTH:
+        return f"{key:<{_KEY_WIDTH}} {text:<{_VALUE_WIDTH}}  {place}"
+    return f"{key:<{_KEY_WIDTH}} {text}\n{'':<{_KEY_WIDTH}}   <- {place}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if hasattr(type(value), "model_fields"):
+        set_ones = value.model_dump(exclude_defaults=True)
+        return value.path if list(set_ones) == ["path"] else set_ones
+    return value
