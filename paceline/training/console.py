@@ -1,0 +1,162 @@
+"""What a person sees while a run goes on: a live bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.units import human_bytes, human_count, human_seconds
+from paceline.runlog.events import Eval, Step
+from paceline.runlog.lines import eval_line, step_line
+from paceline.runlog.redact import printable
+
+_STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+_RECENT = 64  # steps over which the pace is taken: old enough to include an evaluation, young enough to follow a change
+
+
+class Console:
+    """Shows events on ``stream`` (standard output). A stream that went away (a closed pipe) ends the show, not the run.
+
+    ``total_steps`` 0 means unknown; off a terminal a line comes every ``logging_steps`` steps, at the first and last one, and for skipped ones.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        enabled: bool = True,
+        *,
+        logging_steps: int = 1,
+        logging_first_step: bool = False,
+        start_step: int = 0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total_steps
+        self._enabled = enabled
+        self._every = max(1, logging_steps)
+        self._first = logging_first_step
+        self._clock = clock
+        self._marks: deque[tuple[int, float]] = deque([(start_step, clock())], maxlen=_RECENT + 1)
+        self._stream = stream if stream is not None else sys.stdout
+        self._live: Live | None = None
+        self._rich: RichConsole | None = None
+        if enabled and self._stream.isatty():
+            self._rich = RichConsole(file=self._stream, highlight=False, markup=False, emoji=False)
+
+    def step(self, event: Step) -> None:
+        """A step is done."""
+        self._marks.append((event.step, self._clock()))
+        if not self._enabled:
+            return
+        if self._rich is not None:
+            self._show(lambda: self._update(event))
+        elif self._is_due(event):
+            self._line(step_line(event, self._total or None, self._eta(event.step)))
+
+    def eval(self, event: Eval) -> None:
+        """An evaluation is done."""
+        self._line(eval_line(event), "cyan")
+
+    def note(self, diagnostic: Diagnostic) -> None:
+        """A finding."""
+        self._line(diagnostic.render(), _STYLES[diagnostic.severity])
+
+    def say(self, text: str) -> None:
+        """Plain words; nothing for an empty text."""
+        if text:
+            self._line(text)
+
+    def close(self) -> None:
+        """Leave the terminal as it was, the last line standing. Calling it twice is harmless."""
+        live, self._live = self._live, None
+        if live is not None:
+            self._show(live.stop)
+        self._enabled = False
+
+    def _is_due(self, event: Step) -> bool:
+        return (
+            event.step % self._every == 0
+            or event.step == self._total
+            or bool(event.skipped)
+            or (self._first and event.step == 1)
+        )
+
+    def _eta(self, step: int) -> float | None:
+        """Seconds left at the pace of the last steps, evaluations and saves included."""
+        (first, began), (last, ended) = self._marks[0], self._marks[-1]
+        if not self._total or last <= first:
+            return None
+        return max(0.0, (ended - began) / (last - first) * (self._total - step))
+
+    def _line(self, text: str, style: str = "") -> None:
+        if not self._enabled:
+            return
+        text = printable(text, keep_newlines=True)
+        if self._rich is not None:
+            rich = self._rich
+            self._show(lambda: rich.print(Text(text, style=style), soft_wrap=True))
+        else:
+            self._show(lambda: self._plain(text))
+
+    def _plain(self, text: str) -> None:
+        try:
+            self._stream.write(text + "\n")
+        except UnicodeEncodeError:
+            self._stream.write(text.encode("ascii", "backslashreplace").decode() + "\n")
+        self._stream.flush()
+
+    def _show(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except (OSError, ValueError):  # a closed pipe or stream
+            self._enabled, self._live = False, None
+
+    def _update(self, event: Step) -> None:
+        if self._live is None:
+            self._live = Live(console=self._rich, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+        self._live.update(self._render(event), refresh=True)
+
+    def _render(self, event: Step) -> Group:
+        eta = self._eta(event.step)
+        head = Table.grid(padding=(0, 1), expand=True)
+        for ratio in (None, 1, None):
+            head.add_column(ratio=ratio, no_wrap=True)
+        share = f"{event.step / self._total:.0%}" if self._total else ""
+        left = f"ETA {human_seconds(eta)}" if eta is not None else ""
+        bar = ProgressBar(total=self._total or None, completed=event.step, pulse=not self._total)
+        head.add_row(
+            Text(f"step {event.step}" + (f"/{self._total}" if self._total else ""), style="bold"),
+            bar,
+            Text(f"{share} {left}".strip()),
+        )
+        return Group(head, Text.assemble(*_numbers(event), overflow="ellipsis", no_wrap=True))
+
+
+def _numbers(event: Step) -> list[tuple[str, str]]:
+    """The second line of the bar: names dim, values bright."""
+    values = [("loss", f"{event.loss:.4f}"), ("lr", f"{event.lr:.2e}")]
+    if event.grad_norm is not None:
+        values.append(("grad", f"{event.grad_norm:.2f}"))
+    values.append(("tok/s", human_count(event.tokens_per_second)))
+    if event.mfu is not None:
+        values.append(("MFU", f"{event.mfu:.0%}"))
+    if event.memory_bytes is not None:
+        values.append(("mem", human_bytes(event.memory_bytes)))
+    if event.skipped:
+        values.append(("skipped", event.skipped))
+    parts: list[tuple[str, str]] = []
+    for name, value in values:
+        parts += [(f"{name} ", "dim"), (f"{value}  ", "yellow" if name == "skipped" else "")]
+    return parts

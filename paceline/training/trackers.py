@@ -1,0 +1,177 @@
+"""TensorBoard and wandb behind one small protocol. A tracker that fails is reported once and left alone: it never ends a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.rundir import RunDir
+
+Report = Callable[[Diagnostic], None]
+
+
+class Tracker(Protocol):
+    """Receives numbers by name."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """torch's own writer, into ``RUN/tensorboard``; points of an earlier attempt after ``start_step`` are dropped."""
+
+    def __init__(self, run: RunDir, start_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(run.tensorboard), purge_step=start_step + 1 if start_step else None)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """Weights & Biases, into ``RUN/wandb``; offline when no key is at hand (``wandb sync`` uploads later)."""
+
+    def __init__(self, run: RunDir, name: str, config: Mapping[str, Any], online: bool) -> None:
+        import wandb
+
+        run.wandb.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project="paceline",
+            name=name,
+            dir=str(run.wandb),
+            config=dict(config),
+            mode=None if online else "offline",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Guarded:
+    """A tracker that may fail: at its first error it is reported and silenced."""
+
+    def __init__(self, name: str, tracker: Tracker, report: Report) -> None:
+        self.name = name
+        self._tracker: Tracker | None = tracker
+        self._report = report
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._guard(lambda t: t.log(step, values))
+
+    def close(self) -> None:
+        """Flush and close; calling it twice is harmless."""
+        self._guard(lambda t: t.close())
+        self._tracker = None
+
+    def _guard(self, call: Callable[[Tracker], None]) -> None:
+        if self._tracker is None:
+            return
+        try:
+            call(self._tracker)
+        except Exception as exc:
+            self._tracker = None
+            self._report(_failed(self.name, exc))
+
+
+NAMES = ("tensorboard", "wandb")
+_INSTALL = {"tensorboard": "pip install tensorboard", "wandb": 'pip install "paceline[wandb]"'}
+
+
+def open_trackers(
+    report_to: Sequence[str],
+    run: RunDir,
+    *,
+    name: str,
+    config: Mapping[str, Any],
+    wandb_key_present: bool,
+    start_step: int = 0,
+    report: Report | None = None,
+) -> tuple[list[Tracker], list[Diagnostic]]:
+    """The trackers asked for, and what is to be said about them. ``none`` is no tracker, ``all`` every one that is installed.
+
+    A tracker that cannot start is a WARNING, not an error. ``report`` hears of one that fails later (default: Python's logging).
+    """
+    asked = [report_to] if isinstance(report_to, str) else list(report_to)
+    wanted = list(NAMES) if "all" in asked else [n for n in dict.fromkeys(asked) if n != "none"]
+    build: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: TensorBoard(run, start_step),
+        "wandb": lambda: Wandb(run, name, config, wandb_key_present),
+    }
+    trackers: list[Tracker] = []
+    notes: list[Diagnostic] = []
+    for wish in wanted:
+        if wish not in build:
+            notes.append(_unknown(wish))
+            continue
+        try:
+            trackers.append(Guarded(wish, build[wish](), report or _by_logging))
+        except ImportError as exc:
+            notes.append(_not_installed(wish, exc, Severity.NOTE if "all" in asked else Severity.WARNING))
+        except Exception as exc:
+            notes.append(_failed(wish, exc))
+        else:
+            if wish == "wandb" and not wandb_key_present:
+                notes.append(_offline(run))
+    return trackers, notes
+
+
+def _unknown(name: str) -> Diagnostic:
+    return Diagnostic(
+        "tracker.unknown",
+        "there is no such tracker",
+        "training.report_to",
+        name,
+        f"none, all, {', '.join(NAMES)}",
+        Severity.WARNING,
+    )
+
+
+def _not_installed(name: str, exc: ImportError, severity: Severity) -> Diagnostic:
+    what = f"{name} is not installed: the run goes on without it"
+    return Diagnostic(
+        "tracker.not_installed",
+        what,
+        "training.report_to",
+        str(exc),
+        f"{_INSTALL[name]}, or leave '{name}' out",
+        severity,
+    )
+
+
+def _offline(run: RunDir) -> Diagnostic:
+    what = "wandb records offline: WANDB_API_KEY is not set"
+    return Diagnostic(
+        "tracker.offline",
+        what,
+        str(run.wandb),
+        hint="wandb sync, in that folder, uploads it later",
+        severity=Severity.NOTE,
+    )
+
+
+def _failed(name: str, exc: Exception) -> Diagnostic:
+    what = f"{name} failed and is left out from here on; events and logs go on"
+    return Diagnostic(
+        "tracker.failed",
+        what,
+        "training.report_to",
+        f"{type(exc).__name__}: {exc}",
+        "look at its own logs",
+        Severity.WARNING,
+    )
+
+
+def _by_logging(diagnostic: Diagnostic) -> None:
+    logging.getLogger(__name__).warning("%s", diagnostic.render())
