@@ -1,0 +1,114 @@
+"""The device of this process: which, how full, how fast."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+
+
+def pick_device(kind: str, local_rank: int) -> torch.device:
+    """``cpu``, ``cuda`` (this rank's own) or ``auto``. Raises ``runtime.device`` when it is not there."""
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind != "cuda":
+        raise PacelineError(
+            Diagnostic("runtime.device", f"no device is called '{kind}'", found=kind, hint="cpu or cuda")
+        )
+    if not torch.cuda.is_available():
+        reason = "this torch is built for the CPU" if torch.version.cuda is None else "torch sees no CUDA device"
+        raise PacelineError(
+            Diagnostic(
+                "runtime.device",
+                "the plan wants CUDA, but there is none in this process",
+                found=reason,
+                hint="use_cpu: true, or a torch with CUDA",
+            )
+        )
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise PacelineError(
+            Diagnostic(
+                "runtime.device",
+                f"local rank {local_rank} has no GPU of its own",
+                found=f"{count} GPUs visible",
+                hint=f"at most {count} processes on this node, or CUDA_VISIBLE_DEVICES",
+            )
+        )
+    return torch.device("cuda", local_rank)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process so far: VmHWM (resident, high-water mark) on a CPU, allocated by torch on CUDA."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # no /proc: macOS
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> float:
+    """FLOP/s of square matrix products in ``dtype`` with this process's threads: the best of as many as fit in ``seconds``.
+
+    The ceiling that MFU divides by where no data sheet names one (2 n³ operations a product).
+    """
+    size = 8192 if device.type == "cuda" else 1024
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+    out = left @ right  # warm-up: kernels are chosen and loaded
+    _synchronize(device)
+    best, deadline = float("inf"), time.perf_counter() + seconds
+    while True:
+        started = time.perf_counter()
+        torch.mm(left, right, out=out)
+        _synchronize(device)
+        now = time.perf_counter()
+        best = min(best, now - started)
+        if now >= deadline:
+            return 2.0 * size**3 / best
+
+
+def threads_per_rank(local_world_size: int, asked: int | None = None) -> int:
+    """CPU threads for one of ``local_world_size`` processes on this node: an even share of the cores we may use, at least 1.
+
+    torchrun sets OMP_NUM_THREADS=1 when nobody asked, which leaves most cores of a CPU run idle: pass ``asked`` only for a value the user chose.
+    """
+    if asked is not None:
+        return max(1, asked)
+    return max(1, _usable_cores() // max(1, local_world_size))
+
+
+def set_threads(count: int) -> None:
+    """Threads inside one operator. More than the share of cores makes ranks fight each other."""
+    torch.set_num_threads(max(1, count))
+
+
+def _usable_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:  # a container's CPU quota (cgroup v2): "200000 100000" is two cores
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,220 @@
+"""Who am I among the processes of this run? Read from the variables that each launcher sets."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+DEFAULT_PORT = 29500
+_DERIVED_PORTS = range(20000, 28000)  # below the ephemeral range of Linux (32768) and clear of torchrun's 29500
+
+
+@dataclass(frozen=True)
+class RankEnv:
+    """This process among ``world_size``: its rank, its node, and where the ranks meet.
+
+    ``restart`` counts torchrun's restarts (keys of an earlier attempt must not be read); ``agent_store`` is true when
+    torchrun's agent hosts the store at ``master_addr:master_port``, else rank 0 hosts it. ``launcher`` is
+    ``torchrun``, ``mpirun``, ``slurm``, ``env`` or ``single``.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    num_nodes: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = DEFAULT_PORT
+    restart: int = 0
+    agent_store: bool = False
+    launcher: str = "single"
+
+    @staticmethod
+    def from_environ(environ: Mapping[str, str], local_rank_flag: int | None = None) -> RankEnv:
+        """Read torchrun's, accelerate's, mpirun's or Slurm's variables; none of them means one process.
+
+        ``local_rank_flag`` is what ``--local-rank`` said (``torch.distributed.launch`` passes it), or None.
+        Raises ConfigError when the variables contradict each other or are incomplete.
+        """
+        if environ.get("RANK", "") != "":
+            found = _from_rank_variables(environ, local_rank_flag)
+        elif environ.get("OMPI_COMM_WORLD_RANK", "") != "":
+            found = _from_mpi(
+                environ,
+                "OMPI_COMM_WORLD_RANK",
+                "OMPI_COMM_WORLD_SIZE",
+                "OMPI_COMM_WORLD_LOCAL_RANK",
+                "OMPI_COMM_WORLD_LOCAL_SIZE",
+            )
+        elif environ.get("PMI_RANK", "") != "":
+            found = _from_mpi(environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+        elif environ.get("SLURM_PROCID", "") != "" and environ.get("SLURM_STEP_ID", "") != "":
+            found = _from_slurm(environ)
+        else:
+            found = _alone(environ)
+        return _checked(found)
+
+
+def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None) -> RankEnv:
+    """torchrun, accelerate launch, torch.distributed.launch, or variables exported by hand."""
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    if "LOCAL_RANK" in environ:
+        local_rank = _number(environ, "LOCAL_RANK")
+        if local_rank_flag is not None and local_rank_flag != local_rank:
+            raise _error(
+                "local_rank",
+                "--local-rank and LOCAL_RANK differ",
+                f"--local-rank {local_rank_flag}, LOCAL_RANK={local_rank}",
+                "give one of them",
+            )
+    elif local_rank_flag is not None:
+        local_rank = local_rank_flag
+    elif world_size == 1:
+        local_rank = 0
+    else:
+        raise _error(
+            "missing",
+            "RANK and WORLD_SIZE are set but LOCAL_RANK is not",
+            f"RANK={rank}",
+            "LOCAL_RANK=<index of this process on its node>",
+        )
+    local_size = _number(environ, "LOCAL_WORLD_SIZE", world_size)
+    if world_size > 1:
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if not environ.get(name):
+                raise _error(
+                    "missing",
+                    f"RANK and WORLD_SIZE are set but {name} is not",
+                    f"RANK={rank}",
+                    f"{name}=<where rank 0 listens>",
+                )
+    return RankEnv(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_size,
+        num_nodes=_number(environ, "GROUP_WORLD_SIZE", max(1, -(-world_size // max(1, local_size)))),
+        master_addr=environ.get("MASTER_ADDR") or "127.0.0.1",
+        master_port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
+        restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True",
+        launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "env",
+    )
+
+
+def _from_mpi(environ: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> RankEnv:
+    """Open MPI (``OMPI_*``) and Hydra (MPICH, Intel MPI: ``PMI_*``)."""
+    world_size = _number(environ, size)
+    local_world_size = _number(environ, local_size, world_size)
+    num_nodes = max(1, -(-world_size // max(1, local_world_size)))
+    job = (
+        environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or environ.get("HYDI_CONTROL_FD") or ""
+    )
+    return RankEnv(
+        rank=_number(environ, rank),
+        local_rank=_number(environ, local_rank, _number(environ, rank) % max(1, local_world_size)),
+        world_size=world_size,
+        local_world_size=local_world_size,
+        num_nodes=num_nodes,
+        master_addr=_master_addr(environ, num_nodes, "mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 …"),
+        master_port=_number(environ, "MASTER_PORT", _port_for(job)),
+        launcher="mpirun",
+    )
+
+
+def _from_slurm(environ: Mapping[str, str]) -> RankEnv:
+    """``srun``. Needs SLURM_STEP_ID: a batch script or an ``salloc`` shell has SLURM_PROCID too, but no peers."""
+    world_size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
+    num_nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_NNODES", 1))
+    hosts = (
+        environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+    )
+    addr = environ.get("MASTER_ADDR") or (first_host(hosts) if num_nodes > 1 and hosts else "")
+    job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    local_size = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    return RankEnv(
+        rank=_number(environ, "SLURM_PROCID"),
+        local_rank=_number(environ, "SLURM_LOCALID"),
+        world_size=world_size,
+        local_world_size=int(m.group()) if (m := re.match(r"\d+", local_size)) else max(1, world_size // num_nodes),
+        num_nodes=num_nodes,
+        master_addr=addr or _master_addr(environ, num_nodes, "export MASTER_ADDR=<first host> before srun"),
+        master_port=_number(environ, "MASTER_PORT", _port_for(job)),
+        launcher="slurm",
+    )
+
+
+def _alone(environ: Mapping[str, str]) -> RankEnv:
+    """No launcher's rank variable: one process, unless WORLD_SIZE says there should be more."""
+    if environ.get("WORLD_SIZE", "1").strip() not in ("", "1"):
+        raise _error(
+            "missing",
+            "WORLD_SIZE is set but RANK is not",
+            f"WORLD_SIZE={environ['WORLD_SIZE']}",
+            "RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT too, or unset WORLD_SIZE",
+        )
+    return RankEnv()
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: ``gpu[003-005,7],login`` → ``gpu003``."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodelist.strip())
+    return "" if match is None else match.group(1) + (match.group(2) or "")
+
+
+def _port_for(job: str) -> int:
+    """A port that all ranks of one job derive alike and two jobs on one host most likely differ in."""
+    if not job.strip("."):
+        return DEFAULT_PORT
+    digest = hashlib.blake2b(job.encode(), digest_size=4).digest()
+    return _DERIVED_PORTS[int.from_bytes(digest, "little") % len(_DERIVED_PORTS)]
+
+
+def _master_addr(environ: Mapping[str, str], num_nodes: int, hint: str) -> str:
+    if environ.get("MASTER_ADDR"):
+        return environ["MASTER_ADDR"]
+    if num_nodes > 1:
+        raise _error(
+            "missing", f"{num_nodes} nodes, but MASTER_ADDR does not say where they meet", "no MASTER_ADDR", hint
+        )
+    return "127.0.0.1"
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if text == "" and default is not None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        found = f"{name}={text}" if name in environ else f"no {name}"
+        raise _error("number", f"{name} must be a whole number", found, f"{name}=0, 1, 2, …") from None
+
+
+def _checked(env: RankEnv) -> RankEnv:
+    if env.world_size < 1 or not 0 <= env.rank < env.world_size:
+        raise _error(
+            "rank",
+            "the rank must lie in 0 … world size - 1",
+            f"rank {env.rank} of {env.world_size}",
+            "start all ranks with the same WORLD_SIZE",
+        )
+    if env.local_rank < 0 or env.local_rank >= max(env.local_world_size, 1):
+        raise _error(
+            "local_rank",
+            "the local rank must lie in 0 … processes on this node - 1",
+            f"local rank {env.local_rank} of {env.local_world_size}",
+            "LOCAL_RANK=<index on this node>",
+        )
+    if not 0 < env.master_port < 65536:
+        raise _error("port", "MASTER_PORT is no port", str(env.master_port), "MASTER_PORT=29500")
+    return env
+
+
+def _error(code: str, what: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(Diagnostic(f"runtime.env_{code}", what, where="environment", found=found, hint=hint))

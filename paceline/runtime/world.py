@@ -1,0 +1,281 @@
+"""The world: this process among the others. The only place that creates a process group, and the one that ends it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.runtime.device import pick_device
+from paceline.runtime.rank_env import RankEnv
+
+__all__ = ["RankEnv", "World", "connect_store", "environment"]
+
+JSON_LIMIT_BYTES = 16 * 1024 * 1024
+_LINGER_SECONDS = 5.0  # how long the host of the store waits for the others to leave first
+
+
+@dataclass
+class World:
+    """This process among ``world_size``, with the few collectives that our own code uses.
+
+    Every method that takes or gives values is a collective: all ranks call it, in the same order. Nothing is pickled:
+    JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and there is no process group.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    num_nodes: int
+    device: torch.device
+    backend: str
+    store: dist.Store | None
+    env: RankEnv = field(default_factory=RankEnv)
+    timeout_seconds: float = 1800.0
+    closed: bool = False
+
+    @staticmethod
+    def single(device: torch.device | str = "cpu") -> World:
+        """A world of one process, without a process group."""
+        chosen = pick_device(device, 0) if isinstance(device, str) else device
+        return World(0, 0, 1, 1, chosen, "none", None)
+
+    @staticmethod
+    def open(env: RankEnv, *, device: str, backend: str = "auto", timeout_seconds: float = 1800.0) -> World:
+        """Meet the other ranks. ``device`` is ``cpu`` or ``cuda``; ``backend`` ``gloo``, ``nccl`` or ``auto``.
+
+        Raises PacelineError: ``runtime.port_in_use``, ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.device``.
+        """
+        chosen = pick_device(device, env.local_rank)
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
+        if env.world_size == 1:
+            return World(0, env.local_rank, 1, 1, chosen, "none", None, env, timeout_seconds)
+        name = ("nccl" if chosen.type == "cuda" else "gloo") if backend == "auto" else backend
+        if name == "nccl" and chosen.type != "cuda":
+            raise PacelineError(
+                Diagnostic(
+                    "runtime.backend",
+                    "nccl moves CUDA tensors only",
+                    found=f"device {chosen}",
+                    hint="ddp_backend: gloo",
+                )
+            )
+        store = connect_store(env, timeout_seconds)
+        _await_all_ranks(store, env, timeout_seconds)
+        dist.init_process_group(
+            name,
+            store=dist.PrefixStore("group", store),
+            rank=env.rank,
+            world_size=env.world_size,
+            timeout=datetime.timedelta(seconds=timeout_seconds),
+            device_id=chosen if name == "nccl" else None,
+        )
+        return World(env.rank, env.local_rank, env.world_size, env.num_nodes, chosen, name, store, env, timeout_seconds)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def all_reduce_sum(self, values: Sequence[int]) -> list[int]:
+        """int64 sums over all ranks; every rank gives as many."""
+        return [int(v) for v in self._reduce(values, torch.int64, dist.ReduceOp.SUM)]
+
+    def all_reduce_sum_float(self, values: Sequence[float]) -> list[float]:
+        """float64 sums over all ranks; every rank gives as many."""
+        return [float(v) for v in self._reduce(values, torch.float64, dist.ReduceOp.SUM)]
+
+    def all_reduce_max_float(self, values: Sequence[float]) -> list[float]:
+        """float64 maxima over all ranks (the slowest, the fullest)."""
+        return [float(v) for v in self._reduce(values, torch.float64, dist.ReduceOp.MAX)]
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return bool(self._reduce([int(flag)], torch.int64, dist.ReduceOp.MAX)[0])
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come here."""
+        self._reduce([1], torch.int64, dist.ReduceOp.SUM)
+
+    def broadcast_json(self, value: Any = None, src: int = 0, limit_bytes: int = JSON_LIMIT_BYTES) -> Any:
+        """The value that rank ``src`` gave, on every rank. JSON types only; raises ``runtime.json_limit`` on all ranks when too big."""
+        if self.world_size == 1:
+            return json.loads(_encode(value))
+        data = _encode(value) if self.rank == src else b""
+        size = torch.tensor([len(data)], dtype=torch.int64, device=self._wire)
+        dist.broadcast(size, src)
+        _check_size(int(size), limit_bytes, src)
+        payload = _bytes_tensor(data, int(size)).to(self._wire)
+        dist.broadcast(payload, src)
+        return json.loads(bytes(payload.cpu().numpy()))
+
+    def all_gather_json(self, value: Any, limit_bytes: int = JSON_LIMIT_BYTES) -> list[Any]:
+        """Every rank's value, in rank order, on every rank. JSON types only; the limit is for one value."""
+        if self.world_size == 1:
+            return [json.loads(_encode(value))]
+        data = _encode(value)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self._wire) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64, device=self._wire))
+        lengths = [int(s) for s in sizes]
+        for rank, length in enumerate(lengths):
+            _check_size(length, limit_bytes, rank)
+        padded = _bytes_tensor(data, max(lengths)).to(self._wire)
+        gathered = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(gathered, padded)
+        return [json.loads(bytes(t[:n].cpu().numpy())) for t, n in zip(gathered, lengths, strict=True)]
+
+    def close(self, ok: bool) -> None:
+        """End the process group (contract 10: engines first, then this, then flush and exit).
+
+        ``ok=True``: all ranks meet, then leave; the host of the store leaves last. ``ok=False``: others may be gone or stuck, so
+        nobody is waited for and the group is left to die with the process: the caller ends it with ``os._exit``
+        after flushing (``runtime.leave``), because destructors of a broken group can hang.
+        """
+        if self.closed or self.world_size == 1:
+            self.closed = True
+            return
+        self.closed = True
+        if not ok:
+            return
+        self.barrier()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.destroy_process_group()
+        self._leave_store()
+
+    def _leave_store(self) -> None:
+        """The rank that hosts the store stays until the others have let go of it (or a few seconds have passed)."""
+        if self.store is None or self.env.agent_store:
+            return
+        try:
+            if not self.is_main:
+                self.store.add("left", 1)
+                return
+            deadline = time.monotonic() + _LINGER_SECONDS
+            while self.store.add("left", 0) < self.world_size - 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        except RuntimeError:
+            pass  # the host is gone already: nothing depends on it any more
+
+    @property
+    def _wire(self) -> torch.device:
+        """Where tensors must lie to be sent."""
+        return self.device if self.backend == "nccl" else torch.device("cpu")
+
+    def _reduce(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype, op: Any) -> list[int] | list[float]:
+        if self.world_size == 1:
+            return list(values)
+        if not values:
+            return []
+        tensor = torch.tensor(list(values), dtype=dtype, device=self._wire)
+        dist.all_reduce(tensor, op)
+        return tensor.tolist()
+
+
+def environment() -> Mapping[str, str]:
+    """A copy of the process's environment, to be passed on: the torch side reads it nowhere else."""
+    return dict(os.environ)
+
+
+def connect_store(env: RankEnv, timeout_seconds: float, *, may_host: bool = True) -> dist.Store:
+    """A connection to the run's store, under the keys of this attempt; rank 0 hosts it unless torchrun's agent does.
+
+    torchrun hands the same store to every attempt, so keys of a dead one must not be read: they carry the restart count
+    (as ``torch.distributed.rendezvous`` does for the process group's own keys).
+    """
+    host = may_host and env.rank == 0 and not env.agent_store
+    try:
+        store = dist.TCPStore(
+            env.master_addr,
+            env.master_port,
+            env.world_size,
+            is_master=host,
+            timeout=datetime.timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as exc:
+        raise _store_error(exc, env, host) from exc
+    return dist.PrefixStore(f"paceline/attempt_{env.restart}", store)
+
+
+def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
+    text = str(exc).splitlines()[0][:300] if str(exc) else type(exc).__name__
+    if host and ("EADDRINUSE" in str(exc) or "address already in use" in str(exc).lower()):
+        return PacelineError(
+            Diagnostic(
+                "runtime.port_in_use",
+                f"port {env.master_port} on {env.master_addr} is in use: the ranks cannot meet there",
+                where="MASTER_PORT",
+                found=text,
+                hint="another port (launch.master_port, --master_port), or end the other run",
+            )
+        )
+    what = (
+        "rank 0 cannot open the port where the ranks meet"
+        if host
+        else f"rank {env.rank} cannot reach rank 0 at {env.master_addr}:{env.master_port}"
+    )
+    return PacelineError(
+        Diagnostic(
+            "runtime.rendezvous",
+            what,
+            where="MASTER_ADDR, MASTER_PORT",
+            found=text,
+            hint="an address of rank 0's node that all nodes reach, and a port that no firewall closes",
+        )
+    )
+
+
+def _await_all_ranks(store: dist.Store, env: RankEnv, timeout_seconds: float) -> None:
+    """Every rank says that it is here, so that a missing one can be named instead of a bare timeout."""
+    store.set(f"here/{env.rank}", "1")
+    keys = [f"here/{rank}" for rank in range(env.world_size)]
+    try:
+        store.wait(keys, datetime.timedelta(seconds=timeout_seconds))
+    except RuntimeError as exc:
+        try:
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        except RuntimeError:
+            missing = []  # the store itself is gone
+        shown = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
+        raise PacelineError(
+            Diagnostic(
+                "runtime.ranks_missing",
+                f"not all of the {env.world_size} ranks came within {timeout_seconds:.0f} s",
+                found=f"missing: {shown or 'the host of the store'}",
+                hint="look at the logs of the missing ranks; ddp_timeout sets the wait",
+                evidence={"missing": missing},
+            )
+        ) from exc
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _bytes_tensor(data: bytes, size: int) -> torch.Tensor:
+    """uint8 [size] on the CPU: ``data``, then zeros. At least one element, as empty messages are not sent alike everywhere."""
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0") or b"\0"), dtype=torch.uint8)[: max(size, 1)]
+
+
+def _check_size(size: int, limit_bytes: int, rank: int) -> None:
+    """Both sides know the size before the bytes are sent, so all ranks refuse together."""
+    if size > limit_bytes:
+        raise PacelineError(
+            Diagnostic(
+                "runtime.json_limit",
+                f"rank {rank} wants to send {size} bytes of JSON at once",
+                found=f"limit {limit_bytes}",
+                hint="send less, or in pieces",
+            )
+        )

@@ -1,0 +1,83 @@
+"""DistributedDataParallel: a whole model on every rank, gradients averaged in buckets while the last backward runs."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.plan.plan import Plan
+from paceline.runtime.world import World
+from paceline.seam.algorithm import Objective
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Role
+from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handle
+
+
+class DDP(Strategy):
+    """``torch.nn.parallel.DistributedDataParallel`` around the root module, with the guide's knobs from ``training``.
+
+    In a world of one there is nothing to average and the root is called as it is.
+    """
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        training = plan.config.get("training", {})
+        self.bucket_cap_mb: int | None = training.get("ddp_bucket_cap_mb")
+        self.find_unused_parameters = bool(training.get("ddp_find_unused_parameters"))
+        self.broadcast_buffers: bool | None = training.get("ddp_broadcast_buffers")
+        self.static_graph = bool(training.get("ddp_static_graph"))
+        self.gradient_as_bucket_view = training.get("gradient_as_bucket_view") is not False
+
+    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+        """The root in DDP (which sends rank 0's parameters to all)."""
+        if self.world.world_size == 1:
+            return root
+        return DistributedDataParallel(
+            root,
+            device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
+            bucket_cap_mb=self.bucket_cap_mb,
+            find_unused_parameters=self.find_unused_parameters,
+            broadcast_buffers=self.broadcast_buffers,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+        )
+
+    def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
+        """Gradients of this micro-step stay local."""
+        module = handle.module
+        return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
+
+    def zero_grad(self, handle: Handle) -> None:
+        """Zeros in place where gradients are views into DDP's buckets: freeing them would allocate every gradient a second time.
+
+        With unused parameters they are freed all the same: None is how the optimizer knows to leave a parameter alone.
+        """
+        assert handle.optimizer is not None
+        views = isinstance(handle.module, DistributedDataParallel) and self.gradient_as_bucket_view
+        handle.optimizer.zero_grad(set_to_none=not views or self.find_unused_parameters)
+
+    def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
+        """Two discarded passes: after the first backward DDP knows in which order gradients get ready, in the second forward it
+        rebuilds its buckets in that order. Without this, sums over ranks are split differently in a run's first step than later, and a
+        resumed run differs from an uninterrupted one in the last bits (seen with 4 ranks). Gradients, buffers and random state are as before;
+        a filler makes a cheap ``batch``, as long as it touches every parameter.
+        """
+        if not isinstance(handle.module, DistributedDataParallel):
+            return
+        devices = [self.world.device] if self.world.device.type == "cuda" else []
+        buffers = [(b, b.clone()) for b in handle.root.buffers()]
+        placed = batch.to(self.world.device)
+        handle.root.train()
+        with torch.random.fork_rng(devices=devices):
+            for _ in range(2):
+                handle.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+                outputs = handle.module(placed, algorithm.ask(handle.role, training=True))
+                torch.stack(list(algorithm.losses(handle.role, outputs, placed).values())).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        self.zero_grad(handle)

@@ -1,0 +1,37 @@
+"""Strategies by name; a user's own by ``module:Class``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.registry import Registry
+from paceline.runtime.world import World
+from paceline.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from paceline.plan.plan import Plan
+
+STRATEGIES = Registry(
+    "strategy",
+    {
+        "single": "paceline.strategies.single:Single",
+        "ddp": "paceline.strategies.ddp:DDP",
+    },
+)
+
+
+def make_strategy(name: str, world: World, plan: Plan) -> Strategy:
+    """The strategy called ``name`` for this world. Raises ConfigError for an unknown name or a class that is no Strategy."""
+    cls = STRATEGIES.load(name)
+    if not (isinstance(cls, type) and issubclass(cls, Strategy)):
+        raise ConfigError(
+            Diagnostic(
+                "strategy.not_a_strategy",
+                f"'{name}' is no strategy",
+                found=repr(cls),
+                hint="a class that inherits from paceline.strategies.base:Strategy (or DDP, Single)",
+            )
+        )
+    return cls(world, plan)

@@ -1,0 +1,33 @@
+"""One process, one model: the reference that every other strategy is measured against."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.plan import Plan
+from paceline.runtime.world import World
+from paceline.seam.roles import Role
+from paceline.strategies.base import Strategy
+
+
+class Single(Strategy):
+    """No other rank, nothing to synchronise."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        if world.world_size != 1:
+            raise ConfigError(
+                Diagnostic(
+                    "strategy.single_world",
+                    "the strategy 'single' is for one process",
+                    where="training.distributed_strategy",
+                    found=f"{world.world_size} processes",
+                    hint="ddp, or auto",
+                )
+            )
+        super().__init__(world, plan)
+
+    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+        """The root itself."""
+        return root

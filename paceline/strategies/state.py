@@ -1,0 +1,146 @@
+"""State of whole (replicated) parameters as shards under plain names, and back, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.seam.shard import BUFFER, PARAM, Shard, ShardReader
+from paceline.strategies.handle import Handle
+
+SCALER = "grad_scaler"  # the name under which the fp16 scaler's two numbers travel; no parameter is called so
+_NUMBERS = {".int": (int, torch.int64), ".float": (float, torch.float64)}  # optimizer states that are Python numbers
+
+
+def export_state(handle: Handle, rank: int, world_size: int) -> Iterator[Shard]:
+    """Rank ``rank``'s share: whole tensors, spread so that every rank writes about as many bytes.
+
+    A parameter and its moments stay together. Tensors are not copied: write them before the next step.
+    """
+    states = _states(handle)
+    owner = assign({name: sum(t.nbytes for t in kinds.values()) for name, kinds in states.items()}, world_size)
+    for name, kinds in states.items():
+        if owner[name] != rank:
+            continue
+        for kind, tensor in kinds.items():
+            yield Shard(handle.role.value, name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
+
+
+def assign(sizes: dict[str, int], world_size: int) -> dict[str, int]:
+    """Name → rank: the largest first, each to the rank with the least so far (ties: the lowest rank). The same on every rank."""
+    load = [0] * world_size
+    owner = {}
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        rank = load.index(min(load))
+        owner[name] = rank
+        load[rank] += sizes[name]
+    return owner
+
+
+def import_state(handle: Handle, reader: ShardReader) -> None:
+    """Read parameters, buffers, optimizer moments and the scaler. Raises CheckpointError when a tensor is missing or has another shape.
+
+    A checkpoint without moments (weights only) leaves the optimizer as it is.
+    """
+    role = handle.role.value
+    with torch.no_grad():
+        for name, parameter in _parameters(handle.root).items():
+            _read_into(parameter, reader, role, name, PARAM)
+            if handle.optimizer is not None and parameter.requires_grad:
+                _import_moments(handle.optimizer, parameter, reader, role, name)
+        for name, buffer in _buffers(handle.root).items():
+            _read_into(buffer, reader, role, name, BUFFER)
+    if handle.scaler is not None and reader.has(role, SCALER, "scale"):
+        scale, tracker = reader.read(role, SCALER, "scale"), reader.read(role, SCALER, "growth_tracker")
+        handle.scaler.load_state_dict(
+            {**handle.scaler.state_dict(), "scale": float(scale), "_growth_tracker": int(tracker)}
+        )
+    handle.root.refresh_compute_weights()  # type: ignore[operator]
+
+
+def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
+    """Name → kind → tensor of everything this model's state consists of."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in _parameters(handle.root).items():
+        found[name] = {PARAM: parameter.data}
+        if handle.optimizer is not None:
+            found[name] |= _moments(handle.optimizer.state.get(parameter, {}))
+    for name, buffer in _buffers(handle.root).items():
+        found[name] = {BUFFER: buffer}
+    if handle.scaler is not None:
+        scaler = handle.scaler.state_dict()
+        found[SCALER] = {
+            "scale": torch.tensor(scaler["scale"], dtype=torch.float32),
+            "growth_tracker": torch.tensor(scaler["_growth_tracker"]),
+        }
+    return found
+
+
+def _moments(state: dict[str, Any]) -> dict[str, Tensor]:
+    """An optimizer's state of one parameter as tensors; Python numbers become scalars whose kind says so (``step.int``)."""
+    moments: dict[str, Tensor] = {}
+    for kind, value in state.items():
+        if isinstance(value, Tensor):
+            moments[kind] = value
+        for suffix, (of, dtype) in _NUMBERS.items():
+            if type(value) is of:
+                moments[kind + suffix] = torch.tensor(value, dtype=dtype)
+    return moments
+
+
+def _import_moments(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, reader: ShardReader, role: str, name: str
+) -> None:
+    kinds = [k for k in reader.kinds(role, name) if k not in (PARAM, BUFFER)]
+    if not kinds:
+        return
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    state: dict[str, Any] = {}
+    for kind in kinds:
+        value = reader.read(role, name, kind)
+        suffix = next((s for s in _NUMBERS if kind.endswith(s)), None)
+        if suffix is not None:
+            state[kind.removesuffix(suffix)] = _NUMBERS[suffix][0](value)
+            continue
+        # torch keeps ``step`` on the CPU unless a fused or capturable kernel reads it on the device
+        on_device = kind != "step" or group.get("fused") or group.get("capturable")
+        state[kind] = value.to(parameter.device if on_device else "cpu", copy=True)
+    optimizer.state[parameter] = state
+
+
+def _read_into(target: Tensor, reader: ShardReader, role: str, name: str, kind: str) -> None:
+    if not reader.has(role, name, kind):
+        raise CheckpointError(
+            Diagnostic(
+                "checkpoint.missing_tensor",
+                f"the checkpoint has no '{name}' ({kind}) for the {role}",
+                found=name,
+                hint="the config's model must be the one that was saved",
+            )
+        )
+    value = reader.read(role, name, kind)
+    if value.shape != target.shape:
+        raise CheckpointError(
+            Diagnostic(
+                "checkpoint.shape",
+                f"'{name}' has another shape in the checkpoint",
+                found=f"{tuple(value.shape)}, the model has {tuple(target.shape)}",
+                hint="the config's model (and its vocabulary) must be the one that was saved",
+            )
+        )
+    target.copy_(value)
+
+
+def _parameters(root: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(root.plain_named_parameters())  # type: ignore[operator]
+
+
+def _buffers(root: nn.Module) -> dict[str, Tensor]:
+    """Persistent buffers, for root modules that name theirs (``plain_named_buffers``); most language models have none."""
+    named = getattr(root, "plain_named_buffers", None)
+    return dict(named()) if named is not None else {}
