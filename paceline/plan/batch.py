@@ -32,10 +32,7 @@ class BatchSplit:
 
 
 def split_batch(micro_batch: int, accumulation: int, data_parallel_size: int) -> BatchSplit:
-    """The split that the config names. Raises ConfigError for a number below 1."""
-    for key, value in (("per_device_train_batch_size", micro_batch), ("gradient_accumulation_steps", accumulation)):
-        if value < 1:
-            raise ConfigError(Diagnostic("plan.batch_positive", "must be 1 or more", f"training.{key}", str(value), "1 or more"))
+    """The split that the config names; numbers below 1 are refused by the config rules."""
     return BatchSplit(micro_batch, accumulation, data_parallel_size, micro_batch * accumulation * data_parallel_size)
 
 

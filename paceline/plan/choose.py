@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from paceline import __version__
+from paceline.config.rules import Facts, check
+from paceline.config.schema import Config
+from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, knob_decisions, optimizer_spec
-from paceline.plan.mesh import Mesh, mesh_for
+from paceline.plan.mesh import mesh_for
 from paceline.plan.plan import Decision, Plan, Precision
 from paceline.plan.precision import choose_precision
 from paceline.plan.shape import ModelShape, shape_from_config
 from paceline.plan.strategy import SHARDED, check_algorithm, choose_strategy
 
-if TYPE_CHECKING:
-    from paceline.config.schema import Config
-
 T = TypeVar("T")
 
 
-class _Findings:
-    """Runs each choice, keeps what it raised, so that all findings are printed at once."""
-
-    def __init__(self) -> None:
-        self.found: list[Diagnostic] = []
-
-    def attempt(self, choice: Callable[[], T]) -> T | None:
-        try:
-            return choice()
-        except ConfigError as exc:
-            self.found.extend(exc.diagnostics)
-            return None
-
-    def stop(self) -> None:
-        stopping = errors(self.found)
-        if stopping:
-            unique = {(d.code, d.where, d.what): d for d in stopping}
-            raise ConfigError(*unique.values())
+def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: str, shape: ModelShape | None) -> Facts:
+    """What the config rules may know of machine, job and model."""
+    return Facts(
+        device=hardware.device,
+        device_name=hardware.device_name,
+        num_devices=hardware.num_devices,
+        bf16=hardware.bf16,
+        fp16=hardware.fp16,
+        capability=hardware.capability,
+        world_size=world_size,
+        num_nodes=num_nodes,
+        launcher=launcher,
+        backends=frozenset(hardware.torch_backends),
+        max_position_embeddings=shape.max_position_embeddings or None if shape else None,
+        rope_scaling=False if shape else None,  # the shape's positions have it counted in
+        num_attention_heads=shape.heads if shape else None,
+        num_layers=shape.layers if shape else None,
+    )
 
 
 def make_plan(
@@ -52,31 +52,31 @@ def make_plan(
     launcher: str,
     run_dir: str,
     shape: ModelShape | None = None,
+    provenance: Mapping[str, Source] | None = None,
 ) -> Plan:
     """The plan for ``world_size`` processes on ``num_nodes`` nodes like ``hardware``.
 
-    ``shape`` may be left out when ``model.config`` is given. Raises ConfigError with every finding that needs the hardware or the world size.
+    ``shape`` may be left out when ``model.config`` is given; ``provenance`` lets findings name ``file:line``. Raises ConfigError with
+    every finding at once: the config rules with what is known now, and what this version cannot start.
     """
     values = config.to_json()
     training, data, model = values["training"], values["data"], values["model"]
-    findings = _Findings()
-    findings.found += check_world(hardware, world_size, num_nodes, training)
-    findings.found += check_algorithm(training["algorithm"])
-    findings.found += _check_lora(values.get("lora"))
+    found = check_world(hardware, world_size, num_nodes)
     if shape is None and model.get("config"):
-        shape = findings.attempt(lambda: shape_from_config(model["config"]))
-    findings.found += _check_positions(shape, data)
-    chosen = findings.attempt(lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size))
-    strategy, reason = chosen or ("single", "")
-    mesh = findings.attempt(lambda: mesh_for(training.get("parallelism") or {}, world_size, sharded=strategy in SHARDED)) or Mesh()
-    backend = findings.attempt(lambda: choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"]))
-    precision = findings.attempt(lambda: choose_precision(training["mixed_precision"], hardware))
-    batch = findings.attempt(
-        lambda: split_batch(training["per_device_train_batch_size"], training["gradient_accumulation_steps"], mesh.data_parallel_size)
-    )
-    optimizer = findings.attempt(lambda: optimizer_spec(training))
-    findings.stop()
-    assert backend is not None and precision is not None and batch is not None and optimizer is not None  # stop() raised otherwise
+        shape = _attempt(lambda: shape_from_config(model["config"]), found)
+    facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
+    found += check(config, facts, starting=True, provenance=provenance)
+    found += check_algorithm(training["algorithm"])
+    found += _check_lora(values.get("lora"))
+    chosen = _attempt(lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size), found)
+    optimizer = _attempt(lambda: optimizer_spec(training), found)
+    if errors(found) or chosen is None or optimizer is None:
+        raise ConfigError(*errors(found))
+    strategy, reason = chosen
+    mesh = mesh_for(training.get("parallelism"), world_size, sharded=strategy in SHARDED)
+    batch = split_batch(training["per_device_train_batch_size"], training["gradient_accumulation_steps"], mesh.data_parallel_size)
+    precision = choose_precision(training["mixed_precision"], hardware)
+    backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
     return Plan(
         algorithm=training["algorithm"],
@@ -86,7 +86,7 @@ def make_plan(
         world_size=world_size,
         num_nodes=num_nodes,
         device=hardware.device,
-        backend=backend[0],
+        backend=backend,
         timeout_seconds=training["ddp_timeout"],
         precision=precision,
         batch=batch,
@@ -98,10 +98,10 @@ def make_plan(
         optimizer=optimizer,
         decisions=(
             *_main_decisions(hardware, world_size, num_nodes, strategy, reason, batch, precision),
-            backend[1],
+            backend_decision,
             attention,
-            *_engine_decisions(training, strategy),
             *knob_decisions(training, data, hardware, strategy),
+            *(Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}") for d in found),
         ),
         config=values,
         config_digest=config.digest(),
@@ -134,17 +134,7 @@ def _main_decisions(
     return tuple(made)
 
 
-def _engine_decisions(training: Mapping[str, Any], strategy: str) -> list[Decision]:
-    """A section of an engine that the named strategy does not use is said to be off."""
-    sections = {"deepspeed": training.get("deepspeed"), "fsdp": training.get("fsdp"), "fsdp_config": training.get("fsdp_config")}
-    return [
-        Decision(f"training.{name}", "off", f"the config names the strategy '{strategy}', which does not read it", granted=False)
-        for name, value in sections.items()
-        if value
-    ]
-
-
-def check_world(hardware: Hardware, world_size: int, num_nodes: int, training: Mapping[str, Any]) -> list[Diagnostic]:
+def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Diagnostic]:
     """Findings about the number of processes and nodes."""
     if world_size < 1 or num_nodes < 1:
         return [Diagnostic("plan.world_size", "processes and nodes are counted from 1 up", "--nproc", f"{world_size} on {num_nodes} nodes", "1 or more")]
@@ -164,16 +154,6 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int, training: M
                 f"--nproc {hardware.num_devices}, or training.use_cpu=true",
             )
         )
-    if training.get("distributed") is False and world_size > 1:
-        found.append(
-            Diagnostic(
-                "plan.distributed_off",
-                f"the config says distributed: false, but {world_size} processes are started",
-                "training.distributed",
-                "false",
-                "distributed: true, or start one process",
-            )
-        )
     return found
 
 
@@ -191,16 +171,10 @@ def _check_lora(lora: Any) -> list[Diagnostic]:
     ]
 
 
-def _check_positions(shape: ModelShape | None, data: Mapping[str, Any]) -> list[Diagnostic]:
-    longest = data["max_length"]
-    if shape is None or not shape.max_position_embeddings or longest <= shape.max_position_embeddings:
-        return []
-    return [
-        Diagnostic(
-            "plan.max_positions",
-            f"rows of {longest} tokens are longer than the {shape.max_position_embeddings} positions the model knows",
-            "data.max_length",
-            str(longest),
-            f"data.max_length: {shape.max_position_embeddings}",
-        )
-    ]
+def _attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:
+    """The choice, or None with its findings kept, so that all are told at once."""
+    try:
+        return choice()
+    except ConfigError as exc:
+        found.extend(exc.diagnostics)
+        return None

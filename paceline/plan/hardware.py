@@ -54,7 +54,8 @@ class Hardware:
     ``memory_bytes`` is one accelerator's memory (on CPU: the host's), ``host_memory_bytes`` the node's under its cgroup limit,
     ``num_devices`` the accelerators of this node (1 on CPU). ``bf16`` and ``fp16`` say what the device computes in hardware.
     ``peak_flops`` is FLOP/s by dtype name where a data sheet says so, else None (the worker measures). ``emulated`` names dtypes that are
-    computed rightly but without own instructions. ``device_note`` says why this device.
+    computed rightly but without own instructions. ``device_note`` says why this device;
+    ``capability`` is CUDA's compute capability (8.0), None elsewhere.
     """
 
     device: str
@@ -70,6 +71,7 @@ class Hardware:
     torch_backends: tuple[str, ...]
     device_note: str = ""
     emulated: tuple[str, ...] = ()
+    capability: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -109,7 +111,8 @@ def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = 
         cpu_count=cpus,
         peak_flops=peak_flops(name),
         torch_backends=("nccl", "gloo"),
-        device_note=f"{len(gpus)} CUDA device(s), compute capability {capability}",
+        device_note=f"{len(gpus)} CUDA device{'s' if len(gpus) > 1 else ''}, compute capability {capability}",
+        capability=capability,
     )
 
 

@@ -11,22 +11,14 @@ from paceline.core.errors import ConfigError
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Decision, Precision
 
-KNOWN_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ccl", "ucc", "xccl")
-
 
 def choose_backend(asked: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
-    """The process group's backend. Raises ConfigError for one that this hardware or this torch does not have."""
+    """The process group's backend and why. One that this hardware or torch does not have is refused by the config rules."""
     subject = "training.ddp_backend"
     if asked == "auto":
         backend = "nccl" if hardware.device == "cuda" else "gloo"
         reason = "auto: NVIDIA devices talk by NCCL" if backend == "nccl" else "auto: processes on CPUs talk by gloo"
         return backend, Decision(subject, backend, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)")
-    if asked == "nccl" and hardware.device != "cuda":
-        why = f"nccl moves data between CUDA devices; {hardware.device_note or 'this run is on ' + hardware.device}"
-        raise ConfigError(Diagnostic("plan.backend_device", why, subject, asked, "auto or gloo"))
-    if asked not in hardware.torch_backends:
-        what = f"this torch has no '{asked}' backend" if asked in KNOWN_BACKENDS else f"no backend is called '{asked}'"
-        raise ConfigError(Diagnostic("plan.backend_missing", what, subject, asked, f"auto or one of: {', '.join(hardware.torch_backends)}"))
     reason = "asked for"
     if asked == "gloo" and hardware.device == "cuda":
         reason += "; on CUDA devices nccl is several times faster"
@@ -37,8 +29,6 @@ def choose_attention(asked: str, hardware: Hardware, precision: Precision, packi
     """The attention implementation; its ``choice`` goes to ``Plan.attention``."""
     subject = "model.attn_implementation"
     if asked not in ("auto", "paceline"):
-        if asked.startswith("flash") and hardware.device != "cuda":
-            return Decision(subject, "auto", f"{asked} needs a CUDA device; documents are attended to one by one instead", granted=False)
         apart = "; packed documents are unpacked into padded rows for it" if packing else ""
         return Decision(subject, asked, f"asked for: Transformers' own function{apart}")
     if hardware.device == "cuda" and precision.compute != "float32":

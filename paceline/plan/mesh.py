@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import ConfigError
-
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -44,46 +41,18 @@ class Mesh:
         return " × ".join(used) or "one process"
 
 
-def mesh_for(parallelism: Mapping[str, int | None], world_size: int, *, sharded: bool) -> Mesh:
+def mesh_for(parallelism: Mapping[str, int] | None, world_size: int, *, sharded: bool) -> Mesh:
     """The mesh for ``training.parallelism`` on ``world_size`` processes.
 
-    Sizes left out are 1, but for one data-parallel axis that takes what is left over: ``dp_shard`` when the strategy shards, else
-    ``dp_replicate``. Raises ConfigError when the product cannot be ``world_size``.
+    Left out, all processes are data-parallel: ``dp_shard`` when the strategy shards, else ``dp_replicate``. Sizes that do not multiply to
+    ``world_size`` are refused by the config rules.
     """
-    given = {axis: parallelism.get(f"{axis}_size") for axis in AXES}
-    for axis, size in given.items():
-        if size is not None and size < 1:
-            raise ConfigError(
-                Diagnostic("plan.mesh_size", "a parallel size is a number from 1 up", f"training.parallelism.{axis}_size", str(size), "1 or more")
-            )
-    sizes = {axis: size or 1 for axis, size in given.items()}
-    product = _product(sizes)
-    free = "dp_shard" if sharded else "dp_replicate"
-    # A size that was not written, or written as its default 1, is free to take the rest.
-    if product != world_size and sizes[free] == 1 and world_size % product == 0:
-        sizes[free] = world_size // product
-        product = world_size
-    if product != world_size:
-        written = " × ".join(f"{axis}_size {size}" for axis, size in sizes.items() if size > 1) or "all sizes 1"
-        raise ConfigError(
-            Diagnostic(
-                "plan.mesh_product",
-                f"the parallel sizes multiply to {product}, but {world_size} processes are started",
-                "training.parallelism",
-                written,
-                f"sizes whose product is {world_size} (divisors: {', '.join(map(str, divisors(world_size)))}), or start {product} processes",
-            )
-        )
-    return Mesh(**sizes)
+    if not parallelism:
+        return Mesh(dp_shard=world_size) if sharded else Mesh(dp_replicate=world_size)
+    return Mesh(**{axis: parallelism.get(f"{axis}_size", 1) for axis in AXES})
 
 
 def divisors(number: int) -> list[int]:
     """All divisors, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
-
-def _product(sizes: Mapping[str, int]) -> int:
-    product = 1
-    for size in sizes.values():
-        product *= size
-    return product
