@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
-from paceline.data.problems import PrepareCounts, Problem, Tally, refusal
+from paceline.data.problems import LENGTH_REASONS, PrepareCounts, Problem, Tally, left_out, refusal
 from paceline.data.progress import Meter, PrepareProgress, Report
 from paceline.data.readers import total_bytes
 from paceline.data.sets import DataSet, OpenSet, open_set
@@ -107,6 +107,7 @@ def settle_template(
         what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
         notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
+    _check_syntax(setup.tokenizer.chat_template or tokenizer.get_chat_template(), setup.tokenizer.folder)
     if setup.train_on == "assistant" and not tokenizer.is_fast:
         hint = "data.train_on: all, or a tokenizer with tokenizer.json"
         raise DataError(
@@ -119,6 +120,23 @@ def settle_template(
             )
         )
     return setup, [*notes, *_end_notes(setup, tokenizer)]
+
+
+def _check_syntax(template: str, where: str) -> None:
+    """Raises DataError when the template is no Jinja at all (a template that refuses a conversation is a matter of that row)."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template([[]], chat_template=template)
+    except TemplateSyntaxError as exc:
+        where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
+        hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
+        raise DataError(
+            Diagnostic("data.bad_chat_template", "the chat template is not Jinja", where, found, hint)
+        ) from exc
+    except (TemplateError, TypeError, ValueError, KeyError, IndexError):
+        return
 
 
 def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
@@ -171,7 +189,7 @@ def _write_tokens(
     if tally.refused:
         raise DataError(*refusal(tally.refused, tally.counts.rows_read))
     if not tally.counts.rows_used:
-        raise DataError(_nothing_usable(tally.counts, setup), *refusal(tally.counts.skipped, tally.counts.rows_read))
+        raise DataError(_nothing_usable(tally.counts, setup), *left_out(tally.counts.skipped, tally.counts.rows_read))
     return tally
 
 
@@ -196,7 +214,7 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection) -> int:
 
 
 def _refuses(problem: Problem, data: DataSection) -> bool:
-    if problem.reason in ("too_long", "answer_cut_off"):
+    if problem.reason in LENGTH_REASONS:
         return data.on_too_long == "refuse"
     return data.on_bad_row == "refuse"
 
@@ -233,7 +251,7 @@ def _write_indices(
                 f"{tally.counts.rows_read} rows read",
                 "see the reasons",
             ),
-            *refusal(tally.counts.skipped, tally.counts.rows_read),
+            *left_out(tally.counts.skipped, tally.counts.rows_read),
         )
     if validation_split:
         kept, out = split_rows(table.keys[train], validation_split, seed)

@@ -79,6 +79,8 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
     columns = _mapped(mapping or {}, found, where)
     if asked != "auto":
         return _asked(asked, columns, found, where)
+    if {"chosen", "rejected"} <= set(found) and not mapping and not _answered(rows, columns):
+        raise DataError(_unknown(found, where))
     candidates = _candidates(rows, columns)
     structured = [c for c in candidates if c.format != "text"]
     if len(structured) == 1 or (len(candidates) == 1):
@@ -118,7 +120,7 @@ def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dic
                 )
             )
         if actual not in found:
-            raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}"))
+            raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}", name))
     taken = set(mapping.values())
     return {**{name: name for name in known if name in found and name not in taken}, **mapping}
 
@@ -161,6 +163,16 @@ def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
     return shapes
 
 
+def _answered(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
+    """Whether rows with preference pairs hold an answer to imitate besides: a conversation that ends with the assistant."""
+    for name in ("messages", "conversations"):
+        turns = rows[0].get(columns.get(name, name))
+        if isinstance(turns, Sequence) and turns and isinstance(turns[-1], Mapping):
+            role = turns[-1].get("role", turns[-1].get("from"))
+            return SHAREGPT_ROLES.get(str(role)) == "assistant"
+    return False
+
+
 def _first_turn(rows: Sequence[Row], column: str) -> Mapping[str, Any] | None:
     for row in rows:
         turns = row.get(column)
@@ -173,16 +185,11 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
 
 
-def _missing(missing: Sequence[str], found: Sequence[str], where: str, asked: str) -> Diagnostic:
+def _missing(missing: Sequence[str], found: Sequence[str], where: str, asked: str, name: str = "") -> Diagnostic:
     near = difflib.get_close_matches(missing[0], found, n=1)
-    hint = f"columns: {{{missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
-    return Diagnostic(
-        "data.column_missing",
-        f"there is no column '{', '.join(missing)}' ({asked})",
-        where,
-        f"columns {_listed(found)}",
-        hint,
-    )
+    hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
+    what = f"there is no column '{', '.join(missing)}' ({asked})"
+    return Diagnostic("data.column_missing", what, where, f"columns {_listed(found)}", hint)
 
 
 def _unknown(found: Sequence[str], where: str) -> Diagnostic:
@@ -217,6 +224,8 @@ def _as_text(value: Any, name: str) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
+        if not value.isascii() and not _is_unicode(value):
+            raise RowError("not_text", f"'{name}' holds half of a surrogate pair")
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
@@ -227,6 +236,15 @@ def _as_text(value: Any, name: str) -> str:
     ):
         return "".join(part["text"] for part in value)
     raise RowError("not_text", f"'{name}' is {type(value).__name__}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be written at all: JSON's escapes can name half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:

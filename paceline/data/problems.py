@@ -46,6 +46,8 @@ REASONS: Mapping[str, tuple[str, str]] = {
     ),
 }
 
+LENGTH_REASONS = ("too_long", "answer_cut_off")  # ruled by data.on_too_long, the others by data.on_bad_row
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -132,12 +134,16 @@ def refusal(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, 
     return tuple(_finding(reason, tally, "refused", Severity.ERROR, rows_read) for reason, tally in problems.items())
 
 
+def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, ...]:
+    """Why rows were left out, one error a reason: said when none is left."""
+    return tuple(_finding(reason, tally, "skipped", Severity.ERROR, rows_read) for reason, tally in problems.items())
+
+
 def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int) -> Diagnostic:
     meaning, advice = REASONS[reason]
-    policy = "data.on_too_long" if reason == "too_long" else "data.on_bad_row"
     rows = "row" if rows_read == 1 else "rows"
-    if verb == "refused":
-        advice += f"; {policy}: skip leaves such rows out (and counts them)" if reason != "too_long" else ""
+    if verb == "refused" and reason not in LENGTH_REASONS:
+        advice += "; data.on_bad_row: skip leaves such rows out (and counts them)"
     more = tally.count - len(tally.examples)
     return Diagnostic(
         f"data.{reason}",

@@ -82,7 +82,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
 
 
 def _jsonl(file: Path) -> Iterator[RawRow]:
-    good, bad = 0, 0
+    good, bad, first = 0, 0, ""
     for number, line, consumed in _lines(file):
         if number == 1 and line.lstrip().startswith("["):
             yield from _json_list(file)
@@ -91,10 +91,10 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as exc:
-            bad += 1
+            bad, first = bad + 1, first or line.strip()[:60]
             if good == 0 and bad >= _GIVE_UP_AFTER:
-                raise DataError(_not_json(file, 1, f"{line.strip()[:60]!r}", exc)) from exc
-            yield RawRow(None, where, "bad_json", f"{exc}; {line.strip()[:60]!r}", consumed)
+                raise DataError(_not_json(file, 1, repr(first), exc)) from exc
+            yield RawRow(None, where, "bad_json", f"{_complaint(exc)}: {line.strip()[:60]!r}", consumed)
             continue
         good += 1
         yield _row(value, where, consumed)
@@ -110,6 +110,13 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
         )
 
 
+def _complaint(exc: Exception) -> str:
+    """What the JSON parser says, without its own line numbers (they count from the start of the row)."""
+    if isinstance(exc, RecursionError):
+        return "nested too deeply"
+    return f"{exc.msg}, column {exc.colno}" if isinstance(exc, json.JSONDecodeError) else str(exc)
+
+
 def _row(value: Any, where: str, consumed: int) -> RawRow:
     if not isinstance(value, dict):
         return RawRow(None, where, "not_an_object", f"{type(value).__name__} {str(value)[:60]!r}", consumed)
@@ -121,7 +128,7 @@ def _not_json(file: Path, line: int, found: str, exc: Exception) -> Diagnostic:
         "data.not_json",
         "the file is not JSON",
         f"{file}:{line}",
-        f"{found} ({exc})",
+        f"{found} ({_complaint(exc)})",
         "one JSON object a line (.jsonl), or a list of objects (.json)",
     )
 
