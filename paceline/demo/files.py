@@ -1,0 +1,129 @@
+"""What the demo lays down before it trains: data, tokenizer and YAML, in the folder ``material`` of the run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.demo.questions import Question, held_out, training
+from paceline.demo.tokenizer import MAX_LENGTH, vocabulary, write_tokenizer
+
+TRAIN_QUESTIONS = 16_000
+HELD_OUT_QUESTIONS = 240
+STEPS = 480
+SAVE_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Material:
+    """What was laid down, and the held-out questions in the order of their file."""
+
+    root: Path
+    asked: tuple[Question, ...] = ()
+
+    @property
+    def train(self) -> Path:
+        return self.root / "train.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.root / "held_out.jsonl"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer"
+
+    @property
+    def yaml(self) -> Path:
+        return self.root / "demo.yaml"
+
+
+def make_material(
+    run: Path,
+    *,
+    seed: int,
+    steps: int = STEPS,
+    num_train: int = TRAIN_QUESTIONS,
+    num_held_out: int = HELD_OUT_QUESTIONS,
+) -> Material:
+    """Write everything that training needs below ``run``. Raises OSError when the disk refuses."""
+    asked = held_out(seed, num_held_out)
+    material = Material(run / "material", tuple(asked))
+    write_tokenizer(material.tokenizer)
+    write_questions(material.held_out, asked)
+    write_questions(material.train, training(seed, num_train, {q.word for q in asked}))
+    material.yaml.write_text(yaml_text(run, material, seed=seed, steps=steps), encoding="utf-8")
+    return material
+
+
+def write_questions(path: Path, questions: Iterable[Question]) -> None:
+    """One conversation a line: the question and its answer."""
+    with path.open("w", encoding="utf-8") as file:
+        for q in questions:
+            messages = [{"role": "user", "content": q.prompt}, {"role": "assistant", "content": q.answer}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def yaml_text(run: Path, material: Material, *, seed: int, steps: int) -> str:
+    """The demo's config: a whole one, to learn from and to change."""
+    save_steps = max(1, min(SAVE_STEPS, steps // 3))
+
+    def quoted(path: Path) -> str:
+        return json.dumps(str(path), ensure_ascii=False)  # a JSON string is a YAML string
+
+    return f"""\
+# The demo's own config: change a value and train again, e.g.
+#   paceline train THIS_FILE training.output_dir=outputs/mine training.learning_rate=1e-3 --nproc 2
+
+model:
+  config:                       # from scratch: the keys of Transformers' LlamaConfig
+    model_type: llama
+    vocab_size: {len(vocabulary())}
+    hidden_size: 128
+    intermediate_size: 384
+    num_hidden_layers: 2
+    num_attention_heads: 4
+    num_key_value_heads: 4
+    max_position_embeddings: {MAX_LENGTH}
+    rope_parameters: {{rope_type: default, rope_theta: 100.0}}
+    initializer_range: 0.05
+    tie_word_embeddings: true
+  tokenizer: {quoted(material.tokenizer)}
+
+data:
+  train:
+    - path: {quoted(material.train)}
+      format: messages
+  eval:
+    - path: {quoted(material.held_out)}
+      format: messages
+  max_length: {MAX_LENGTH}
+  packing: true                 # short questions share a row; they do not see each other
+  train_on: assistant           # the loss counts the answers only
+
+training:
+  algorithm: sft
+  distributed_strategy: ddp
+  mixed_precision: "no"         # so small a model gains nothing from bf16
+  per_device_train_batch_size: 11
+  gradient_accumulation_steps: 1
+  num_train_epochs: 1000        # max_steps ends it
+  max_steps: {steps}
+  learning_rate: 3e-3
+  lr_scheduler_type: cosine
+  warmup_steps: {min(40, max(1, steps // 10))}
+  weight_decay: 0.01
+  adam_beta2: 0.99
+  max_grad_norm: 1.0
+  seed: {seed}
+  eval_strategy: steps
+  eval_steps: {save_steps}
+  per_device_eval_batch_size: 64
+  save_strategy: steps
+  save_steps: {save_steps}
+  logging_steps: 20
+  report_to: [tensorboard]
+  output_dir: {quoted(run)}
+"""

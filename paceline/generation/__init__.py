@@ -1,0 +1,1 @@
+"""Answers from a model: batched and greedy, and a conversation in the terminal."""

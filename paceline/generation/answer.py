@@ -1,0 +1,161 @@
+"""Batched greedy answers of a Hugging Face model to user prompts, through the tokenizer's own chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+Message = Mapping[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 leave the distribution whole."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of ``model.generate``."""
+        if self.temperature <= 0:
+            return {
+                "max_new_tokens": self.max_new_tokens,
+                "do_sample": False,
+                "temperature": None,
+                "top_p": None,
+                "top_k": None,
+            }
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+        }
+
+
+def load_folder(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a Hugging Face folder, fp32, in evaluation mode. Raises ConfigError when it is none."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            Diagnostic(
+                "generation.no_model",
+                "no model lies here",
+                str(folder),
+                "no config.json",
+                "a run directory, or a folder made by `paceline export RUN --to DIR`",
+            )
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=torch.float32, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        found = str(error).split("\n")[0][:300]
+        raise ConfigError(
+            Diagnostic(
+                "generation.no_model",
+                "the model in this folder cannot be loaded",
+                str(folder),
+                found,
+                "export it again",
+            )
+        ) from error
+    return model.eval(), tokenizer
+
+
+def answer(
+    model: Any, tokenizer: Any, conversations: Sequence[Sequence[Message]], sampling: Sampling, *, batch_size: int = 64
+) -> list[str]:
+    """The assistant's next message in each conversation, special tokens removed.
+
+    Greedy answers do not depend on ``batch_size``: conversations are padded on the left and the padding is masked.
+    Raises ConfigError when the tokenizer has no chat template or a conversation leaves no room for an answer.
+    """
+    prompts = [prompt_ids(tokenizer, messages) for messages in conversations]
+    _check_room(model, prompts, sampling)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # like lengths together: less padding
+    answers = [""] * len(prompts)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        for index, text in zip(
+            chosen, _answer_batch(model, tokenizer, [prompts[i] for i in chosen], sampling), strict=True
+        ):
+            answers[index] = text
+    return answers
+
+
+def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation up to where the assistant begins to speak."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            Diagnostic(
+                "generation.no_chat_template",
+                "the tokenizer has no chat template",
+                "chat_template",
+                hint="train with model.chat_template: chatml, or the template the model was made with",
+            )
+        )
+    encoded = tokenizer.apply_chat_template([dict(m) for m in messages], add_generation_prompt=True, return_dict=True)
+    return list(encoded["input_ids"])
+
+
+@torch.inference_mode()
+def _answer_batch(model: Any, tokenizer: Any, prompts: Sequence[list[int]], sampling: Sampling) -> list[str]:
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
+    width = max(len(p) for p in prompts)
+    ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    device = next(model.parameters()).device
+    made = model.generate(
+        ids.to(device),
+        attention_mask=mask.to(device),
+        pad_token_id=pad,
+        eos_token_id=_end_tokens(model, tokenizer),
+        use_cache=True,
+        **sampling.arguments(),
+    )
+    return [str(text) for text in tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)]
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
+    """Every token that ends an answer: the tokenizer's, the model's, and the end-of-turn words of common templates."""
+    said = getattr(model.generation_config, "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, *(said if isinstance(said, (list, tuple)) else [said])}
+    template = str(tokenizer.chat_template or "")
+    for word in ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"):
+        if word in template:
+            found = tokenizer.convert_tokens_to_ids(word)
+            ends.add(None if found == tokenizer.unk_token_id else found)
+    return sorted(e for e in ends if e is not None) or None
+
+
+def _check_room(model: Any, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+    """Refuse conversations that leave no room for a single new token."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    longest = max((len(p) for p in prompts), default=0)
+    if limit is not None and longest >= limit:
+        raise ConfigError(
+            Diagnostic(
+                "generation.too_long",
+                "the conversation is longer than the model's positions",
+                "",
+                f"{longest} tokens, the model has {limit} positions",
+                "a shorter prompt, or start the conversation anew (/new)",
+            )
+        )

@@ -1,0 +1,137 @@
+"""A conversation in the terminal: ``python -m paceline.generation.chat RUN [--prompt TEXT] [--system TEXT] [--max-new-tokens N] [--temperature T]``.
+
+RUN is a run directory, one checkpoint of it, or a Hugging Face folder. With ``--prompt`` one answer is printed and nothing is read;
+otherwise prompts are read from standard input, a line each, also from a pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.generation.answer import Message, Sampling, answer, load_folder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; errors with a name are printed, not raised."""
+    options = _parser().parse_args(None if argv is None else list(argv))
+    try:
+        if options.max_new_tokens < 1 or options.temperature < 0:
+            raise ConfigError(
+                Diagnostic(
+                    "generation.options",
+                    "--max-new-tokens is at least 1, --temperature at least 0",
+                    hint="e.g. --max-new-tokens 128 --temperature 0.7",
+                )
+            )
+        with model_folder(Path(options.run)) as folder:
+            model, tokenizer = load_folder(folder)
+        model.generation_config.max_length = None
+        sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p)
+        opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        if options.prompt is not None:
+            print(answer(model, tokenizer, [[*opening, {"role": "user", "content": options.prompt}]], sampling)[0])
+        else:
+            converse(model, tokenizer, opening, sampling, sys.stdin, remember=not options.forget)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        return int(ExitCode.OK)
+    return int(ExitCode.OK)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paceline chat", description="Talk to what a run has trained.")
+    parser.add_argument("run", help="a run directory, one of its checkpoints, or an exported folder")
+    parser.add_argument("--prompt", help="answer this one prompt and end")
+    parser.add_argument("--system", help="a system message to begin with")
+    parser.add_argument(
+        "--forget", action="store_true", help="answer every line by itself, without what was said before"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0)
+    return parser
+
+
+@contextlib.contextmanager
+def model_folder(run: Path) -> Iterator[Path]:
+    """A Hugging Face folder with the model of ``run``: itself if it is one, else a temporary export of its newest checkpoint."""
+    if not run.is_dir():
+        raise ConfigError(
+            Diagnostic(
+                "generation.no_run",
+                "there is no such folder",
+                str(run),
+                hint="a run directory such as outputs/demo, or an exported folder",
+            )
+        )
+    if (run / "config.json").is_file() and any(run.glob("*.safetensors")) and not (run / "plan.json").is_file():
+        yield run
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-chat-") as folder:
+        to = Path(folder) / "model"
+        made = subprocess.run(
+            [sys.executable, "-m", "paceline.checkpoint.main", "export", str(run), "--to", str(to)],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if made.returncode:
+            found = made.stderr.strip().splitlines()[-6:]
+            raise ConfigError(
+                Diagnostic(
+                    "generation.no_model",
+                    "no model can be taken from this folder",
+                    str(run),
+                    "\n      ".join(found),
+                    "a run with a checkpoint, or an exported folder",
+                )
+            )
+        yield to
+
+
+def converse(
+    model: Any, tokenizer: Any, opening: Sequence[Message], sampling: Sampling, source: TextIO, *, remember: bool
+) -> None:
+    """Read prompts until the end of ``source``, ``/quit`` or Ctrl-D. A prompt that cannot be answered says why and the talk goes on."""
+    interactive = source.isatty()
+    if interactive:
+        print("Write a prompt and press Enter. /new starts over, /quit or Ctrl-D ends.")
+    history = list(opening)
+    while True:
+        if interactive:
+            print("you> ", end="", flush=True)
+        line = source.readline()
+        text = line.strip()
+        if not line or text == "/quit":
+            return
+        if text == "/new":
+            history = list(opening)
+        elif text:
+            asked = [*history, {"role": "user", "content": text}]
+            try:
+                said = answer(model, tokenizer, [asked], sampling)[0]
+            except ConfigError as error:
+                print(error, file=sys.stderr)
+                continue
+            print(f"model> {said}" if interactive else said, flush=True)
+            if remember and interactive:
+                history = [*asked, {"role": "assistant", "content": said}]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Exact match of a run's checkpoints on questions: ``python -m paceline.training.answers RUN --questions FILE.jsonl [--initial] [--last]``.
+
+The model is built once, as the worker built it (same seed, so ``--initial`` is the very model that training started from), and each
+checkpoint's weights are read into it. Rows of the file are ``{"messages": [user, …, assistant]}`` (the last message is what is expected) or ``{"prompt": …, "answer": …}``. Every checkpoint's answers are appended to the
+run's events (kind ``answers``, so that the plot shows them) and all are written to the run's ``answers.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.checkpoint.layout import scan
+from paceline.checkpoint.resume import CheckpointReader, open_checkpoint
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
+from paceline.core.rundir import RunDir
+from paceline.data.tokenizer import load_tokenizer
+from paceline.generation.answer import Sampling, answer
+from paceline.models.factory import HFModelFactory
+from paceline.runlog.eventlog import EventLog
+from paceline.runlog.events import Answers
+from paceline.seam.roles import Role
+from paceline.seam.shard import PARAM
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The answers after ``step`` finished steps (0: before training)."""
+
+    step: int
+    rows: list[dict[str, Any]]  # prompt, expected, answer, correct
+
+    @property
+    def exact_match(self) -> float:
+        """Fraction of answers equal to what was expected, spaces around them aside."""
+        return sum(bool(row["correct"]) for row in self.rows) / len(self.rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paceline.training.answers", description="Exact match of a run's checkpoints on questions."
+    )
+    parser.add_argument("run")
+    parser.add_argument("--questions", required=True, help="JSON lines with prompt and answer")
+    parser.add_argument("--initial", action="store_true", help="also the model before training")
+    parser.add_argument("--last", action="store_true", help="only the newest checkpoint, not every one")
+    parser.add_argument("--max-new-tokens", type=int, default=16)
+    options = parser.parse_args(None if argv is None else list(argv))
+    run = RunDir.at(options.run)
+    try:
+        questions = read_questions(Path(options.questions))
+        scored = answer_run(
+            run, questions, initial=options.initial, last=options.last, sampling=Sampling(options.max_new_tokens)
+        )
+        write_down(run, scored)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    for each in scored:
+        print(f"step {each.step:>6}  exact match {each.exact_match:6.1%}  of {len(each.rows)}", flush=True)
+    return int(ExitCode.OK)
+
+
+def read_questions(path: Path) -> list[dict[str, str]]:
+    """Prompts with their expected answers. Raises DataError naming the line that is not one."""
+    rows: list[dict[str, str]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            Diagnostic("training.questions", "the questions cannot be read", str(path), str(error))
+        ) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(question_of(json.loads(line)))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise DataError(
+                Diagnostic(
+                    "training.questions",
+                    "a question is a JSON object with prompt and answer",
+                    f"{path}:{number}",
+                    line[:80],
+                    '{"prompt": "…", "answer": "…"}',
+                )
+            ) from error
+    if not rows:
+        raise DataError(Diagnostic("training.questions", "there are no questions", str(path)))
+    return rows
+
+
+def question_of(row: dict[str, Any]) -> dict[str, str]:
+    """Prompt and expected answer of a row. Raises KeyError, IndexError or TypeError when it is no question."""
+    if "messages" in row:
+        *_, asked, expected = row["messages"]
+        return {"prompt": str(asked["content"]), "expected": str(expected["content"])}
+    return {"prompt": str(row["prompt"]), "expected": str(row["answer"])}
+
+
+def answer_run(
+    run: RunDir, questions: Sequence[dict[str, str]], *, initial: bool, last: bool, sampling: Sampling
+) -> list[Scored]:
+    """Answers by step, in order. Raises ConfigError when RUN holds no run, CheckpointError when it has no complete checkpoint."""
+    config = load_run_config(run)
+    found = sorted((f for f in scan(run.checkpoints) if f.problem is None), key=lambda f: int(f.name[5:]))
+    if not found:
+        raise CheckpointError(
+            Diagnostic(
+                "training.no_checkpoint",
+                "the run has no complete checkpoint",
+                str(run.checkpoints),
+                hint="train with training.save_strategy: steps",
+            )
+        )
+    tokenizer = load_tokenizer(config.model)
+    factory = HFModelFactory(
+        config.model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa"
+    )
+    root = factory().eval()
+    scored = [Scored(0, ask(root, tokenizer, questions, sampling))] if initial else []
+    for checkpoint in found[-1:] if last else found:
+        with open_checkpoint(checkpoint.path) as reader:
+            load_weights(root, reader)
+            scored.append(Scored(reader.step, ask(root, tokenizer, questions, sampling)))
+    return scored
+
+
+def load_run_config(run: RunDir) -> Config:
+    """The effective config a run was started with."""
+    try:
+        return Config.from_json(json.loads(run.config_json.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            Diagnostic(
+                "training.no_run",
+                "this directory holds no run",
+                str(run.root),
+                str(error),
+                "a run directory, e.g. outputs/demo",
+            )
+        ) from error
+
+
+@torch.no_grad()
+def load_weights(root: Any, reader: CheckpointReader) -> None:
+    """Read the policy's parameters into ``root``."""
+    for name, parameter in root.plain_named_parameters():
+        parameter.copy_(reader.read(Role.POLICY.value, name, PARAM))
+
+
+def ask(root: Any, tokenizer: Any, questions: Sequence[dict[str, str]], sampling: Sampling) -> list[dict[str, Any]]:
+    """One answer a question, each on its own."""
+    conversations = [[{"role": "user", "content": q["prompt"]}] for q in questions]
+    said = answer(root.hf, tokenizer, conversations, sampling, batch_size=256)
+    return [
+        {**q, "answer": a, "correct": a.strip() == q["expected"].strip()} for q, a in zip(questions, said, strict=True)
+    ]
+
+
+def write_down(run: RunDir, scored: Sequence[Scored]) -> None:
+    """Events for the plot, and one JSON file for people and programs."""
+    with EventLog(run.events(0), 0) as log:
+        for each in scored:
+            log.write(Answers(each.step, each.rows))
+    data = [{"step": each.step, "exact_match": each.exact_match, "rows": each.rows} for each in scored]
+    run.answers_json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
