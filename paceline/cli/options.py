@@ -43,11 +43,6 @@ def load(config: Path, overrides: Sequence[str] | None, flags: Mapping[str, obje
     return replace(loaded, notes=(*translation.notes, *loaded.notes))
 
 
-def cache_dir(environ: Mapping[str, str]) -> str:
-    """Where prepared data is kept unless the YAML says so: $PACELINE_CACHE, else ~/.cache/paceline."""
-    return environ.get("PACELINE_CACHE") or str(Path.home() / ".cache" / "paceline")
-
-
 def existing_run(run: Path) -> Path:
     """``run`` when it is a run directory. Raises ConfigError when it is not there or holds no run."""
     from paceline.core.rundir import RunDir

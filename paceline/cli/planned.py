@@ -61,7 +61,7 @@ def planned(loaded: Loaded, *, use_torchrun: bool = False) -> Plan:
         num_nodes=config.launch.nnodes,
         launcher=launcher_for(cluster, use_torchrun=use_torchrun),
         run_dir=str(RunDir.at(config.run_directory()).root),
-        shape=shape_of(config.model),
+        shape=shape_of(config.model, os.environ),
     )
 
 

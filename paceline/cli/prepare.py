@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ConfigFile, Overrides, cache_dir, load
+from paceline.cli.options import ConfigFile, Overrides, load
 from paceline.cli.process import call
 from paceline.cli.report import tell
 
@@ -35,9 +35,11 @@ def prepare(
 
 def prepare_data(config: Path, overrides: Sequence[str], cache: Path | None = None) -> int:
     """Prepare what ``config`` describes and answer the exit code."""
+    from paceline.launch.environ import cache_folder
+
     loaded = load(config, overrides)
     tell(loaded.notes)
-    place = str(cache) if cache is not None else loaded.config.data.cache_dir or cache_dir(os.environ)
+    place = str(cache) if cache is not None else loaded.config.data.cache_dir or str(cache_folder(os.environ))
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"
         described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli import main as cli
 from paceline.cli.codes import Codes, explained
-from paceline.cli.options import cache_dir, existing_run
+from paceline.cli.options import existing_run
 from paceline.cli.planned import Asked
 from paceline.cli.report import reported
 from paceline.core.diagnostics import Diagnostic
@@ -100,11 +100,6 @@ def test_flags_become_config_keys() -> None:
         "launch.node_rank": 0,
         "training.algorithm": "sft",
     }
-
-
-def test_where_prepared_data_is_kept() -> None:
-    assert cache_dir({"PACELINE_CACHE": "/x"}) == "/x"
-    assert cache_dir({}).endswith(".cache/paceline")
 
 
 def test_a_directory_without_a_run_names_those_with_one(tmp_path: Path) -> None:
