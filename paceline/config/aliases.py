@@ -85,7 +85,7 @@ def _finetuning(value: Any) -> Any:
     name = str(value).lower()
     if name not in ("full", "lora"):
         raise Refused("finetuning_type is full or lora", "finetuning_type: full")
-    return {} if name == "lora" else SKIP
+    return {} if name == "lora" else None
 
 
 def _attention(value: Any) -> Any:

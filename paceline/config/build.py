@@ -160,7 +160,7 @@ def _unknown_inside(full: str, loc: list[str], where: str) -> Diagnostic:
 def _example(path: str) -> str:
     info = field_of(path)
     if info is None:
-        return "see `paceline config keys`"
+        return "see docs/config.md"
     name = path.rsplit(".", 1)[-1]
     default = info.get_default(call_default_factory=False)
     if nested_model(info) is not None or default is None or default == () or default == {}:

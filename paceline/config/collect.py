@@ -234,9 +234,9 @@ class Collector:
             hint = f"did you mean '{near[0]}'?"
         else:
             hint = (
-                "`paceline config keys` lists every key"
+                "docs/config.md lists every key"
                 if not where
-                else f"a key of {where}: {', '.join(known[:6])}, … (`paceline config keys` lists all)"
+                else f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
             )
         shown_name = f"{where}.{name}" if where else name
         self._problem(

@@ -23,9 +23,6 @@ def render_show(loaded: Loaded, *, only_set: bool = False) -> str:
         rows = _rows(section, part, loaded, only_set) if part is not None else []
         if rows:
             lines += ["", f"{section}:", *rows]
-    if loaded.notes:
-        lines += ["", "notes:"]
-        lines += [f"  {line}" for note in loaded.notes for line in note.render().splitlines()]
     return "\n".join(lines)
 
 

@@ -173,8 +173,11 @@ class _Builder:
         return _fail(code, what, f"{self._name}:{line}", found, hint)
 
     def _syntax(self, exc: YAMLError) -> ConfigError:
-        mark = exc.problem_mark or exc.context_mark if isinstance(exc, MarkedYAMLError) else None
-        line = mark.line + 1 if mark else 1
+        mark = None
+        if isinstance(exc, MarkedYAMLError):
+            unfinished = "end of stream" in str(exc.problem) and exc.context_mark is not None
+            mark = exc.context_mark if unfinished else exc.problem_mark or exc.context_mark
+        line = mark.line + 1 if mark else self._text[: getattr(exc, "position", None) or 0].count("\n") + 1
         lines = self._text.splitlines()
         text = lines[line - 1] if 0 < line <= len(lines) else ""
         if "\t" in text[: len(text) - len(text.lstrip())] or "'\\t'" in str(exc):

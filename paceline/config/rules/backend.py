@@ -196,7 +196,7 @@ def mesh(c: Context) -> Iterator[Diagnostic]:
 
 
 def launch(c: Context) -> Iterator[Diagnostic]:
-    """back.master_port_range, back.node_rank, back.multi_node_addr"""
+    """back.master_port_range, back.node_rank, back.multi_node_port"""
     section = c.config.launch
     if section.master_port is not None and not 0 <= section.master_port <= 65535:
         yield c.problem(

@@ -55,7 +55,7 @@ def token_range(c: Context) -> Iterator[Diagnostic]:
 
 
 def packing(c: Context) -> Iterator[Diagnostic]:
-    """data.packing_algorithm"""
+    """data.packing_eval"""
     t, d = c.config.training, c.config.data
     if d.packing and c.given("data.packing") and t.algorithm != "sft":
         yield c.problem(
@@ -68,7 +68,7 @@ def packing(c: Context) -> Iterator[Diagnostic]:
 
 
 def split(c: Context) -> Iterator[Diagnostic]:
-    """data.validation_split"""
+    """data.validation_split, data.two_evals"""
     value = c.config.data.validation_split
     if value is not None and value <= 0:
         yield c.problem(

@@ -1,0 +1,67 @@
+"""The reference and the explanations cover everything there is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import paceline.config
+from paceline.config.aliases import ALIASES, SECTION_ALIASES
+from paceline.config.codes import EXPLANATIONS, explain
+from paceline.config.recognised import RECOGNISED
+from paceline.config.reference import reference
+from paceline.config.schema import SECTIONS, field_of, fields
+
+ROOM = Path(paceline.config.__file__).parent
+MAKERS = {"Diagnostic", "problem", "_problem", "_fail", "_error", "_note", "note"}
+
+
+def codes_in_sources() -> set[str]:
+    """First literal argument of every call that makes a diagnostic."""
+    found = set()
+    for path in ROOM.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+                and isinstance(node.args[0].value, str)
+            ):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if (
+                    name in MAKERS
+                    and "." in node.args[0].value
+                    and " " not in node.args[0].value
+                    and path.parent.name != "foreign"
+                ) or name == "Diagnostic":
+                    found.add(node.args[0].value)
+    return found
+
+
+def test_every_code_is_explained():
+    missing = codes_in_sources() - set(EXPLANATIONS)
+    assert missing == set()
+    assert explain("save.best_strategy")
+    assert explain("no.such") is None
+
+
+def test_every_field_is_documented_and_printed():
+    text = reference()
+    for path, info in fields().items():
+        assert info.description and info.description.endswith((".", "loss)")), path
+        assert f"| `{path.rsplit('.', 1)[1]}` |" in text
+    for name in (*ALIASES, *SECTION_ALIASES, *RECOGNISED, *EXPLANATIONS):
+        assert f"`{name}`" in text
+
+
+def test_every_alias_leads_to_a_field():
+    pseudo = {"training.fp16", "training.bf16", "data.max_rows", "lora"}
+    for written, alias in {**ALIASES, **SECTION_ALIASES}.items():
+        assert alias.to in pseudo or field_of(alias.to) is not None, written
+        assert written not in SECTIONS["training"].model_fields, f"{written} is a field itself"
+    assert not set(RECOGNISED) & set(ALIASES)
+
+
+def test_the_shipped_reference_is_the_generated_one():
+    docs = ROOM.parents[1] / "docs" / "config.md"
+    assert docs.read_text(encoding="utf-8") == reference()

@@ -1,0 +1,185 @@
+"""Each rule with one config that breaks it and one neighbour that does not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from paceline.config.codes import EXPLANATIONS
+from paceline.config.rules import RULES, check
+from paceline.config.rules.base import Facts
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Severity
+
+CPU = Facts(device="cpu", bf16=True, fp16=True, backends=frozenset({"gloo"}), world_size=2)
+OLD_GPU = Facts(device="cuda", device_name="Tesla V100", bf16=False, fp16=True, backends=frozenset({"gloo", "nccl"}))
+MESH_4 = {"dp_replicate_size": 2, "tp_size": 2}
+SHAPE = {"model_type": "llama"}
+PINNED = "0123456789" * 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """``bad`` and ``good`` are settings by dotted path; facts may differ between the two."""
+
+    code: str
+    bad: dict[str, Any]
+    good: dict[str, Any]
+    facts: Facts = field(default_factory=Facts)
+    good_facts: Facts | None = None
+    starting: bool = False
+    severity: Severity = Severity.ERROR
+
+
+def case(code: str, bad: dict[str, Any], good: dict[str, Any], facts: Facts | None = None, **more: Any) -> Case:
+    return Case(code, bad, good, facts or Facts(), **more)
+
+
+def _t(**settings: Any) -> dict[str, Any]:
+    return {f"training.{name}": value for name, value in settings.items()}
+
+
+WARNING = Severity.WARNING
+CASES = [
+    case("batch.positive", _t(per_device_train_batch_size=0), _t(per_device_train_batch_size=1)),
+    case("batch.positive", _t(gradient_accumulation_steps=-1), _t(gradient_accumulation_steps=2)),
+    case("batch.elastic_global_const", _t(resume_from_checkpoint="latest", per_device_train_batch_size=4), _t(resume_from_checkpoint="latest", per_device_train_batch_size=2),
+         Facts(world_size=4, resume_global_batch=8)),
+    case("batch.triple", _t(deepspeed={"train_batch_size": 32}, per_device_train_batch_size=4, gradient_accumulation_steps=8),
+         _t(deepspeed={"train_batch_size": 128}, per_device_train_batch_size=4, gradient_accumulation_steps=8), Facts(world_size=4), severity=WARNING),
+    case("train.max_steps", _t(max_steps=0), _t(max_steps=-1)),
+    case("train.warmup", _t(warmup_steps=1.5), _t(warmup_steps=0.5)),
+    case("train.warmup", _t(warmup_steps=200, max_steps=100), _t(warmup_steps=20, max_steps=100), severity=WARNING),
+    case("train.warmup_constant", _t(warmup_steps=5, lr_scheduler_type="constant"), _t(warmup_steps=5, lr_scheduler_type="constant_with_warmup"), severity=WARNING),
+    case("train.logging_steps", _t(logging_steps=0), _t(logging_steps=0.1)),
+    case("train.report_to", _t(report_to=["mlflow"]), _t(report_to=["wandb"])),
+    case("train.reentrant", _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),
+         _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})),
+    case("config.unknown_key", _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"reentrant": False}),
+         _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})),
+    case("train.recompute_off", _t(gradient_checkpointing_kwargs={"use_reentrant": False}),
+         _t(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}), severity=WARNING),
+    case("train.compile_off", _t(torch_compile_mode="max-autotune"), _t(torch_compile=True, torch_compile_mode="max-autotune"), severity=WARNING),
+    case("prec.fp16_bf16_eval", _t(fp16_full_eval=True, bf16_full_eval=True), _t(bf16_full_eval=True)),
+    case("prec.bf16_hw", _t(mixed_precision="bf16"), _t(mixed_precision="fp16"), OLD_GPU),
+    case("prec.bf16_hw", _t(bf16_full_eval=True), _t(fp16_full_eval=True), OLD_GPU),
+    case("prec.fp16_hw", _t(mixed_precision="fp16"), _t(mixed_precision="auto"), Facts(device="cpu", fp16=False)),
+    case("prec.bf16_pretrained_fp16", _t(mixed_precision="fp16"), _t(mixed_precision="bf16"), Facts(pretrained_dtype="bfloat16"), severity=WARNING),
+    case("prec.min_loss_scale", _t(deepspeed={"fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": 0}}),
+         _t(deepspeed={"fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": 1}})),
+    case("prec.amp_zero", _t(deepspeed={"amp": {"enabled": True}, "zero_optimization": {"stage": 1}}), _t(deepspeed={"amp": {"enabled": False}, "zero_optimization": {"stage": 1}})),
+    case("strategy.unknown", _t(distributed_strategy="dpp"), _t(distributed_strategy="ddp")),
+    case("strategy.unknown", _t(distributed_strategy="MyClass"), _t(distributed_strategy="mine:MyClass")),
+    case("strategy.options", _t(strategy_options={"a": 1}), _t(strategy_options={"a": 1}, distributed_strategy="mine:MyClass"), severity=WARNING),
+    case("back.fsdp_ds", _t(fsdp="full_shard", deepspeed={"zero_optimization": {"stage": 2}}), _t(fsdp="full_shard")),
+    case("back.strategy_vs_file", _t(deepspeed={"bf16": {}}, distributed_strategy="ddp"), _t(deepspeed={"bf16": {}}, distributed_strategy="deepspeed")),
+    case("back.strategy_vs_file", _t(deepspeed={"zero_optimization": {"stage": 2}}, distributed_strategy="zero3"),
+         _t(deepspeed={"zero_optimization": {"stage": 3}}, distributed_strategy="zero3")),
+    case("back.strategy_vs_file", _t(fsdp="full_shard", distributed_strategy="ddp"), _t(fsdp="full_shard", distributed_strategy="fsdp")),
+    case("back.distributed_flag", _t(distributed=False, distributed_strategy="ddp"), _t(distributed=True, distributed_strategy="ddp")),
+    case("back.distributed_flag", _t(distributed=True, distributed_strategy="single"), _t(distributed=False, distributed_strategy="single")),
+    case("back.one_process", _t(distributed_strategy="single"), _t(distributed_strategy="auto"), Facts(world_size=2)),
+    case("back.fsdp_single", _t(distributed_strategy="fsdp"), _t(distributed_strategy="fsdp"), Facts(world_size=1), good_facts=Facts(world_size=2)),
+    case("back.nccl_cpu", _t(ddp_backend="nccl"), _t(ddp_backend="gloo"), CPU),
+    case("back.nccl_cpu", _t(ddp_backend="nccl"), _t(ddp_backend="nccl"), CPU, good_facts=OLD_GPU),
+    case("back.nccl_cpu", _t(ddp_backend="nccl", use_cpu=True), _t(ddp_backend="auto", use_cpu=True)),
+    case("back.not_built", _t(ddp_backend="mpi"), _t(ddp_backend="gloo"), CPU),
+    case("back.master_port_range", {"launch.master_port": 70000}, {"launch.master_port": 29500}),
+    case("back.node_rank", {"launch.nnodes": 2, "launch.node_rank": 2}, {"launch.nnodes": 2, "launch.node_rank": 1}),
+    case("back.multi_node_port", {"launch.nnodes": 2, "model.config": SHAPE}, {"launch.nnodes": 2, "launch.master_port": 29500}, starting=True),
+    case("par.sizes_ge1", {"training.parallelism": {"tp_size": 0}}, {"training.parallelism": {"tp_size": 1}}),
+    case("par.product", {"training.parallelism": {"dp_shard_size": 3}}, {"training.parallelism": {"dp_shard_size": 4}}, Facts(world_size=4)),
+    case("par.tp_pure_dp", {"training.parallelism": MESH_4}, {"training.parallelism": {"dp_shard_size": 2, "tp_size": 2}}),
+    case("par.tp_heads", {"training.parallelism": {"tp_size": 3}}, {"training.parallelism": {"tp_size": 4}}, Facts(num_attention_heads=8)),
+    case("par.cp_sdpa", {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "eager"}, {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "sdpa"}),
+    case("save.best_strategy", _t(load_best_model_at_end=True, eval_strategy="epoch"), _t(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")),
+    case("save.best_strategy", _t(load_best_model_at_end=True, eval_strategy="no", save_strategy="no"), _t(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="best")),
+    case("save.best_steps", _t(load_best_model_at_end=True, eval_strategy="steps", eval_steps=30, save_steps=50),
+         _t(load_best_model_at_end=True, eval_strategy="steps", eval_steps=25, save_steps=50)),
+    case("save.best_needs_eval", _t(save_strategy="best"), _t(save_strategy="best", eval_strategy="epoch")),
+    case("save.steps_fraction", _t(save_steps=1.5), _t(save_steps=0.25)),
+    case("save.total_limit", _t(save_total_limit=0), _t(save_total_limit=1)),
+    case("save.disk", _t(save_total_limit=3), _t(save_total_limit=2), Facts(checkpoint_bytes=10, disk_free_bytes=35)),
+    case("save.grace", {}, {}, Facts(grace_seconds=30, save_seconds=25), good_facts=Facts(grace_seconds=60, save_seconds=25), severity=WARNING),
+    case("eval.dataset", _t(eval_strategy="epoch"), {"training.eval_strategy": "epoch", "data.validation_split": 0.1}, starting=True),
+    case("eval.early_stopping", _t(early_stopping_patience=2), _t(early_stopping_patience=2, eval_strategy="epoch")),
+    case("eval.plateau", _t(lr_scheduler_type="reduce_lr_on_plateau"), _t(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch")),
+    case("eval.steps", _t(eval_strategy="steps", eval_steps=0), _t(eval_strategy="steps", eval_steps=10)),
+    case("resume.no_checkpoint", _t(resume_from_checkpoint="latest"), _t(resume_from_checkpoint="auto"), Facts(complete_checkpoints=0, incomplete_checkpoints=0)),
+    case("resume.only_incomplete", _t(resume_from_checkpoint="auto"), _t(resume_from_checkpoint="auto"), Facts(complete_checkpoints=0, incomplete_checkpoints=2),
+         good_facts=Facts(complete_checkpoints=1, incomplete_checkpoints=2)),
+    case("resume.overwrite", _t(resume_from_checkpoint="latest", overwrite_output_dir=True), _t(overwrite_output_dir=True), severity=WARNING),
+    case("sec.pickle_ckpt", {}, {}, Facts(checkpoint_files=("pytorch_model.bin",)), good_facts=Facts(checkpoint_files=("model.safetensors",))),
+    case("data.missing", {}, {"data.train": ["a.jsonl"]}, starting=True),
+    case("data.prefetch", _t(dataloader_prefetch_factor=2), _t(dataloader_prefetch_factor=2, dataloader_num_workers=1)),
+    case("data.max_pos", {"data.max_length": 2048}, {"data.max_length": 1024}, Facts(max_position_embeddings=1024)),
+    case("data.max_pos", {"data.max_length": 2048}, {"data.max_length": 2048}, Facts(max_position_embeddings=1024), good_facts=Facts(max_position_embeddings=1024, rope_scaling=True)),
+    case("data.token_range", {"model.resize_embeddings": "never"}, {"model.resize_embeddings": "auto"}, Facts(embedding_rows=100, num_tokens=101)),
+    case("data.packing_eval", {"data.packing": True, "training.algorithm": "dpo"}, {"data.packing": False, "training.algorithm": "dpo"}),
+    case("data.validation_split", {"data.validation_split": -0.1}, {"data.validation_split": 0.1}),
+    case("data.two_evals", {"data.validation_split": 0.1, "data.eval": ["e"]}, {"data.eval": ["e"]}),
+    case("data.one_weight", {"data.train": [{"path": "a", "weight": 2}]}, {"data.train": [{"path": "a", "weight": 2}, {"path": "b"}]}, severity=WARNING),
+    case("model.missing", {}, {"model.name_or_path": "m"}, starting=True),
+    case("model.two", {"model.name_or_path": "m", "model.config": SHAPE}, {"model.config": SHAPE}),
+    case("model.tokenizer", {"model.config": SHAPE}, {"model.config": SHAPE, "model.tokenizer": "t"}, starting=True),
+    case("model.type", {"model.config": {"hidden_size": 8}}, {"model.config": SHAPE}),
+    case("model.dtype", {"model.dtype": "bfloat16"}, {"model.dtype": "auto"}, severity=WARNING),
+    case("model.attention_cpu", {"model.attn_implementation": "flash_attention_2"}, {"model.attn_implementation": "sdpa"}, CPU),
+    case("sec.trust_remote_code", {"model.trust_remote_code": True, "model.revision": "main"}, {"model.trust_remote_code": True, "model.revision": PINNED}),
+    case("dpo.lm_head_adapter", {"lora.target_modules": ["q_proj", "lm_head"]}, {"lora.target_modules": ["q_proj"]}),
+    case("peft.bits", {"lora.quantization_bit": 3}, {"lora.quantization_bit": 4}),
+    case("peft.resize_quant", {"lora.quantization_bit": 4, "model.add_tokens": ["<x>"]}, {"lora.quantization_bit": 4}),
+    case("fsdp.act_ckpt_twice", _t(fsdp="full_shard", gradient_checkpointing=True, fsdp_config={"activation_checkpointing": True}),
+         _t(fsdp="full_shard", gradient_checkpointing=False, fsdp_config={"activation_checkpointing": True})),
+    case("config.foreign_missing", _t(deepspeed="none.json"), _t(deepspeed={"bf16": {}}), starting=True),
+    case("host.timeout_preproc", _t(ddp_timeout=60), _t(ddp_timeout=600), Facts(prepare_seconds=100), severity=WARNING),
+    case("host.shm", _t(dataloader_num_workers=4), _t(dataloader_num_workers=0), Facts(shm_free_bytes=100, batch_bytes=50)),
+    case("host.memlock", {}, {}, Facts(infiniband=True, memlock_unlimited=False), good_facts=Facts(infiniband=True, memlock_unlimited=True)),
+    case("host.nofile", _t(dataloader_num_workers=8), _t(dataloader_num_workers=2), Facts(max_open_files=1024, num_devices=8), severity=WARNING),
+    case("host.ifname", {}, {}, Facts(nccl_socket_ifname="ib", interfaces=frozenset({"eth0"})), good_facts=Facts(nccl_socket_ifname="eth", interfaces=frozenset({"eth0"}))),
+    case("host.versions", {}, {}, Facts(environment_digests=frozenset({"a", "b"})), good_facts=Facts(environment_digests=frozenset({"a"}))),
+    case("host.slurm_tasks", {}, {}, Facts(launcher="torchrun", inside_srun=True, slurm_ntasks_per_node=4), good_facts=Facts(launcher="torchrun", inside_srun=True, slurm_ntasks_per_node=1)),
+]  # fmt: skip
+
+
+def make(settings: dict[str, Any]) -> Config:
+    tree: dict[str, Any] = {}
+    for path, value in settings.items():
+        section, name = path.split(".")
+        tree.setdefault(section, {})[name] = value
+    return Config.model_validate(tree)
+
+
+def codes(settings: dict[str, Any], facts: Facts, starting: bool) -> dict[str, Severity]:
+    from paceline.config.source import YAML, Source
+
+    provenance = {path: Source(YAML, "config.yaml", number) for number, path in enumerate(settings, 1)}
+    return {d.code: d.severity for d in check(make(settings), facts, starting=starting, provenance=provenance)}
+
+
+@pytest.mark.parametrize("rule", CASES, ids=[f"{c.code}-{i}" for i, c in enumerate(CASES)])
+def test_a_rule_refuses_one_config_and_passes_its_neighbour(rule):
+    assert codes(rule.bad, rule.facts, rule.starting).get(rule.code) is rule.severity
+    assert rule.code not in codes(rule.good, rule.good_facts or rule.facts, rule.starting)
+
+
+def test_the_defaults_break_no_rule_and_unknown_facts_are_silent():
+    assert check(Config(), Facts()) == []
+
+
+def test_every_code_a_rule_names_has_a_case_and_an_explanation():
+    tested = {c.code for c in CASES}
+    named = {code for rule in RULES for code in re.findall(r"[a-z]+\.[a-z0-9_]+", rule.__doc__ or "")}
+    assert named - tested == set()
+    assert named - set(EXPLANATIONS) == set()
+
+
+def test_a_finding_names_the_line_and_what_to_write(refuse):
+    error = refuse("training:\n  load_best_model_at_end: true\n  eval_strategy: epoch\n")
+    (found,) = error.diagnostics
+    assert found.code == "save.best_strategy"
+    assert re.search(r"config\.yaml:2 and .*config\.yaml:3$", found.where)
+    assert "save_strategy" in found.hint
