@@ -49,21 +49,20 @@ def never(point: str) -> None:
 
 
 @contextmanager
-def named_errors(where: Path) -> Iterator[None]:
+def named_errors(where: Path, what: str = "the checkpoint cannot be written") -> Iterator[None]:
     """Turn an OSError inside into a CheckpointError that says what the system refused."""
     try:
         yield
     except OSError as exc:
-        raise os_error(exc, where) from exc
+        raise os_error(exc, where, what) from exc
 
 
-def os_error(exc: OSError, where: Path) -> CheckpointError:
+def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be written") -> CheckpointError:
     """The named error for what the operating system refused."""
-    code, what, hint = _CODES.get(
-        exc.errno or 0, ("checkpoint.io", "the checkpoint cannot be written", "look at the disk and its file system")
-    )
+    code, reason, hint = _CODES.get(exc.errno or 0, ("checkpoint.io", "", "look at the disk and its file system"))
     found = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
-    return CheckpointError(Diagnostic(code, f"{what}; what was published before is untouched", str(where), found, hint))
+    said = f"{what}: {reason}" if reason else what
+    return CheckpointError(Diagnostic(code, f"{said}; what was published before is untouched", str(where), found, hint))
 
 
 def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never) -> FileEntry:

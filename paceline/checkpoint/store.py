@@ -150,7 +150,7 @@ class Checkpointer:
         side = {f"{HF_FOLDER}/{name}": content for name, content in files.items()} if self._world.rank == 0 else {}
         if self._world.rank == 0:
             side[STATE] = dump_object(state, STATE)
-        _need_space(stage.folder, file_bytes(entries, metadata) + sum(map(len, side.values())))
+        need_space(stage.folder, file_bytes(entries, metadata) + sum(map(len, side.values())))
         written: dict[str, FileEntry] = {}
         if entries:
             name = shard_name(self._world.rank, self._world.world_size)
@@ -247,7 +247,8 @@ def _given(tensor: Tensor) -> Callable[[], Tensor]:
     return lambda: tensor
 
 
-def _need_space(folder: Path, num_bytes: int) -> None:
+def need_space(folder: Path, num_bytes: int) -> None:
+    """Raise CheckpointError ``checkpoint.disk_full`` when the file system of ``folder`` has less room than ``num_bytes``."""
     info = os.statvfs(folder)
     free = info.f_bavail * info.f_frsize
     if free < num_bytes:

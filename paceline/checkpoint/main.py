@@ -1,0 +1,113 @@
+"""``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.checkpoint.layout import is_step_name, read_hint, scan
+from paceline.checkpoint.resume import find_checkpoint
+from paceline.checkpoint.strictjson import parse_object
+from paceline.core.diagnostics import Diagnostic, render_all
+from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes, human_count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export as asked; the exit code (``core.errors.ExitCode``)."""
+    args = _parser().parse_args(argv)
+    notes: list[Diagnostic] = []
+    try:
+        checkpoint = choose(args.run, args.checkpoint, notes)
+        if notes:
+            print(render_all(notes), file=sys.stderr)
+        from paceline.checkpoint.export import export_hf
+
+        report = export_hf(
+            checkpoint, args.to.expanduser().absolute(), args.dtype, role=args.role, overwrite=args.overwrite
+        )
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    checked = "loaded back and compared" if report.load_checked else "not loaded back: it needs code of its own"
+    print(f"{checkpoint.name} (step {report.step}) exported to {report.path}")
+    print(
+        f"{report.num_tensors} tensors, {human_count(report.num_parameters)} parameters, {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
+    )
+    return int(ExitCode.OK)
+
+
+def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
+    """The checkpoint meant by ``which`` in ``run``, verified. ``result`` is the one that result.json names (the best, where the run kept
+    it), else the latest. ``run`` may itself be a checkpoint. Raises CheckpointError, ConfigError.
+    """
+    at = RunDir.at(run)
+    if not at.checkpoints.is_dir():
+        found = find_checkpoint(str(run), at, notes)
+    elif which == "result":
+        named = _named_by_result(at)
+        found = find_checkpoint(str(named) if named is not None else "latest", at, notes)
+    elif which == "latest":
+        found = find_checkpoint("latest", at, notes)
+    else:
+        found = find_checkpoint(str(_step(at, which)), at, notes)
+    assert found is not None
+    return found
+
+
+def _step(run: RunDir, which: str) -> Path:
+    name = read_hint(run.checkpoints / "best") if which == "best" else which
+    if name is None:
+        hint = "latest; the best one is marked by training.load_best_model_at_end"
+        raise CheckpointError(
+            Diagnostic("export.no_best", "this run marked no checkpoint as the best", str(run.checkpoints), hint=hint)
+        )
+    number = name.removeprefix("step-")
+    if number.isascii() and number.isdigit() and is_step_name(run.checkpoint(int(number)).name):
+        path = run.checkpoint(int(number))
+        if path.is_dir():
+            return path
+    there = ", ".join(f.name for f in scan(run.checkpoints)) or "none"
+    raise ConfigError(
+        Diagnostic(
+            "export.no_checkpoint",
+            "there is no such checkpoint",
+            "--checkpoint",
+            which,
+            f"latest, best, or one of: {there}",
+        )
+    )
+
+
+def _named_by_result(run: RunDir) -> Path | None:
+    try:
+        data = parse_object(run.result_json.read_bytes(), str(run.result_json), max_bytes=16 * 1024 * 1024)
+    except (OSError, CheckpointError):
+        return None
+    name = Path(str(data.get("checkpoint") or "")).name
+    path = run.checkpoints / name
+    return path if is_step_name(name) and path.is_dir() else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paceline export", description=__doc__, allow_abbrev=False)
+    parser.add_argument("verb", choices=["export"])
+    parser.add_argument("run", type=Path, help="a run directory or a checkpoint")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--dtype", default="float32", help="float32 (as trained), bfloat16 or float16")
+    parser.add_argument(
+        "--checkpoint",
+        default="result",
+        metavar="WHICH",
+        help="latest, best or step-N [the one the run's result names]",
+    )
+    parser.add_argument("--role", default="policy", help="which model of the run")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

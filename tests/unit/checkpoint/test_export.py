@@ -1,0 +1,202 @@
+"""The exported folder: loads with equal logits, whole or not at all."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_samples import OneRank, whole
+
+from paceline.checkpoint.export import export_hf
+from paceline.checkpoint.main import main
+from paceline.checkpoint.store import Checkpointer
+from paceline.core.errors import CheckpointError, ConfigError
+from paceline.core.rundir import RunDir
+
+
+@pytest.fixture(autouse=True)
+def loader_threads_end() -> Iterator[None]:
+    """Transformers' weight loader lets its threads end on their own, a moment later."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+
+
+IDS = torch.tensor([[1, 5, 9, 2, 30]])
+
+
+def model_of(seed: int = 0, **changes: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 40,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, "tie_word_embeddings": False, **changes})).eval()
+
+
+def saved(run: RunDir, model: Any, step: int = 3, config: dict[str, Any] | None = None, **kwargs: Any) -> Path:
+    shards = [whole(n, p.detach()) for n, p in model.named_parameters()]
+    shards += [
+        whole(n, torch.full_like(p, float("nan")), "exp_avg") for n, p in model.named_parameters()
+    ]  # moments are not exported
+    files = {
+        "config.json": json.dumps(config if config is not None else model.config.to_dict()).encode(),
+        "tokenizer_config.json": b'{"a": 1}',
+    }
+    return Checkpointer(run, OneRank(), **kwargs).save(step, shards, {}, files)
+
+
+def logits(folder: Path, **kwargs: Any) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder, **kwargs).eval()(IDS).logits
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_equal_logits(run: RunDir, tmp_path: Path, tied: bool) -> None:
+    model = model_of(tie_word_embeddings=tied)
+    report = export_hf(saved(run, model), tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(logits(tmp_path / "out"), model(IDS).logits)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"] and config["dtype"] == "float32"
+    assert set(report.files) == {"config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"}
+    assert report.num_parameters == sum(p.numel() for p in model.parameters()) and report.load_checked
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_lower_precision_is_the_cast(run: RunDir, tmp_path: Path, dtype: str) -> None:
+    model = model_of()
+    export_hf(saved(run, model), tmp_path / "out", dtype)
+    with torch.no_grad():
+        expected = model.to(getattr(torch, dtype))(IDS).logits
+    assert torch.equal(logits(tmp_path / "out", dtype="auto"), expected)
+
+
+def test_shards_with_an_index(run: RunDir, tmp_path: Path) -> None:
+    model = model_of()
+    report = export_hf(saved(run, model), tmp_path / "out", max_shard_bytes=8000)
+    assert sum(name.endswith(".safetensors") for name in report.files) > 1
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(dict(model.named_parameters()))
+    with torch.no_grad():
+        assert torch.equal(logits(tmp_path / "out"), model(IDS).logits)
+
+
+def broken(run: RunDir, change: Callable[[Any], None], **kwargs: Any) -> Path:
+    model = model_of()
+    with torch.no_grad():
+        change(model)
+    return saved(run, model, **kwargs)
+
+
+def test_not_a_number_is_named(run: RunDir, tmp_path: Path) -> None:
+    path = broken(run, lambda m: m.lm_head.weight[0].fill_(float("nan")))
+    with pytest.raises(CheckpointError, match="'lm_head.weight' holds 16 values"):
+        export_hf(path, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_what_float16_cannot_hold_is_named(run: RunDir, tmp_path: Path) -> None:
+    path = broken(run, lambda m: m.model.norm.weight[0].fill_(1e5))
+    with pytest.raises(CheckpointError, match=r"'model.norm.weight' reaches 1e\+05, which float16 cannot hold"):
+        export_hf(path, tmp_path / "out", "float16")
+    export_hf(path, tmp_path / "out", "bfloat16")
+
+
+def test_tensors_that_do_not_fit_the_config_are_named(run: RunDir, tmp_path: Path) -> None:
+    model = model_of()
+    path = saved(run, model, config={**model.config.to_dict(), "num_hidden_layers": 3})
+    with pytest.raises(CheckpointError, match="missing: model.layers.2.input_layernorm.weight"):
+        export_hf(path, tmp_path / "out")
+    path = saved(run, model, config={**model.config.to_dict(), "num_hidden_layers": 1})
+    with pytest.raises(CheckpointError, match="unknown: model.layers.1.input_layernorm.weight"):
+        export_hf(path, tmp_path / "out")
+    path = saved(run, model, config={**model.config.to_dict(), "vocab_size": 41})
+    with pytest.raises(CheckpointError, match="of another shape: lm_head.weight, model.embed_tokens.weight"):
+        export_hf(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_private_keys_of_the_config_do_not_reach_the_export(run: RunDir, tmp_path: Path) -> None:
+    model = model_of()
+    hostile = {
+        **model.config.to_dict(),
+        "_attn_implementation_internal": "someone/kernel",
+        "auto_map": {"AutoModelForCausalLM": "evil.Model"},
+    }
+    export_hf(saved(run, model, config=hostile), tmp_path / "out")
+    assert not [k for k in json.loads((tmp_path / "out" / "config.json").read_text()) if k.startswith("_")]
+
+
+def test_the_destination_is_respected(run: RunDir, tmp_path: Path) -> None:
+    path, out = saved(run, model_of()), tmp_path / "out"
+    out.mkdir()
+    export_hf(path, out)  # an empty folder is fine
+    with pytest.raises(ConfigError, match="export.destination"):
+        export_hf(path, out)
+    (out / "old").write_text("x")
+    export_hf(path, out, overwrite=True)
+    assert not (out / "old").exists() and (out / "config.json").exists()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(out)
+    for place in ("file", "link"):
+        with pytest.raises(ConfigError, match="export.destination"):
+            export_hf(path, tmp_path / place, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link", "out", "run"]
+
+
+def test_a_failed_overwrite_leaves_the_old_folder(run: RunDir, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").write_text("x")
+    path = broken(run, lambda m: m.lm_head.weight.fill_(float("inf")))
+    with pytest.raises(CheckpointError):
+        export_hf(path, out, overwrite=True)
+    assert [p.name for p in out.iterdir()] == ["old"]
+
+
+def test_bad_wishes(run: RunDir, tmp_path: Path) -> None:
+    path = saved(run, model_of())
+    with pytest.raises(ConfigError, match="export.dtype"):
+        export_hf(path, tmp_path / "out", "int4")
+    with pytest.raises(CheckpointError, match="roles: policy"):
+        export_hf(path, tmp_path / "out", role="value")
+
+
+def test_the_command(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = model_of(1), model_of(2)
+    saved(run, first, step=1)
+    saver = Checkpointer(run, OneRank())
+    saver.protect(1)
+    saved(run, second, step=2)
+
+    def export(to: str, *more: str, at: Path = run.root) -> int:
+        return main(["export", str(at), "--to", str(tmp_path / to), *more])
+
+    assert export("a") == 0 and export("b", "--checkpoint", "best") == 0 and export("c", "--checkpoint", "step-1") == 0
+    assert export("d", at=run.checkpoint(1)) == 0
+    run.result_json.write_text(json.dumps({"checkpoint": str(run.checkpoint(1))}))
+    assert export("e") == 0 and export("f", "--checkpoint", "latest") == 0
+    with torch.no_grad():
+        for name, model in zip("abcdef", (second, first, first, first, first, second), strict=True):
+            assert torch.equal(logits(tmp_path / name), model(IDS).logits), name
+    assert "loaded back and compared" in capsys.readouterr().out
+    assert export("a") == 2 and "export.destination" in capsys.readouterr().err
+    assert export("g", "--checkpoint", "step-9") == 2 and "step-00000002" in capsys.readouterr().err
+    assert export("g", "--checkpoint", "../x") == 2
+    saver.protect(None)
+    assert export("g", "--checkpoint", "best") == 1 and "export.no_best" in capsys.readouterr().err
+    assert export("g", at=tmp_path / "nowhere") == 1 and "resume.not_a_checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "g").exists()
