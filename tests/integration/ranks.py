@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = Path(__file__).with_name("strategy_worker.py")
+STRATEGIES = Path(__file__).with_name("strategy_worker.py")
 
 
 def free_port() -> int:
@@ -29,7 +29,11 @@ def base_environment() -> dict[str, str]:
         for k, v in os.environ.items()
         if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_", "SLURM_", "PMI_"))
     }
-    return {**clean, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'integration'}", "OMP_NUM_THREADS": "1"}
+    return {
+        **clean,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "unit" / "strategies")]),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -48,7 +52,7 @@ def run_ranks(scenario: str, world_size: int, out: Path, deadline: float = 90.0)
     """Exit codes and output of each rank of a scenario. Fails when a rank is still there at the deadline."""
     out.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    argv = [sys.executable, str(WORKER), scenario, str(out)]
+    argv = [sys.executable, str(STRATEGIES), scenario, str(out)]
     started = [start(argv, rank_environment(rank, world_size, port)) for rank in range(world_size)]
     return collect(started, deadline)
 

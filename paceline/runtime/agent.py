@@ -1,0 +1,52 @@
+"""torchrun's agent with two differences: the workers' exit code is its own, and one line is printed instead of the error box.
+
+``python -m paceline.runtime.agent <torchrun's flags> -m module args…`` or ``… script.py args…``: what ``launch.torchrun`` starts, a process
+of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, parse_args
+
+from paceline.core.errors import ExitCode
+from paceline.launch.exits import CALM, killed_diagnostic, overall_code
+
+SHUTDOWN_SECONDS = 60  # torch's 30 s are short for ranks that are publishing a checkpoint when the first one has ended
+
+
+def main(argv: Sequence[str]) -> int:
+    """Starts this node's workers and waits for them. Returns their exit code."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
+    config, command, args = config_from_args(parse_args(list(argv)))  # type: ignore[no-untyped-call]
+    config.shutdown_timeout = max(config.shutdown_timeout or 0, SHUTDOWN_SECONDS)
+    try:
+        elastic_launch(config, command)(*args)
+    except ChildFailedError as exc:
+        codes = {rank: failure.exitcode for rank, failure in exc.failures.items()}
+        return _report(codes)
+    except SignalException as exc:
+        return 128 + int(exc.sigval)
+    return int(ExitCode.OK)
+
+
+def _report(codes: dict[int, int]) -> int:
+    """Names the ranks that could not name their error themselves."""
+    for rank, code in sorted(codes.items()):
+        if code < 0:
+            print(killed_diagnostic(rank, code).render(), file=sys.stderr, flush=True)
+        elif code not in CALM:
+            print(f"rank {rank} ended with exit code {code}", file=sys.stderr, flush=True)
+    code = overall_code(codes)
+    return int(ExitCode.FAILED) if code == ExitCode.PEER_FAILED else code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
