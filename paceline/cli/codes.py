@@ -11,12 +11,14 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.cli.process import ROOT
+from paceline.config.codes import EXPLANATIONS
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 PACKAGE = ROOT / "paceline"
 _CODE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 _FIELDS = ("code", "what", "where", "found", "hint")
+_MAKERS = ("Diagnostic", "problem")  # problem: Context.problem of config/rules
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Codes:
         found: dict[str, list[Raised]] = {}
         for path in sorted(self.package.rglob("*.py")):
             text = path.read_text(encoding="utf-8")
-            if "Diagnostic(" in text or "finding(" in text:
+            if any(f"{name}(" in text for name in _MAKERS):
                 for raised in _in_tree(ast.parse(text), path.relative_to(self.package.parent).as_posix()):
                     found.setdefault(raised.code, []).append(raised)
         return found
@@ -58,8 +60,8 @@ def explained(code: str, codes: Codes | None = None) -> str:
         )
         hint = f"nearest: {', '.join(near)}" if near else "the code in brackets of a message, e.g. run.exists"
         raise ConfigError(Diagnostic("cli.unknown_code", "no diagnostic has this code", "command line", code, hint))
-    lines = [code]
-    for raised in known[code]:
+    lines = [code, *([EXPLANATIONS[code]] if code in EXPLANATIONS else [])]
+    for raised in known.get(code, ()):
         lines += ["", f"  what:   {raised.what}"] if raised.what else [""]
         if raised.hint:
             lines.append(f"  write:  {raised.hint}")
@@ -84,7 +86,7 @@ def _in_tree(tree: ast.AST, file: str, around: str = "") -> Iterator[Raised]:
 
 
 def _texts(call: ast.Call) -> dict[str, str]:
-    """The literal texts of a call that makes a Diagnostic (or of a helper called ``finding``), by field."""
+    """The literal texts of a call that makes a Diagnostic (or of one of its short forms), by field."""
     name = (
         call.func.attr
         if isinstance(call.func, ast.Attribute)
@@ -92,7 +94,7 @@ def _texts(call: ast.Call) -> dict[str, str]:
         if isinstance(call.func, ast.Name)
         else ""
     )
-    if name not in ("Diagnostic", "finding"):
+    if name not in _MAKERS:
         return {}
     given = dict(zip(_FIELDS, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg in _FIELDS}
     return {str(field): _text(node) for field, node in given.items()}

@@ -29,6 +29,6 @@ def plan(
 
     asked = Asked(nproc=nproc, nnodes=nnodes)
     loaded = load(config, overrides, asked.flags())
-    made = planned(loaded)
-    tell(loaded.notes)
+    made, warnings = planned(loaded)
+    tell((*loaded.notes, *warnings))
     typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False) if as_json else explain(made), nl=as_json)

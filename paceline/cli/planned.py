@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline.core.diagnostics import Diagnostic, errors
+from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
     from paceline.config.schema import Config
+    from paceline.config.source import Source
     from paceline.launch.spec import Cluster
     from paceline.plan.hardware import Hardware
     from paceline.plan.plan import Plan
@@ -43,8 +47,9 @@ class Asked:
         return {key: value for key, value in asked.items() if value is not None}
 
 
-def planned(loaded: Loaded, *, use_torchrun: bool = False) -> Plan:
-    """The plan for this machine. Raises ConfigError with every violation that hardware and world size bring up."""
+def planned(loaded: Loaded, *, use_torchrun: bool = False) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan for this machine, and warnings. Raises ConfigError with every violation that a start, hardware and world size bring up."""
+    from paceline.cli.facts import facts
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
     from paceline.plan.choose import make_plan
@@ -54,15 +59,42 @@ def planned(loaded: Loaded, *, use_torchrun: bool = False) -> Plan:
     config = loaded.config
     hardware = probe_hardware(os.environ, use_cpu=config.training.use_cpu, num_nodes=config.launch.nnodes)
     cluster = Cluster(num_processes(config, hardware), config.launch.nnodes)
-    return make_plan(
-        config,
-        hardware,
-        world_size=cluster.world_size,
-        num_nodes=config.launch.nnodes,
-        launcher=launcher_for(cluster, use_torchrun=use_torchrun),
-        run_dir=str(RunDir.at(config.run_directory()).root),
-        shape=shape_of(config.model, os.environ),
-    )
+    launcher = launcher_for(cluster, use_torchrun=use_torchrun)
+    run = RunDir.at(config.run_directory())
+    problems: list[Diagnostic] = []
+    plan = shape = None
+    try:
+        shape = shape_of(config.model, os.environ)
+        plan = make_plan(
+            config,
+            hardware,
+            world_size=cluster.world_size,
+            num_nodes=cluster.num_nodes,
+            launcher=launcher,
+            run_dir=str(run.root),
+            shape=shape,
+        )
+    except ConfigError as error:
+        problems += error.diagnostics
+    found = loaded.check(facts(hardware, cluster, launcher, shape, run, os.environ), starting=True)
+    wrong = merged(errors(found), problems, loaded.provenance)
+    if wrong or plan is None:
+        raise ConfigError(*wrong)
+    return plan, tuple(found)
+
+
+def merged(
+    rules: Sequence[Diagnostic], plan: Sequence[Diagnostic], provenance: Mapping[str, Source]
+) -> list[Diagnostic]:
+    """Both rooms' findings, the plan's with ``file:line`` where a key was set; a key that a rule has named is not named twice."""
+    named = " ".join(f"{d.where} " for d in rules)
+    found = list(rules)
+    for diagnostic in plan:
+        source = provenance.get(diagnostic.where)
+        place = source.place() if source and source.layer != "default" else diagnostic.where
+        if f"{place} " not in named:
+            found.append(replace(diagnostic, where=place))
+    return found
 
 
 def num_processes(config: Config, hardware: Hardware) -> int:

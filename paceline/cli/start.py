@@ -27,18 +27,18 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
     from paceline.plan.hardware import cpu_count
 
     loaded = load(config_file, overrides, asked.flags())
-    plan = planned(loaded, use_torchrun=asked.use_torchrun)
+    plan, warnings = planned(loaded, use_torchrun=asked.use_torchrun)
     cluster = cluster_of(loaded.config, plan)
     training = loaded.config.training
     run_dir, resume = RunDir.at(plan.run_dir), bool(training.resume_from_checkpoint)
     if cluster.node_rank == 0:
         check_claim(run_dir, overwrite=training.overwrite_output_dir, resume=resume)
-    tell(loaded.notes)
+    tell((*loaded.notes, *warnings))
     print(explain(plan), end="", flush=True)
-    worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
     launcher, cores = launcher_for(cluster, use_torchrun=asked.use_torchrun), cpu_count()
-    if dry_run:
-        print_commands(launcher, worker, cluster, cores)
+    if dry_run:  # no plan.json is written, so the lines name the YAML: they can be started as they stand
+        arguments = outside_arguments(config_file, overrides, replace(asked, node_rank=None))
+        print_commands(launcher, worker_argv(*arguments), cluster, cores)
         return 0
     if plan.num_nodes == 1:
         tell(
@@ -50,6 +50,7 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
                 resume=resume,
             )
         )
+    worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
     return launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores)
 
 

@@ -1,0 +1,74 @@
+"""What this machine and the run directory tell the config's rules."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.config.rules.base import Facts
+from paceline.core.rundir import RunDir
+from paceline.launch.environ import started_by
+
+if TYPE_CHECKING:
+    from paceline.launch.spec import Cluster
+    from paceline.plan.hardware import Hardware
+    from paceline.plan.shape import ModelShape
+
+BYTES_PER_PARAMETER = 12  # fp32 master weight and AdamW's two moments
+
+
+def facts(
+    hardware: Hardware,
+    cluster: Cluster,
+    launcher: str,
+    shape: ModelShape | None,
+    run: RunDir,
+    environ: Mapping[str, str],
+) -> Facts:
+    """Everything that can be known before a process is started; what cannot stays None, and its rules silent."""
+    complete, incomplete = count_checkpoints(run)
+    ntasks = environ.get("SLURM_NTASKS_PER_NODE", "")
+    return Facts(
+        device=hardware.device,
+        device_name=hardware.device_name,
+        num_devices=hardware.num_devices,
+        bf16=hardware.bf16 if hardware.device == "cuda" else None,  # a CPU computes both in software
+        fp16=hardware.fp16 if hardware.device == "cuda" else None,
+        world_size=cluster.world_size,
+        num_nodes=cluster.num_nodes,
+        launcher=launcher,
+        max_position_embeddings=shape.max_position_embeddings if shape else None,
+        num_attention_heads=shape.heads if shape else None,
+        num_layers=shape.layers if shape else None,
+        complete_checkpoints=complete,
+        incomplete_checkpoints=incomplete,
+        checkpoint_bytes=shape.num_parameters * BYTES_PER_PARAMETER if shape else None,
+        disk_free_bytes=disk_free_bytes(run.root),
+        max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        interfaces=frozenset(os.listdir("/sys/class/net")) if Path("/sys/class/net").is_dir() else None,
+        nccl_socket_ifname=environ.get("NCCL_SOCKET_IFNAME") if hardware.device == "cuda" else None,
+        slurm_ntasks_per_node=int(ntasks) if ntasks.isdigit() else None,
+        inside_srun=started_by(environ) == "srun",
+    )
+
+
+def count_checkpoints(run: RunDir) -> tuple[int, int]:
+    """(complete, begun and never finished): a complete checkpoint has its manifest."""
+    if not run.checkpoints.is_dir():
+        return 0, 0
+    folders = sum(1 for path in run.checkpoints.iterdir() if path.is_dir() and not path.is_symlink())
+    complete = sum(1 for path in run.checkpoints.glob("*/manifest.json") if not path.parent.is_symlink())
+    return complete, folders - complete
+
+
+def disk_free_bytes(path: Path) -> int | None:
+    """Free space where ``path`` will be, or None when the system does not tell."""
+    parent = next((p for p in (path, *path.parents) if p.exists()), None)
+    try:
+        return shutil.disk_usage(parent).free if parent else None
+    except OSError:
+        return None
