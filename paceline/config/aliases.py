@@ -162,6 +162,7 @@ ALIASES: dict[str, Alias] = {
     "gradient_clipping": Alias("training.max_grad_norm"),
     "optimizer": Alias("training.optim", _optimizer),
     "adafactor": Alias("training.optim", _true_sets("adafactor")),
+    "disable_gradient_checkpointing": Alias("training.gradient_checkpointing", lambda value: not _flag(value)),
     "activation_checkpointing": Alias("training.gradient_checkpointing"),
     "activation_checkpointing_kwargs": Alias("training.gradient_checkpointing_kwargs"),
     "torchdynamo": Alias("training.torch_compile_backend"),

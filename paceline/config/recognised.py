@@ -156,7 +156,6 @@ RECOGNISED: dict[str, Recognised] = {
     "mix_strategy": _warn("mixtures follow the weights of data.train", "concat"),
     "ignore_pad_token_for_loss": _refuse("padding never carries loss", True),
     "adapter_name_or_path": _refuse("training on from an adapter is not built"),
-    "disable_gradient_checkpointing": _refuse("write gradient_checkpointing: true or false"),
     "use_fast_tokenizer": _warn("tokenizers are the fast ones", True),
     "use_unsloth": _refuse("Unsloth is not used", False),
     "enable_liger_kernel": _note("the fused linear cross entropy is always on; Liger's other kernels are not used"),

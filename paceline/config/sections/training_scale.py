@@ -18,6 +18,7 @@ from paceline.config.sections.types import (
     Text,
     Word,
     to_bool,
+    to_mapping,
     to_texts,
 )
 
@@ -27,8 +28,10 @@ STRATEGIES = ("auto", "single", "data_parallel", "ddp", "fsdp", "pipeline", "dee
 
 def to_path_or_mapping(value: Any) -> Any:
     """Text and mappings pass, anything else is refused."""
-    if value is None or isinstance(value, (str, dict)):
+    if value is None or isinstance(value, str):
         return value
+    if isinstance(value, dict):
+        return to_mapping(value)
     raise ValueError("must be the path of a file or a mapping")
 
 

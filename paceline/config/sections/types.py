@@ -83,8 +83,19 @@ def to_mapping(value: Any) -> dict[str, Any]:
         except json.JSONDecodeError:
             raise _fail("must be a mapping, and this text is not the JSON of one") from None
     if isinstance(value, dict):
+        if not all_finite(value):
+            raise _fail("holds NaN or infinity")
         return value
     raise _fail("must be a mapping (key: value lines, indented)")
+
+
+def all_finite(value: Any) -> bool:
+    """Whether no NaN or infinity stands anywhere inside (JSON has no word for them)."""
+    if isinstance(value, dict):
+        return all(all_finite(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(all_finite(item) for item in value)
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def to_texts(value: Any) -> tuple[str, ...]:
