@@ -1,1 +1,1 @@
-"""Launchers: a plan to argv and environment (pure), and the supervisor that starts them. No torch, but for ``agent`` when it runs."""
+"""Launchers: a plan to argv and environment (pure), and the supervisor that starts them. No torch."""

@@ -18,11 +18,25 @@ from paceline.core.rundir import RunDir
 def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
     """Raise ConfigError unless a run may write into ``run``: new, to be resumed, or to be set aside by ``overwrite_output_dir``."""
     if run.root.exists() and not run.root.is_dir():
-        raise ConfigError(Diagnostic("run.not_a_directory", "the output directory is a file", "training.output_dir", str(run.root), "name a directory"))
+        raise ConfigError(
+            Diagnostic(
+                "run.not_a_directory",
+                "the output directory is a file",
+                "training.output_dir",
+                str(run.root),
+                "name a directory",
+            )
+        )
     parent = next((p for p in (run.root, *run.root.parents) if p.exists()), Path("/"))
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
-            Diagnostic("run.not_writable", "the output directory cannot be written", "training.output_dir", str(run.root), "name a directory you may write to")
+            Diagnostic(
+                "run.not_writable",
+                "the output directory cannot be written",
+                "training.output_dir",
+                str(run.root),
+                "name a directory you may write to",
+            )
         )
     if not run.exists():
         return
@@ -52,7 +66,9 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
         )
 
 
-def claim(run: RunDir, *, plan: dict[str, Any], config_file: str | None, overwrite: bool, resume: bool) -> tuple[Diagnostic, ...]:
+def claim(
+    run: RunDir, *, plan: dict[str, Any], config_file: str | None, overwrite: bool, resume: bool
+) -> tuple[Diagnostic, ...]:
     """Make ``run`` ready and write down config and plan. Returns notes. With ``overwrite`` an old run is renamed, not deleted.
 
     Raises ConfigError as ``check_claim`` does, or when the disk refuses.
@@ -61,9 +77,18 @@ def claim(run: RunDir, *, plan: dict[str, Any], config_file: str | None, overwri
     notes: list[Diagnostic] = []
     try:
         if run.exists() and overwrite and not resume:
-            aside = next(p for n in range(1, 10_000) if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists())
+            aside = next(
+                p for n in range(1, 10_000) if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists()
+            )
             run.root.rename(aside)
-            notes.append(Diagnostic("run.set_aside", "the previous run in this directory was set aside", str(aside), severity=Severity.NOTE))
+            notes.append(
+                Diagnostic(
+                    "run.set_aside",
+                    "the previous run in this directory was set aside",
+                    str(aside),
+                    severity=Severity.NOTE,
+                )
+            )
         for folder in (run.root, run.logs, run.events_dir, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         if config_file is not None and Path(config_file).is_file():
@@ -72,6 +97,12 @@ def claim(run: RunDir, *, plan: dict[str, Any], config_file: str | None, overwri
             path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as exc:
         raise ConfigError(
-            Diagnostic("run.not_writable", "the output directory cannot be written", "training.output_dir", f"{run.root}: {exc.strerror or exc}", "name another directory or free some space")
+            Diagnostic(
+                "run.not_writable",
+                "the output directory cannot be written",
+                "training.output_dir",
+                f"{run.root}: {exc.strerror or exc}",
+                "name another directory or free some space",
+            )
         ) from exc
     return tuple(notes)

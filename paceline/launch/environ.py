@@ -42,7 +42,9 @@ def translate(environ: Mapping[str, str]) -> Translation:
     notes: list[Diagnostic] = []
     for name, meaning in PASSED_ON.items():
         if name in environ:
-            notes.append(Diagnostic("launch.env_passed", f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE))
+            notes.append(
+                Diagnostic("launch.env_passed", f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE)
+            )
     _nccl_timeout(environ, overrides, notes)
     _deepspeed_log_level(environ, overrides, notes)
     _torch_debug(environ, notes)
@@ -55,11 +57,19 @@ def _nccl_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: 
         return
     if not given.strip().isdigit() or int(given) < 1:
         hint = "NCCL_TIMEOUT=1800, or training.ddp_timeout: 1800"
-        notes.append(Diagnostic("launch.nccl_timeout", "NCCL_TIMEOUT is a number of seconds from 1 up", "NCCL_TIMEOUT", given, hint))
+        notes.append(
+            Diagnostic(
+                "launch.nccl_timeout", "NCCL_TIMEOUT is a number of seconds from 1 up", "NCCL_TIMEOUT", given, hint
+            )
+        )
         return
     overrides["training.ddp_timeout"] = given.strip()
     what = "NCCL itself reads no such variable; taken as training.ddp_timeout, the process group's timeout in seconds"
-    notes.append(Diagnostic("launch.nccl_timeout", what, "NCCL_TIMEOUT", given, "training.ddp_timeout in the YAML", Severity.NOTE))
+    notes.append(
+        Diagnostic(
+            "launch.nccl_timeout", what, "NCCL_TIMEOUT", given, "training.ddp_timeout in the YAML", Severity.NOTE
+        )
+    )
 
 
 def _deepspeed_log_level(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
@@ -70,7 +80,16 @@ def _deepspeed_log_level(environ: Mapping[str, str], overrides: dict[str, str], 
     if level in LOG_LEVELS:
         overrides["training.log_level"] = level
         what = "DeepSpeed itself reads no such variable; taken as training.log_level"
-        notes.append(Diagnostic("launch.deepspeed_log_level", what, "DEEPSPEED_LOG_LEVEL", given, "training.log_level in the YAML", Severity.NOTE))
+        notes.append(
+            Diagnostic(
+                "launch.deepspeed_log_level",
+                what,
+                "DEEPSPEED_LOG_LEVEL",
+                given,
+                "training.log_level in the YAML",
+                Severity.NOTE,
+            )
+        )
         return
     what = "DeepSpeed itself reads no such variable, and this is no log level: not used"
     hint = f"training.log_level: one of {', '.join(LOG_LEVELS)}"

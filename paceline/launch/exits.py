@@ -19,7 +19,9 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     the answer is 128 + ``stop_signal``.
     """
     values = [codes[rank] for rank in sorted(codes)]
-    own = [code for code in values if code > 0 and code not in (ExitCode.STOPPED, ExitCode.PEER_FAILED, ExitCode.CLOSING)]
+    own = [
+        code for code in values if code > 0 and code not in (ExitCode.STOPPED, ExitCode.PEER_FAILED, ExitCode.CLOSING)
+    ]
     if own:
         return own[0]
     killed = [code for code in values if code < 0 and not (stop_signal is not None and code == -signal.SIGTERM)]
@@ -40,10 +42,11 @@ def killed_diagnostic(rank: int, code: int) -> Diagnostic:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    hint = {
+    hints: dict[int, str] = {
         signal.SIGKILL: "most often the kernel's out-of-memory killer (see `dmesg`): a smaller per_device_train_batch_size or data.max_length",
         signal.SIGSEGV: "a crash in native code: see the rank's log for the stack",
         signal.SIGABRT: "native code gave up: see the lines above and the rank's log",
         signal.SIGBUS: "most often /dev/shm is full, or a file became shorter while it was mapped",
-    }.get(number, "see the rank's log")
+    }
+    hint = hints.get(number, "see the rank's log")
     return Diagnostic("launch.worker_killed", f"rank {rank} was ended by {name}", f"rank {rank}", name, hint)

@@ -8,9 +8,19 @@ from paceline.launch.ports import DEFAULT_PORT
 from paceline.launch.spec import Cluster
 
 
-def argv(worker: Sequence[str], cluster: Cluster, *, hosts: Sequence[str] = (), env_additions: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def argv(
+    worker: Sequence[str],
+    cluster: Cluster,
+    *,
+    hosts: Sequence[str] = (),
+    env_additions: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
     """``mpirun …``; ``hosts`` names the nodes when there is more than one, ``nproc`` slots each."""
-    exported = {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port or DEFAULT_PORT), **(env_additions or {})}
+    exported = {
+        "MASTER_ADDR": cluster.master_addr,
+        "MASTER_PORT": str(cluster.master_port or DEFAULT_PORT),
+        **(env_additions or {}),
+    }
     placement = ("-H", ",".join(f"{host}:{cluster.nproc}" for host in hosts)) if hosts else ()
     return (
         "mpirun",

@@ -25,7 +25,9 @@ def resolve_port(cluster: Cluster) -> Cluster:
     port = cluster.master_port
     assert port is not None
     if not 1 <= port <= 65535:
-        raise ConfigError(Diagnostic("launch.port_range", "a port is a number from 1 to 65535", "--master_port", str(port), "29500"))
+        raise ConfigError(
+            Diagnostic("launch.port_range", "a port is a number from 1 to 65535", "--master_port", str(port), "29500")
+        )
     if cluster.node_rank == 0 and not port_is_free(port):
         free = next_free_port(port)
         raise ConfigError(
@@ -44,7 +46,13 @@ def check_cluster(cluster: Cluster) -> None:
     """Raises ConfigError for numbers that cannot be: a node rank outside the nodes, several nodes at a loopback name by mistake."""
     if cluster.nproc < 1 or cluster.num_nodes < 1:
         raise ConfigError(
-            Diagnostic("launch.count", "processes and nodes are counted from 1 up", "--nproc", f"{cluster.nproc} on {cluster.num_nodes} nodes", "1 or more")
+            Diagnostic(
+                "launch.count",
+                "processes and nodes are counted from 1 up",
+                "--nproc",
+                f"{cluster.nproc} on {cluster.num_nodes} nodes",
+                "1 or more",
+            )
         )
     if not 0 <= cluster.node_rank < cluster.num_nodes:
         last = cluster.num_nodes - 1
@@ -54,7 +62,9 @@ def check_cluster(cluster: Cluster) -> None:
                 f"with {cluster.num_nodes} node(s) the ranks of nodes go from 0 to {last}",
                 "--node_rank",
                 str(cluster.node_rank),
-                f"--node_rank {last}" if last == 0 else f"a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}",
+                f"--node_rank {last}"
+                if last == 0
+                else f"a number from 0 to {last}, or --nnodes {cluster.node_rank + 1}",
             )
         )
 
@@ -70,7 +80,10 @@ def port_is_free(port: int) -> bool:
                 probe.bind((address, port))
                 probe.listen(1)
         except OSError as exc:
-            if family == socket.AF_INET6 and exc.errno not in (13, 98):  # no IPv6 on this machine (13 EACCES, 98 EADDRINUSE)
+            if family == socket.AF_INET6 and exc.errno not in (
+                13,
+                98,
+            ):  # no IPv6 on this machine (13 EACCES, 98 EADDRINUSE)
                 continue
             return False
     return True

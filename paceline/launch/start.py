@@ -17,7 +17,9 @@ from paceline.launch.supervise import run, say_to_stderr
 class Specs(Protocol):
     """What a launcher is: a pure function from a worker's command and the cluster to what this node starts."""
 
-    def __call__(self, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]: ...
+    def __call__(
+        self, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+    ) -> tuple[LaunchSpec, ...]: ...
 
 
 LAUNCHERS: Mapping[str, Specs] = {"single": single.specs, "spawn": spawn.specs, "torchrun": torchrun.specs}
@@ -30,13 +32,17 @@ def launcher_for(cluster: Cluster, *, use_torchrun: bool = False) -> str:
     return "single" if cluster.world_size == 1 else "spawn"
 
 
-def make_specs(launcher: str, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
+def make_specs(
+    launcher: str, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+) -> tuple[LaunchSpec, ...]:
     """This node's processes. Raises ConfigError for an unknown launcher or impossible numbers. Touches nothing but the route table."""
     check_cluster(cluster)
     if launcher not in LAUNCHERS:
         near = difflib.get_close_matches(launcher, LAUNCHERS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(LAUNCHERS)}"
-        raise ConfigError(Diagnostic("launch.unknown", f"no launcher is called '{launcher}'", "launcher", launcher, hint))
+        raise ConfigError(
+            Diagnostic("launch.unknown", f"no launcher is called '{launcher}'", "launcher", launcher, hint)
+        )
     return LAUNCHERS[launcher](worker, cluster, environ=environ, cores=cores)
 
 
@@ -56,6 +62,7 @@ def launch(
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores)
     threads = specs[0].env_additions.get("OMP_NUM_THREADS")
     if threads:
-        say(f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)")
+        say(
+            f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)"
+        )
     return run(specs, environ=environ, say=say)
-

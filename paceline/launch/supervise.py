@@ -33,7 +33,13 @@ PEER_SECONDS = 20.0  # for the other ranks to learn of a failure and name it
 TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL after a failure
 POLL_SECONDS = 0.05
 # Left over from a launcher around us, they would mislead the workers.
-STALE = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE")
+STALE = (
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_ERROR_FILE",
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,7 +81,10 @@ class _Supervisor:
                 self._ask_to_stop()
                 self._end_stragglers()
                 time.sleep(POLL_SECONDS)
-            return overall_code(self._codes, stop_signal=self._stop_signal)
+            code = overall_code(self._codes, stop_signal=self._stop_signal)
+            if self._stop_signal is not None and code == 128 + self._stop_signal:
+                self._say("ended before the workers had started their steps: nothing was saved by this start")
+            return code
         finally:
             processes.end_all([child.pid for child in self._children.values() if child.poll() is None], self._mark)
             for child in self._children.values():
@@ -97,7 +106,15 @@ class _Supervisor:
                 )
             except OSError as exc:
                 hint = "a Python that can be executed, and room for more processes (ulimit -u)"
-                raise ConfigError(Diagnostic("launch.start", f"the process cannot be started: {exc.strerror}", spec.argv[0], spec.shell_line(), hint)) from exc
+                raise ConfigError(
+                    Diagnostic(
+                        "launch.start",
+                        f"the process cannot be started: {exc.strerror}",
+                        spec.argv[0],
+                        spec.shell_line(),
+                        hint,
+                    )
+                ) from exc
 
     def _poll(self) -> None:
         for position, child in self._children.items():

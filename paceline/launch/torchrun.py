@@ -1,6 +1,6 @@
 """torchrun: one elastic agent a node, static rendezvous, no restarts.
 
-The agent is ``paceline.launch.agent``: torchrun's own code and flags, but the workers' exit code comes back and its error box does not
+The agent is ``paceline.runtime.agent``: torchrun's own code and flags, but the workers' exit code comes back and its error box does not
 bury the worker's message. Static rendezvous on purpose: with c10d the store is shared across attempts and gloo meets dead ports.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from paceline.launch.ports import gloo_interface
 from paceline.launch.spec import Cluster, LaunchSpec, import_path, module_and_args, thread_count
 
-AGENT_MODULE = "paceline.launch.agent"
+AGENT_MODULE = "paceline.runtime.agent"
 
 
 def flags(cluster: Cluster) -> tuple[str, ...]:

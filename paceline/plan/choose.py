@@ -68,13 +68,17 @@ def make_plan(
     found += check(config, facts, starting=True, provenance=provenance)
     found += check_algorithm(training["algorithm"])
     found += _check_lora(values.get("lora"))
-    chosen = _attempt(lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size), found)
+    chosen = _attempt(
+        lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size), found
+    )
     optimizer = _attempt(lambda: optimizer_spec(training), found)
     if errors(found) or chosen is None or optimizer is None:
         raise ConfigError(*errors(found))
     strategy, reason = chosen
     mesh = mesh_for(training.get("parallelism"), world_size, sharded=strategy in SHARDED)
-    batch = split_batch(training["per_device_train_batch_size"], training["gradient_accumulation_steps"], mesh.data_parallel_size)
+    batch = split_batch(
+        training["per_device_train_batch_size"], training["gradient_accumulation_steps"], mesh.data_parallel_size
+    )
     precision = choose_precision(training["mixed_precision"], hardware)
     backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
@@ -113,14 +117,24 @@ def make_plan(
 
 
 def _main_decisions(
-    hardware: Hardware, world_size: int, num_nodes: int, strategy: str, reason: str, batch: BatchSplit, precision: Precision
+    hardware: Hardware,
+    world_size: int,
+    num_nodes: int,
+    strategy: str,
+    reason: str,
+    batch: BatchSplit,
+    precision: Precision,
 ) -> tuple[Decision, ...]:
     where = f"{world_size} process(es) on {num_nodes} node(s)"
     made = [
         Decision("device", hardware.device, f"{hardware.device_note}; {hardware.device_name}"),
         Decision("training.distributed_strategy", strategy, reason),
-        Decision("processes", where, "one a device" if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"),
-        Decision("batch", str(batch), "per_device_train_batch_size × gradient_accumulation_steps × data-parallel ranks"),
+        Decision(
+            "processes", where, "one a device" if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"
+        ),
+        Decision(
+            "batch", str(batch), "per_device_train_batch_size × gradient_accumulation_steps × data-parallel ranks"
+        ),
         Decision(
             "training.mixed_precision",
             precision.compute,
@@ -137,10 +151,24 @@ def _main_decisions(
 def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Diagnostic]:
     """Findings about the number of processes and nodes."""
     if world_size < 1 or num_nodes < 1:
-        return [Diagnostic("plan.world_size", "processes and nodes are counted from 1 up", "--nproc", f"{world_size} on {num_nodes} nodes", "1 or more")]
+        return [
+            Diagnostic(
+                "plan.world_size",
+                "processes and nodes are counted from 1 up",
+                "--nproc",
+                f"{world_size} on {num_nodes} nodes",
+                "1 or more",
+            )
+        ]
     if world_size % num_nodes:
         return [
-            Diagnostic("plan.world_nodes", "every node starts the same number of processes", "--nnodes", f"{world_size} processes on {num_nodes} nodes", "a multiple")
+            Diagnostic(
+                "plan.world_nodes",
+                "every node starts the same number of processes",
+                "--nnodes",
+                f"{world_size} processes on {num_nodes} nodes",
+                "a multiple",
+            )
         ]
     found = []
     per_node = world_size // num_nodes

@@ -44,7 +44,12 @@ PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
     ("RTX 4090", 165.2e12),
     ("RTX 3090", 71e12),
 )
-PEAK_FP16_ONLY_FLOPS: tuple[tuple[str, float], ...] = (("V100", 125e12), ("T4", 65e12), ("2080", 53.8e12), ("TITAN RTX", 65.2e12))
+PEAK_FP16_ONLY_FLOPS: tuple[tuple[str, float], ...] = (
+    ("V100", 125e12),
+    ("T4", 65e12),
+    ("2080", 53.8e12),
+    ("TITAN RTX", 65.2e12),
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,9 @@ class Hardware:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Hardware:
         """The inverse of ``to_json``."""
-        return Hardware(**{**data, "torch_backends": tuple(data["torch_backends"]), "emulated": tuple(data.get("emulated", ()))})
+        return Hardware(
+            **{**data, "torch_backends": tuple(data["torch_backends"]), "emulated": tuple(data.get("emulated", ()))}
+        )
 
 
 def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1) -> Hardware:
@@ -97,7 +104,9 @@ def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = 
     if not gpus:
         return _cpu(host_memory, cpus, num_nodes, "no CUDA device is visible")
     if torch_is_cpu_build():
-        return _cpu(host_memory, cpus, num_nodes, f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build")
+        return _cpu(
+            host_memory, cpus, num_nodes, f"{len(gpus)} CUDA device(s) are there, but this torch is a CPU build"
+        )
     name, _, capability, _ = min(gpus, key=lambda gpu: gpu[2])  # the weakest decides
     return Hardware(
         device="cuda",

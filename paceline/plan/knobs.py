@@ -18,11 +18,15 @@ def choose_backend(asked: str, hardware: Hardware, timeout_seconds: int) -> tupl
     if asked == "auto":
         backend = "nccl" if hardware.device == "cuda" else "gloo"
         reason = "auto: NVIDIA devices talk by NCCL" if backend == "nccl" else "auto: processes on CPUs talk by gloo"
-        return backend, Decision(subject, backend, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)")
+        return backend, Decision(
+            subject, backend, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
+        )
     reason = "asked for"
     if asked == "gloo" and hardware.device == "cuda":
         reason += "; on CUDA devices nccl is several times faster"
-    return asked, Decision(subject, asked, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)")
+    return asked, Decision(
+        subject, asked, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
+    )
 
 
 def choose_attention(asked: str, hardware: Hardware, precision: Precision, packing: bool) -> Decision:
@@ -37,7 +41,11 @@ def choose_attention(asked: str, hardware: Hardware, precision: Precision, packi
         kernel = "float32 has no variable-length kernel, so one padded call"
     else:
         kernel = "a CPU has no variable-length kernel, so one causal call a document"
-    return Decision(subject, asked, f"{kernel}; a model class that cannot take it gets one padded row a document, and the log says so")
+    return Decision(
+        subject,
+        asked,
+        f"{kernel}; a model class that cannot take it gets one padded row a document, and the log says so",
+    )
 
 
 def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +71,13 @@ def parse_optim_args(given: Any) -> dict[str, Any]:
         key, found, text = part.partition("=")
         if not found or not key.strip():
             raise ConfigError(
-                Diagnostic("plan.optim_args", "optim_args is a list of name=value", "training.optim_args", str(given), "momentum=0.9,nesterov=True")
+                Diagnostic(
+                    "plan.optim_args",
+                    "optim_args is a list of name=value",
+                    "training.optim_args",
+                    str(given),
+                    "momentum=0.9,nesterov=True",
+                )
             )
         try:
             args[key.strip()] = ast.literal_eval(text.strip())
@@ -72,7 +86,9 @@ def parse_optim_args(given: Any) -> dict[str, Any]:
     return args
 
 
-def knob_decisions(training: Mapping[str, Any], data: Mapping[str, Any], hardware: Hardware, strategy: str) -> list[Decision]:
+def knob_decisions(
+    training: Mapping[str, Any], data: Mapping[str, Any], hardware: Hardware, strategy: str
+) -> list[Decision]:
     """What was asked for beside the main choices, granted or not."""
     on_cpu = hardware.device == "cpu"
     made: list[Decision] = []
@@ -81,23 +97,45 @@ def knob_decisions(training: Mapping[str, Any], data: Mapping[str, Any], hardwar
         made.append(Decision(subject, choice, reason, granted))
 
     fused = str(training["optim"]).endswith("_fused")
-    say("training.optim", training["optim"], "one kernel for all parameters, on this device too" if fused else "asked for")
+    say(
+        "training.optim",
+        training["optim"],
+        "one kernel for all parameters, on this device too" if fused else "asked for",
+    )
     say("data.packing", "on" if data["packing"] else "off", _packing_reason(data))
     if training["gradient_checkpointing"]:
-        say("training.gradient_checkpointing", "on", "asked for: activations are computed again in the backward; about a third more compute")
+        say(
+            "training.gradient_checkpointing",
+            "on",
+            "asked for: activations are computed again in the backward; about a third more compute",
+        )
     if training["torch_compile"]:
-        cost = "on a CPU the first step takes half a minute more and later ones 5 to 10 % less" if on_cpu else "the first step takes longer"
+        cost = (
+            "on a CPU the first step takes half a minute more and later ones 5 to 10 % less"
+            if on_cpu
+            else "the first step takes longer"
+        )
         say("training.torch_compile", "on", f"asked for; {cost}")
     if training["dataloader_pin_memory"]:
         if on_cpu:
-            say("training.dataloader_pin_memory", "off", "pinned memory speeds copies to a CUDA device; this run has none", granted=False)
+            say(
+                "training.dataloader_pin_memory",
+                "off",
+                "pinned memory speeds copies to a CUDA device; this run has none",
+                granted=False,
+            )
         else:
             say("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
     if training["dataloader_num_workers"]:
         why = "rows are read from a memory-mapped file that is already tokenised; worker processes would only add start-up time"
         say("training.dataloader_num_workers", "0", why, granted=False)
     if training.get("bf16_full_eval") or training.get("fp16_full_eval"):
-        say("training.*_full_eval", "off", "evaluation computes in the training's dtype from fp32 master weights", granted=False)
+        say(
+            "training.*_full_eval",
+            "off",
+            "evaluation computes in the training's dtype from fp32 master weights",
+            granted=False,
+        )
     _ddp_knobs(training, strategy, say)
     return made
 

@@ -55,4 +55,3 @@ def mesh_for(parallelism: Mapping[str, int] | None, world_size: int, *, sharded:
 def divisors(number: int) -> list[int]:
     """All divisors, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
-

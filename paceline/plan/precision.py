@@ -25,7 +25,9 @@ def _auto(hardware: Hardware) -> Precision:
         more = "; bf16: true is faster on this processor" if hardware.bf16 and "bf16" not in hardware.emulated else ""
         return _precision("no", f"auto: float32 on a CPU{more}")
     if hardware.bf16:
-        return _precision("bf16", f"auto: {hardware.device_name} computes bf16 in hardware; fp32's range, so no loss scale")
+        return _precision(
+            "bf16", f"auto: {hardware.device_name} computes bf16 in hardware; fp32's range, so no loss scale"
+        )
     if hardware.fp16:
         return _precision("fp16", f"auto: {hardware.device_name} has no bf16 in hardware; fp16 with a loss scale")
     return _precision("no", f"auto: {hardware.device_name} has neither bf16 nor fp16 in hardware")

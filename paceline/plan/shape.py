@@ -10,39 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.families import FAMILY_SIZES, SIZE_NAMES
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
-
-# Transformers' names for the same size in its families.
-SIZE_NAMES: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "heads": ("num_attention_heads", "n_head"),
-    "kv_heads": ("num_key_value_heads",),
-    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
-    "vocab": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions"),
-    "head_dim": ("head_dim",),
-}
-
-# What each family's configuration class of Transformers 5.23 takes where a file leaves a size out.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": dict(vocab=32000, hidden_size=4096, intermediate=11008, layers=32, heads=32, max_positions=2048),
-    "mistral": dict(vocab=32000, hidden_size=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, max_positions=131072),
-    "mixtral": dict(vocab=32000, hidden_size=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, max_positions=131072),
-    "qwen2": dict(vocab=151936, hidden_size=4096, intermediate=22016, layers=32, heads=32, kv_heads=32, max_positions=32768),
-    "qwen3": dict(vocab=151936, hidden_size=4096, intermediate=22016, layers=32, heads=32, kv_heads=32, head_dim=128, max_positions=32768),
-    "gemma": dict(vocab=256000, hidden_size=3072, intermediate=24576, layers=28, heads=16, kv_heads=16, head_dim=256, max_positions=8192, tied=True),
-    "gemma2": dict(vocab=256000, hidden_size=2304, intermediate=9216, layers=26, heads=8, kv_heads=4, head_dim=256, max_positions=8192, tied=True),
-    "gemma3_text": dict(
-        vocab=262208, hidden_size=2304, intermediate=9216, layers=26, heads=8, kv_heads=4, head_dim=256, max_positions=131072, tied=True
-    ),
-    "phi": dict(vocab=51200, hidden_size=2048, intermediate=8192, layers=24, heads=32, max_positions=2048),
-    "phi3": dict(vocab=32064, hidden_size=3072, intermediate=8192, layers=32, heads=32, max_positions=4096),
-    "gpt2": dict(vocab=50257, hidden_size=768, layers=12, heads=12, max_positions=1024, tied=True),
-    "gpt_neox": dict(vocab=50432, hidden_size=6144, intermediate=24576, layers=44, heads=64, max_positions=2048),
-}
 
 
 @dataclass(frozen=True)
@@ -82,8 +53,10 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
     config = dict(config.get("text_config") or config)
     family = str(config.get("model_type") or "")
     if not family:
-        raise ConfigError(Diagnostic("plan.model_type", "the model's family is missing", where, "no model_type", "model_type: llama"))
-    sizes = dict(_DEFAULTS.get(family, {}))
+        raise ConfigError(
+            Diagnostic("plan.model_type", "the model's family is missing", where, "no model_type", "model_type: llama")
+        )
+    sizes = dict(FAMILY_SIZES.get(family, {}))
     for name, spellings in SIZE_NAMES.items():
         for spelling in spellings:
             if config.get(spelling) is not None:
@@ -92,7 +65,13 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
         raise ConfigError(
-            Diagnostic("plan.model_sizes", f"'{family}' is not a family known here, and these sizes are missing", where, ", ".join(missing), "write them out")
+            Diagnostic(
+                "plan.model_sizes",
+                f"'{family}' is not a family known here, and these sizes are missing",
+                where,
+                ", ".join(missing),
+                "write them out",
+            )
         )
     return _build(family, sizes, config, where)
 
@@ -104,11 +83,17 @@ def shape_from_path(path: str | Path) -> ModelShape:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(Diagnostic("plan.model_config", "the model has no readable config.json", str(file), exc.strerror or str(exc))) from exc
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_config", "the model has no readable config.json", str(file), exc.strerror or str(exc)
+            )
+        ) from exc
     except ValueError as exc:
         raise ConfigError(Diagnostic("plan.model_config", "this config.json is no JSON", str(file), str(exc))) from exc
     if not isinstance(config, dict):
-        raise ConfigError(Diagnostic("plan.model_config", "a config.json holds one object", str(file), type(config).__name__))
+        raise ConfigError(
+            Diagnostic("plan.model_config", "a config.json holds one object", str(file), type(config).__name__)
+        )
     return shape_from_config(config, str(file))
 
 
@@ -126,7 +111,15 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     if local.exists():
         return shape_from_path(local)
     if name.startswith(("/", "./", "../", "~")):
-        raise ConfigError(Diagnostic("plan.model_missing", "there is no such folder", "model.name_or_path", name, "an existing folder, or a hub name like org/model"))
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_missing",
+                "there is no such folder",
+                "model.name_or_path",
+                name,
+                "an existing folder, or a hub name like org/model",
+            )
+        )
     given = environ or {}
     home = Path(given.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     cached = cached_model_dir(name, model.revision, Path(given.get("HF_HUB_CACHE") or home / "hub"))
@@ -147,7 +140,11 @@ def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | Non
 
 def _whole(value: Any, name: str, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(Diagnostic("plan.model_size", f"{name} is a whole number from 1 up", f"{where}.{name}", repr(value), f"{name}: 512"))
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_size", f"{name} is a whole number from 1 up", f"{where}.{name}", repr(value), f"{name}: 512"
+            )
+        )
     return value
 
 
@@ -155,17 +152,35 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     if "head_dim" not in sizes and hidden % heads:
         raise ConfigError(
-            Diagnostic("plan.model_heads", "hidden_size is not a multiple of num_attention_heads", where, f"{hidden} and {heads}", "a multiple, or head_dim")
+            Diagnostic(
+                "plan.model_heads",
+                "hidden_size is not a multiple of num_attention_heads",
+                where,
+                f"{hidden} and {heads}",
+                "a multiple, or head_dim",
+            )
         )
     kv_heads = sizes.get("kv_heads") or heads
     if heads % kv_heads:
         raise ConfigError(
-            Diagnostic("plan.model_heads", "num_attention_heads is not a multiple of num_key_value_heads", where, f"{heads} and {kv_heads}", "a divisor")
+            Diagnostic(
+                "plan.model_heads",
+                "num_attention_heads is not a multiple of num_key_value_heads",
+                where,
+                f"{heads} and {kv_heads}",
+                "a divisor",
+            )
         )
     tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))
     head_dim = sizes.get("head_dim") or hidden // heads
     intermediate = sizes.get("intermediate") or 4 * hidden
-    full = dict(sizes, kv_heads=kv_heads, head_dim=head_dim, intermediate=intermediate, max_positions=sizes.get("max_positions", 0))
+    full = dict(
+        sizes,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        max_positions=sizes.get("max_positions", 0),
+    )
     extra, matmul = _count(family, full, config)
     embedding = sizes["vocab"] * hidden
     return ModelShape(
@@ -181,7 +196,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         max_position_embeddings=_positions(full["max_positions"], config),
         num_parameters=extra + embedding * (1 if tied else 2),
         matmul_parameters=matmul + embedding,
-        exact=family in _DEFAULTS,
+        exact=family in FAMILY_SIZES,
     )
 
 

@@ -20,7 +20,9 @@ KEY = "training.distributed_strategy"
 REPLICATED_BYTES_PER_PARAMETER = 16
 
 
-def choose_strategy(asked: str, training: Mapping[str, Any], shape: ModelShape | None, hardware: Hardware, world_size: int) -> tuple[str, str]:
+def choose_strategy(
+    asked: str, training: Mapping[str, Any], shape: ModelShape | None, hardware: Hardware, world_size: int
+) -> tuple[str, str]:
     """(strategy, reason). Raises ConfigError for one that this version cannot start; unknown names are the config rules' business."""
     if ":" in asked:
         return asked, "your own class, named in the config"
@@ -28,7 +30,10 @@ def choose_strategy(asked: str, training: Mapping[str, Any], shape: ModelShape |
     if strategy not in AVAILABLE_STRATEGIES:
         raise ConfigError(_not_available(strategy, asked, reason, shape, hardware))
     if strategy == "ddp" and world_size == 1:
-        return "single", "ddp was asked for; with one process there is nothing to average, and 'single' computes the same"
+        return (
+            "single",
+            "ddp was asked for; with one process there is nothing to average, and 'single' computes the same",
+        )
     return strategy, reason
 
 
@@ -75,4 +80,12 @@ def check_algorithm(algorithm: str) -> list[Diagnostic]:
     if algorithm in AVAILABLE_ALGORITHMS:
         return []
     what = f"the algorithm '{algorithm}' is valid in a config but cannot be started by this version"
-    return [Diagnostic("plan.algorithm_not_available", what, "training.algorithm", algorithm, f"algorithm: {' or '.join(AVAILABLE_ALGORITHMS)}")]
+    return [
+        Diagnostic(
+            "plan.algorithm_not_available",
+            what,
+            "training.algorithm",
+            algorithm,
+            f"algorithm: {' or '.join(AVAILABLE_ALGORITHMS)}",
+        )
+    ]

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from paceline.plan import hardware
-from paceline.plan.hardware import Hardware, cpu_count, cpu_flags, host_memory_bytes, parse_gpus, peak_flops, probe_hardware, visible_gpus
+from paceline.plan.hardware import (
+    Hardware,
+    cpu_count,
+    cpu_flags,
+    host_memory_bytes,
+    parse_gpus,
+    peak_flops,
+    probe_hardware,
+    visible_gpus,
+)
 
 ROWS = """NVIDIA A100-SXM4-80GB, 81920, 8.0, GPU-aaaa-1
 NVIDIA A100-SXM4-80GB, 81920, 8.0, GPU-bbbb-2
@@ -25,7 +34,16 @@ def test_gpus_are_read_in_bytes_and_broken_rows_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(None, [1, 2, 3]), ("1", [2]), ("2,0", [3, 1]), ("GPU-bbbb", [2]), ("", []), ("-1", []), ("0,-1,1", [1]), ("7", [])],
+    [
+        (None, [1, 2, 3]),
+        ("1", [2]),
+        ("2,0", [3, 1]),
+        ("GPU-bbbb", [2]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", [1]),
+        ("7", []),
+    ],
 )
 def test_cuda_visible_devices_as_cuda_reads_it(visible: str | None, expected: list[int]) -> None:
     assert [int(g[3][-1]) for g in visible_gpus(parse_gpus(ROWS), visible)] == expected
@@ -39,7 +57,13 @@ def a_machine_with(monkeypatch: pytest.MonkeyPatch, rows: str, cpu_build: bool =
 def test_the_weakest_of_mixed_devices_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     a_machine_with(monkeypatch, ROWS)
     mixed = probe_hardware({})
-    assert (mixed.device, mixed.num_devices, mixed.device_name, mixed.bf16, mixed.fp16) == ("cuda", 3, "Tesla T4", False, True)
+    assert (mixed.device, mixed.num_devices, mixed.device_name, mixed.bf16, mixed.fp16) == (
+        "cuda",
+        3,
+        "Tesla T4",
+        False,
+        True,
+    )
     assert mixed.memory_bytes == 15360 * 1024 * 1024
     one = probe_hardware({"CUDA_VISIBLE_DEVICES": "0"})
     assert (one.num_devices, one.bf16, one.torch_backends) == (1, True, ("nccl", "gloo"))
@@ -55,14 +79,21 @@ def test_a_cpu_build_of_torch_or_use_cpu_stays_on_the_cpu(monkeypatch: pytest.Mo
 
 
 def test_processor_flags() -> None:
-    flags, name = cpu_flags("processor : 0\nmodel name : Some CPU\nflags : fpu f16c avx512_bf16\n\nprocessor : 1\nflags : other\n")
+    flags, name = cpu_flags(
+        "processor : 0\nmodel name : Some CPU\nflags : fpu f16c avx512_bf16\n\nprocessor : 1\nflags : other\n"
+    )
     assert flags == {"fpu", "f16c", "avx512_bf16"} and name == "Some CPU"
     assert cpu_flags("Features : fp asimdhp bf16\n")[0] >= {"asimdhp", "bf16"}  # arm64
     assert cpu_flags("") == (frozenset(), "CPU")
 
 
-@pytest.mark.parametrize(("flags", "fp16", "emulated"), [("f16c avx512_bf16", True, ()), ("f16c", True, ("bf16",)), ("sse", False, ("bf16",))])
-def test_what_a_processor_can_do(monkeypatch: pytest.MonkeyPatch, flags: str, fp16: bool, emulated: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "fp16", "emulated"),
+    [("f16c avx512_bf16", True, ()), ("f16c", True, ("bf16",)), ("sse", False, ("bf16",))],
+)
+def test_what_a_processor_can_do(
+    monkeypatch: pytest.MonkeyPatch, flags: str, fp16: bool, emulated: tuple[str, ...]
+) -> None:
     a_machine_with(monkeypatch, "")
     monkeypatch.setattr(hardware, "cpu_flags", lambda: (frozenset(flags.split()), "Some CPU"))
     found = probe_hardware({})

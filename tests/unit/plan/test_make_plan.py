@@ -23,8 +23,25 @@ from paceline.plan.strategy import AVAILABLE_ALGORITHMS, AVAILABLE_STRATEGIES
 from paceline.strategies.registry import STRATEGIES
 
 GIB = 1024**3
-CPU = Hardware("cpu", "Some CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 2, None, ("gloo",), "no CUDA device is visible", ("bf16",))
-A100 = Hardware("cuda", "NVIDIA A100", 4, 80 * GIB, 512 * GIB, 1, True, True, 64, {"bfloat16": 312e12}, ("nccl", "gloo"), "4 CUDA devices", (), 8.0)
+CPU = Hardware(
+    "cpu", "Some CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 2, None, ("gloo",), "no CUDA device is visible", ("bf16",)
+)
+A100 = Hardware(
+    "cuda",
+    "NVIDIA A100",
+    4,
+    80 * GIB,
+    512 * GIB,
+    1,
+    True,
+    True,
+    64,
+    {"bfloat16": 312e12},
+    ("nccl", "gloo"),
+    "4 CUDA devices",
+    (),
+    8.0,
+)
 T4 = dataclasses.replace(A100, device_name="Tesla T4", bf16=False, capability=7.5)
 MODEL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
 
@@ -45,7 +62,9 @@ def config(tmp_path: Path) -> Any:
     return make
 
 
-def plan_of(config: Config, hardware: Hardware = CPU, world_size: int = 2, shape: ModelShape | None = None, **kw: Any) -> Plan:
+def plan_of(
+    config: Config, hardware: Hardware = CPU, world_size: int = 2, shape: ModelShape | None = None, **kw: Any
+) -> Plan:
     return make_plan(config, hardware, world_size=world_size, launcher="spawn", run_dir="outputs/x", shape=shape, **kw)
 
 
@@ -85,7 +104,12 @@ def test_auto_on_a_cpu(config: Any) -> None:
 
 def test_auto_on_gpus(config: Any) -> None:
     plan = plan_of(config(), A100, 4)
-    assert (plan.strategy, plan.backend, plan.precision.compute, plan.precision.scaler) == ("ddp", "nccl", "bfloat16", False)
+    assert (plan.strategy, plan.backend, plan.precision.compute, plan.precision.scaler) == (
+        "ddp",
+        "nccl",
+        "bfloat16",
+        False,
+    )
     older = plan_of(config(), T4, 4)
     assert (older.precision.compute, older.precision.scaler, older.precision.master) == ("float16", True, "float32")
 
@@ -177,8 +201,15 @@ def test_lora_is_refused_by_name(config: Any) -> None:
 
 
 def test_all_findings_come_at_once(config: Any) -> None:
-    wrong = config({"distributed_strategy": "zero2", "ddp_backend": "nccl", "algorithm": "dpo"}, data={"max_length": 99999})
-    assert set(codes(wrong)) == {"plan.strategy_not_available", "back.nccl_cpu", "plan.algorithm_not_available", "data.max_pos"}
+    wrong = config(
+        {"distributed_strategy": "zero2", "ddp_backend": "nccl", "algorithm": "dpo"}, data={"max_length": 99999}
+    )
+    assert set(codes(wrong)) == {
+        "plan.strategy_not_available",
+        "back.nccl_cpu",
+        "plan.algorithm_not_available",
+        "data.max_pos",
+    }
 
 
 def test_what_is_asked_and_not_granted_is_said(config: Any) -> None:
@@ -195,7 +226,12 @@ def test_what_is_asked_and_not_granted_is_said(config: Any) -> None:
 
 
 def test_what_is_asked_and_granted_is_said_too(config: Any) -> None:
-    asked = {"gradient_checkpointing": True, "torch_compile": True, "ddp_find_unused_parameters": True, "ddp_static_graph": True}
+    asked = {
+        "gradient_checkpointing": True,
+        "torch_compile": True,
+        "ddp_find_unused_parameters": True,
+        "ddp_static_graph": True,
+    }
     plan = plan_of(config(asked))
     said = {d.subject for d in plan.decisions if d.granted}
     assert {f"training.{name}" for name in asked} <= said and plan.recompute and plan.compile

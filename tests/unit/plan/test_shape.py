@@ -12,8 +12,15 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.plan.shape import ModelShape, cached_model_dir, shape_from_config, shape_from_path, shape_of
 
-SMALL = dict(hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
-GPT2 = dict(n_embd=64, n_layer=3, n_head=4, n_positions=128)
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
 FULL_HEADS = {**SMALL, "num_key_value_heads": 4}
 HEAD = 300 * 64
 # family: (sizes, all parameters, parameters of linear layers and an untied head)
@@ -54,7 +61,15 @@ def test_tying_saves_the_head_and_keeps_its_product() -> None:
 
 
 def test_the_benchmark_model_has_the_published_counts() -> None:
-    config = dict(model_type="llama", hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, intermediate_size=1408, vocab_size=32000)
+    config = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 1408,
+        "vocab_size": 32000,
+    }
     shape = shape_from_config(config)
     assert round(shape.num_parameters / 1e6, 1) == 56.4 and round(shape.matmul_parameters / 1e6, 1) == 40.0
 
@@ -96,14 +111,24 @@ def test_impossible_sizes_are_refused(change: dict[str, Any], code: str) -> None
 
 def test_scaled_positions_stretch() -> None:
     config = {"model_type": "llama", "vocab_size": 300, **SMALL}
-    assert shape_from_config({**config, "rope_scaling": {"type": "linear", "factor": 4.0}}).max_position_embeddings == 512
-    assert shape_from_config({**config, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}).max_position_embeddings == 128
+    assert (
+        shape_from_config({**config, "rope_scaling": {"type": "linear", "factor": 4.0}}).max_position_embeddings == 512
+    )
+    assert (
+        shape_from_config({**config, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}).max_position_embeddings
+        == 128
+    )
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     assert shape_from_config({**config, "rope_parameters": yarn}).max_position_embeddings == 256
 
 
 def test_a_text_model_inside_a_larger_one_is_found() -> None:
-    assert shape_from_config({"model_type": "outer", "text_config": {"model_type": "llama", "vocab_size": 300, **SMALL}}).num_parameters == 167872
+    assert (
+        shape_from_config(
+            {"model_type": "outer", "text_config": {"model_type": "llama", "vocab_size": 300, **SMALL}}
+        ).num_parameters
+        == 167872
+    )
 
 
 def test_from_a_folder(tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""Commands and environments, pure."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.core.errors import ConfigError
+from paceline.launch import accelerate, mpi, ports
+from paceline.launch.ports import (
+    check_cluster,
+    free_port,
+    gloo_interface,
+    interface_to,
+    next_free_port,
+    port_is_free,
+    resolve_port,
+)
+from paceline.launch.spec import Cluster, LaunchSpec, import_path, thread_count, worker_argv
+from paceline.launch.start import launcher_for, make_specs
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "launch.txt"
+WORKER = worker_argv("--plan", "outputs/my run/plan.json", python="python")
+HERE = {"PYTHONPATH": str(Path(next(iter(paceline.__path__))).resolve().parent)}
+
+
+def lines(name: str, cluster: Cluster) -> list[str]:
+    return [
+        spec.shell_line()
+        for spec in make_specs(name, WORKER, cluster, environ={**HERE, "GLOO_SOCKET_IFNAME": "eth0"}, cores=8)
+    ]
+
+
+def test_commands_are_the_golden_ones() -> None:
+    """To renew the file on purpose: write ``text`` to it and read the difference."""
+    two = Cluster(2, master_port=29511)
+    node = Cluster(4, 2, 1, "10.0.0.1", 29500)
+    text = "\n".join(
+        [
+            "# one process",
+            *lines("single", Cluster()),
+            "# two processes",
+            *lines("spawn", two),
+            "# node 1 of two, four processes each",
+            *lines("spawn", node),
+            "# torchrun, two processes",
+            *lines("torchrun", two),
+            "# torchrun, node 1 of two",
+            *lines("torchrun", node),
+            "# accelerate",
+            LaunchSpec(accelerate.argv(["main.py", "--config", "config.yaml"], two, use_cpu=True)).shell_line(),
+            LaunchSpec(accelerate.argv(["main.py", "--config", "config.yaml"], node, use_cpu=False)).shell_line(),
+            "# mpirun",
+            LaunchSpec(mpi.argv(WORKER, two)).shell_line(),
+            LaunchSpec(mpi.argv(WORKER, node, hosts=["a", "b"], env_additions={"OMP_NUM_THREADS": "2"})).shell_line(),
+            "",
+        ]
+    )
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_ranks_count_on_over_nodes() -> None:
+    specs = [
+        s
+        for node in (0, 1)
+        for s in make_specs("spawn", WORKER, Cluster(2, 2, node, "127.0.0.1", 29500), environ=HERE, cores=2)
+    ]
+    assert [s.env_additions["RANK"] for s in specs] == ["0", "1", "2", "3"] == [str(s.rank) for s in specs]
+    assert [s.env_additions["LOCAL_RANK"] for s in specs] == ["0", "1", "0", "1"]
+    assert {s.env_additions["WORLD_SIZE"] for s in specs} == {"4"}
+
+
+def test_the_launcher_s_name() -> None:
+    assert (
+        launcher_for(Cluster()) == "single"
+        and launcher_for(Cluster(2)) == "spawn"
+        and launcher_for(Cluster(1, 2)) == "spawn"
+    )
+    assert launcher_for(Cluster(), use_torchrun=True) == "torchrun"
+    with pytest.raises(ConfigError, match="did you mean 'torchrun'"):
+        make_specs("torch-run", WORKER, Cluster(), environ={}, cores=1)
+
+
+def test_threads_are_shared_out_unless_somebody_said_how() -> None:
+    assert thread_count({}, 8, 2) == {"OMP_NUM_THREADS": "4"}
+    assert thread_count({}, 2, 4) == {"OMP_NUM_THREADS": "1"}
+    assert thread_count({"OMP_NUM_THREADS": "3"}, 8, 2) == {} == thread_count({}, 8, 1)
+
+
+def test_a_checkout_is_found_by_its_children() -> None:
+    root = HERE["PYTHONPATH"]
+    assert import_path({}) == {"PYTHONPATH": root}
+    assert import_path({"PYTHONPATH": "/a:/b"}) == {"PYTHONPATH": f"{root}:/a:/b"}
+    assert import_path({"PYTHONPATH": f"/a:{root}"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code"),
+    [
+        (Cluster(0), "launch.count"),
+        (Cluster(1, 0), "launch.count"),
+        (Cluster(1, 2, 2), "launch.node_rank"),
+        (Cluster(1, 1, -1), "launch.node_rank"),
+    ],
+)
+def test_impossible_numbers_are_refused(cluster: Cluster, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_cluster(cluster)
+    assert caught.value.diagnostics[0].code == code
+
+
+def test_a_port_in_use_is_named_with_the_next_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not port_is_free(port)
+        with pytest.raises(ConfigError) as caught:
+            resolve_port(Cluster(2, master_port=port))
+        found = caught.value.diagnostics[0]
+        assert found.code == "launch.port_in_use" and f"--master_port {next_free_port(port)}" in found.hint
+        assert resolve_port(Cluster(2, 2, 1, master_port=port)).master_port == port  # node 1 does not listen
+    assert port_is_free(port)
+
+
+def test_a_port_outside_the_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="65535"):
+        resolve_port(Cluster(2, master_port=70000))
+
+
+def test_no_port_means_a_free_one_on_one_node_and_the_usual_one_on_several() -> None:
+    port = resolve_port(Cluster(2)).master_port
+    assert port is not None and port_is_free(port)
+    assert resolve_port(Cluster(2, 2, 1)).master_port == ports.DEFAULT_PORT
+    assert free_port() > 1023
+
+
+def test_gloo_gets_the_interface_that_reaches_node_0() -> None:
+    assert interface_to("127.0.0.1") == "lo"
+    assert interface_to("no.such.host.invalid") is None
+    two = Cluster(1, 2, 0, "127.0.0.1", 29500)
+    assert gloo_interface(two, {}) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert gloo_interface(two, {"GLOO_SOCKET_IFNAME": "eth0"}) == {} == gloo_interface(Cluster(2), {})
