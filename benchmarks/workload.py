@@ -1,0 +1,88 @@
+"""What both sides of a benchmark share: the 56 M Llama, and rows of random tokens with lengths spread like Alpaca's."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+VOCAB = 32_000
+SEQ_LEN = 512
+MATMUL_PARAMETERS = 40.0e6  # of 56.4 M: the input embedding is a look-up
+LLAMA_56M: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": SEQ_LEN,
+    "tie_word_embeddings": False,
+}
+
+
+def lengths(count: int, seed: int = 0) -> list[int]:
+    """``count`` lengths in tokens, log-normal with mean about 110 and a long tail, as in Alpaca (clipped to 16 … 512)."""
+    rng = random.Random(seed)
+    return [min(SEQ_LEN, max(16, round(rng.lognormvariate(math.log(94), 0.6)))) for _ in range(count)]
+
+
+def rows(count: int, seed: int = 0) -> list[list[int]]:
+    """Token ids of ``count`` documents: ``<s>``, random words, ``</s>``."""
+    rng = random.Random(seed + 1)
+    return [[1, *(rng.randrange(4, VOCAB) for _ in range(n - 2)), 2] for n in lengths(count, seed)]
+
+
+def write_text_rows(path: Path, documents: list[list[int]]) -> None:
+    """The documents as text (``w17 w4711 …``) that the word tokenizer below turns into exactly these ids."""
+    with path.open("w", encoding="utf-8") as file:
+        for ids in documents:
+            file.write(json.dumps({"text": " ".join(f"w{i}" for i in ids[1:-1])}) + "\n")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A word-level tokenizer with one word an id; it puts ``<s>`` before and ``</s>`` after a text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    vocab = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(4, VOCAB))])}
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    body = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": i,
+                "content": t,
+                "special": True,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            }
+            for i, t in enumerate(special)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "model_max_length": SEQ_LEN,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(body), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -1,0 +1,77 @@
+"""The guide's way to change how a model is distributed: subclass ``BaseTrainer`` and wrap ``self.model`` in ``__init__``.
+
+A ``BaseTrainer`` is a strategy whose wrapping is done by its author, so everything else (windows, exact losses, clipping, checkpoints,
+resume) is that of ``ddp``. Start it with ``training.distributed_strategy: my_module:MyTrainer``, or from its own file:
+
+    if __name__ == "__main__":
+        sys.exit(MyTrainer.train("config.yaml"))          # python my_file.py, or torchrun --nproc_per_node 2 my_file.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+
+from paceline.config.schema import Config
+from paceline.data.tokenizer import load_tokenizer
+from paceline.models.factory import HFModelFactory
+from paceline.plan.plan import Plan
+from paceline.runtime.world import World
+from paceline.seam.model import ModelFactory
+from paceline.seam.optimizer import OptimizerSpec
+from paceline.seam.roles import Role
+from paceline.strategies.ddp import DDP
+from paceline.strategies.handle import Handle
+from paceline.training.session import DTYPES
+
+
+class BaseTrainer(DDP):
+    """What a subclass finds after ``super().__init__(*args, **kwargs)``:
+
+    model           the model on its device (forward takes a ``Batch``); assign a wrapped one: its backward must average gradients over all ranks
+    is_distributed  whether there is more than one rank
+    local_rank      this rank's number on its node; ``device`` its torch device
+    """
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        self.is_distributed = world.world_size > 1
+        self.local_rank = world.local_rank
+        self.device = world.device
+        self._root = build_model(world, plan)
+        self.model: nn.Module = self._root
+
+    def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
+        """The model built in ``__init__``, made trainable."""
+        return super().prepare(role, cast(ModelFactory, lambda: self._root), optimizer)
+
+    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+        """What the subclass made of ``self.model``; DDP as configured when it left it bare."""
+        return super().wrap(role, root) if self.model is root else self.model
+
+    @classmethod
+    def train(cls, config: str | Path, *overrides: str) -> int:
+        """Train with this class in this process (one rank of several under torchrun); returns the exit code. ``overrides`` are ``key=value``."""
+        from paceline.training.worker import main
+
+        settings = [*overrides, f"training.distributed_strategy={cls.__module__}:{cls.__qualname__}"]
+        return main(["--config", str(config), *(part for setting in settings for part in ("--set", setting))])
+
+
+def build_model(world: World, plan: Plan) -> nn.Module:
+    """The policy's root module as a run of ``plan`` builds it."""
+    config = Config.from_json(dict(plan.config))
+    factory = HFModelFactory(
+        model=config.model,
+        role=Role.POLICY,
+        vocab_size=len(load_tokenizer(config.model)),
+        seed=config.training.seed,
+        compute_dtype=DTYPES[plan.precision.compute],
+        attention=plan.attention,
+        recompute=plan.recompute,
+        device=world.device,
+        compile=plan.compile,
+    )
+    return factory()
