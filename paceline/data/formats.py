@@ -128,10 +128,12 @@ def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dic
 def _asked(asked: str, columns: dict[str, str], found: Sequence[str], where: str) -> Shape:
     must, _ = COLUMNS[asked]
     columns = dict(columns)
-    if asked == "prompt_completion":
-        for prompt, completion in PAIRS:
-            if prompt in found and completion in found and not {"prompt", "completion"} <= set(columns):
-                columns.update(prompt=columns.get("prompt", prompt), completion=columns.get("completion", completion))
+    pair = next((p for p in PAIRS if set(p) <= set(found)), None)
+    if asked == "prompt_completion" and pair and not set(must) <= set(columns):
+        columns = {"prompt": pair[0], "completion": pair[1], **columns}
+    for wanted, other in (("messages", "conversations"), ("conversations", "messages")):
+        if must == (wanted,) and wanted not in columns and other in columns:
+            columns[wanted] = columns[other]
     missing = [name for name in must if name not in columns]
     if missing:
         raise DataError(_missing(missing, found, where, f"format: {asked}"))

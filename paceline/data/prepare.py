@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,7 +173,7 @@ def _open(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, fr
     folder = store.folder(key)
     weights = tuple(float(s.weight) for s in data.train)
     has_eval = EVAL in meta["files"]
-    return Prepared(
+    prepared = Prepared(
         path=folder,
         fingerprint=key,
         train=TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights),
@@ -188,6 +188,18 @@ def _open(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, fr
         notes=tuple(Diagnostic.from_json(d) for d in meta["notes"]),
         from_cache=from_cache,
     )
+    return replace(prepared, notes=(*prepared.notes, *_mixture_notes(prepared.train, data)))
+
+
+def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]:
+    """How many documents of each data set an epoch draws, where that is not simply all of them."""
+    for number, section in enumerate(data.train):
+        if section.weight != 1:
+            count = int(np.count_nonzero(train.dataset == number))
+            what = (
+                f"weight {section.weight:g}: {round(section.weight * count):,} draws an epoch from {count:,} documents"
+            )
+            yield Diagnostic("data.mixture", what, section.path, severity=Severity.NOTE)
 
 
 def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:

@@ -1,0 +1,150 @@
+"""Every kind of file gives the same rows; what cannot be read is named with file and line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import DataError
+from paceline.data.locate import locate
+from paceline.data.readers import RawRow, read_rows
+
+ROWS = [{"prompt": f'Q{i},\n"quoted" é', "completion": f"A{i}"} for i in range(5)]
+
+
+def rows_of(path: Path | str, split: str = "train") -> list[RawRow]:
+    return list(read_rows(locate(str(path), split), split))
+
+
+def written(folder: Path, name: str) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif name.endswith(".csv"):
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, ["prompt", "completion"])
+            writer.writeheader()
+            writer.writerows(ROWS)
+    elif name in ("lines.jsonl", "lines_in_truth.json"):
+        path.write_text("\n".join(json.dumps(r) for r in ROWS) + "\n\n", "utf-8")
+    elif name == "bom.jsonl":
+        path.write_text("\n".join(json.dumps(r) for r in ROWS), "utf-8-sig")
+    else:
+        path.write_text(json.dumps(ROWS, indent=2 if name == "indented.json" else None, ensure_ascii=False), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.json", "indented.json", "list.jsonl", "lines.jsonl", "lines_in_truth.json", "bom.jsonl", "a.parquet", "a.csv"],
+)
+def test_all_kinds_of_files_give_the_same_rows(tmp_path: Path, name: str) -> None:
+    assert [row.value for row in rows_of(written(tmp_path, name))] == ROWS
+
+
+def test_a_saved_dataset_and_its_splits(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_list(ROWS)
+    data.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict(train=data.select([0]), test=data).save_to_disk(str(tmp_path / "dict"))
+    assert [row.value for row in rows_of(tmp_path / "one")] == ROWS
+    assert [row.value for row in rows_of(tmp_path / "dict", "test")] == ROWS
+    with pytest.raises(DataError, match=r"data\.split_missing.*\n.*train, test"):
+        rows_of(tmp_path / "dict", "dev")
+
+
+def test_places_are_file_and_line(tmp_path: Path) -> None:
+    lines = rows_of(written(tmp_path, "lines.jsonl"))
+    assert [row.where for row in lines] == [f"{tmp_path}/lines.jsonl:{n}" for n in range(1, 6)]
+    indented = rows_of(written(tmp_path, "indented.json"))
+    assert [row.where.rpartition(":")[2] for row in indented] == ["2", "6", "10", "14", "18"]
+
+
+def test_a_folder_leaves_other_splits_aside_and_says_so(tmp_path: Path) -> None:
+    for name in ("gsm_train.jsonl", "gsm_test.jsonl", "more.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    (tmp_path / "README.md").write_text("about")
+    located = locate(str(tmp_path), "train")
+    assert [f.name for f in located.files] == ["gsm_train.jsonl", "more.jsonl"]
+    assert "gsm_test.jsonl" in located.note
+    assert "README.md" in located.note
+    assert [f.name for f in locate(str(tmp_path), "test").files] == ["gsm_test.jsonl", "more.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "said"),
+    [
+        ("e.json", "", "data.empty", "e.json"),
+        ("e.jsonl", " \n \n", None, ""),
+        ("n.json", "hello world\n", "data.not_json", "n.json:1"),
+        ("n.jsonl", "hello\n" * 30, "data.not_json", "n.jsonl:1"),
+        ("n2.jsonl", "hello\n", "data.not_json", "n2.jsonl:1"),
+        ("d.json", '{\n "rows": []\n}', "data.not_a_list", "rows"),
+        ("t.json", '[\n{"a": 1},\n{"a": ', "data.not_json", "t.json:3"),
+        ("c.json", '[\n{"a": 1}\n{"a": 2}]', "data.not_json", "c.json:3"),
+        ("x.json", '[{"a": 1}] and more', "data.not_json", "and more"),
+        ("l.jsonl", '{"text": "\xe9"}', "data.not_utf8", "l.jsonl:1"),
+        ("p.parquet", "no", "data.not_parquet", "p.parquet"),
+        ("q.csv", 'a,b\n"x,1\n', "data.not_csv", "q.csv:2"),
+        ("deep.jsonl", "[" * 100_000, "data.not_json", "deeply"),
+        ("x.xml", "<a/>", "data.unknown_suffix", ".jsonl"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str, code: str | None, said: str) -> None:
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    if code is None:
+        assert rows_of(tmp_path / name) == []
+        return
+    with pytest.raises(DataError) as caught:
+        rows_of(tmp_path / name)
+    assert caught.value.diagnostics[0].code == code
+    assert said in str(caught.value)
+
+
+def test_a_bad_line_is_a_problem_of_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "b.jsonl"
+    path.write_text('{"text": "a"}\n{"text": \n[1]\n{"text": "b"}\n')
+    rows = rows_of(path)
+    assert [(r.where.rpartition(":")[2], r.reason) for r in rows] == [
+        ("1", ""),
+        ("2", "bad_json"),
+        ("3", "not_an_object"),
+        ("4", ""),
+    ]
+
+
+def test_a_csv_record_of_another_width_is_a_problem_of_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "b.csv"
+    path.write_text("prompt,completion\na,b\na,b,c\n")
+    assert [r.reason for r in rows_of(path)] == ["", "bad_csv"]
+
+
+@pytest.mark.parametrize("path", ["/no/such/file.jsonl", "nowhere.jsonl", "./nowhere", "a/b/c"])
+def test_what_is_not_there_is_no_hub_name(path: str) -> None:
+    with pytest.raises(DataError, match=r"data\.missing"):
+        locate(path, "train")
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.empty_folder"):
+        locate(str(tmp_path), "train")
+
+
+def test_a_hub_name_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def offline(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("Couldn't reach 'owner/name' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    assert locate("owner/name", "train").hub == "owner/name"
+    with pytest.raises(DataError, match=r"data\.hub.*\n.*Couldn't reach"):
+        rows_of("owner/name")

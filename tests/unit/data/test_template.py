@@ -1,0 +1,122 @@
+"""Which tokens are learnt: the assistant's, to the end of its turn, by marks or by prefixes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from data_fixtures import make_tokenizer
+
+from paceline.data.formats import Example, RowError
+from paceline.data.template import Encoded, Encoder
+from paceline.data.tokenizer import BUILTIN_TEMPLATES, TokenizerSpec, builtin_template, open_tokenizer
+
+TURNS = (
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Hi é"},
+    {"role": "assistant", "content": "Hello\nthere"},
+    {"role": "user", "content": "And?"},
+    {"role": "assistant", "content": "Bye é"},
+)
+REASONING = (  # drops the reasoning of answers that lie in the past, as reasoning models' templates do
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+REWRITES = "{% if messages|length > 2 %}long{% else %}short{% endif %}:{% for m in messages %}{{ m.role }} {{ m.content }}<|end|>{% endfor %}"
+ONE_EOS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+def unmarked(template: str) -> str:
+    return re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
+
+
+def encoder(folder: Path, template: str | None, train_on: str = "assistant") -> Encoder:
+    return Encoder(open_tokenizer(TokenizerSpec(str(folder), chat_template=template)), train_on)
+
+
+def parts(coder: Encoder, turns: tuple = TURNS) -> tuple[str, list[str]]:
+    """(whole text, labelled stretches) of a conversation."""
+    encoded = coder.encode([Example(messages=turns)])[0]
+    assert isinstance(encoded, Encoded), encoded
+    stretches: list[list[int]] = []
+    for i, (token, learnt) in enumerate(zip(encoded.input_ids.tolist(), encoded.labelled.tolist(), strict=True)):
+        if learnt:
+            if i == 0 or not encoded.labelled[i - 1]:
+                stretches.append([])
+            stretches[-1].append(token)
+    return coder.tokenizer.decode(encoded.input_ids), [coder.tokenizer.decode(s) for s in stretches]
+
+
+def test_only_the_answers_are_learnt_with_their_end(tokenizer: Path) -> None:
+    text, learnt = parts(encoder(tokenizer, builtin_template("chatml")))
+    assert learnt == ["Hello\nthere<|im_end|>", "Bye é<|im_end|>"]
+    assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi é<|im_end|>\n")
+
+
+@pytest.mark.parametrize("name", BUILTIN_TEMPLATES)
+def test_prefixes_find_the_same_tokens_as_marks(tokenizer: Path, name: str) -> None:
+    marked, plain = builtin_template(name), unmarked(builtin_template(name))
+    assert parts(encoder(tokenizer, marked)) == parts(encoder(tokenizer, plain))
+    coder = encoder(tokenizer, marked)
+    answers = parts(coder)[1]
+    assert [a.startswith(t["content"]) for a, t in zip(answers, (TURNS[2], TURNS[4]), strict=True)] == [True, True]
+    opened = coder.tokenizer.apply_chat_template(list(TURNS[:4]), tokenize=False, add_generation_prompt=True)
+    assert parts(coder)[0].startswith(opened), "an answer must begin where generation does"
+
+
+def test_all_tokens_by_config(tokenizer: Path) -> None:
+    text, learnt = parts(encoder(tokenizer, builtin_template("chatml"), "all"))
+    assert learnt == [text]
+
+
+def test_a_template_without_an_end_gets_end_of_text(tokenizer: Path) -> None:
+    text, learnt = parts(encoder(tokenizer, ONE_EOS), TURNS[1:3])
+    assert text == "user: Hi é\nassistant: Hello\nthere\n<|end|>"
+    assert learnt == ["Hello\nthere\n<|end|>"]
+
+
+def test_a_mark_that_leaves_the_end_out_is_closed(tokenizer: Path) -> None:
+    template = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>", "Bye é<|im_end|>"]
+
+
+def test_reasoning_templates_are_followed(tokenizer: Path) -> None:
+    assert parts(encoder(tokenizer, REASONING))[1] == ["Hello\nthere<|im_end|>", "<think></think>Bye é<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (REWRITES, "template_not_incremental"),
+        ("{{ messages[0].content }}", "template_not_incremental"),
+        ("{{ raise_exception('roles must alternate') }}", "template_refused"),
+        ("{{ ''.__class__.__mro__ }}", "template_refused"),
+    ],
+)
+def test_templates_that_cannot_be_followed_say_why(tokenizer: Path, template: str, reason: str) -> None:
+    result = encoder(tokenizer, template).encode([Example(messages=TURNS)])[0]
+    assert isinstance(result, RowError)
+    assert result.reason == reason
+
+
+def test_results_keep_the_order_of_the_rows(tokenizer: Path) -> None:
+    coder = encoder(tokenizer, builtin_template("plain"))
+    rows = [Example(text="abc"), Example(messages=TURNS[1:3]), Example(text="de")]
+    encoded = coder.encode(rows)
+    assert [coder.tokenizer.decode(e.input_ids) for e in encoded if isinstance(e, Encoded)] == [
+        "abc<|end|>",
+        "Hi é\nHello\nthere<|end|>",
+        "de<|end|>",
+    ]
+
+
+def test_stop_tokens_are_end_of_text_and_end_of_turn(tokenizer: Path) -> None:
+    coder = encoder(tokenizer, builtin_template("chatml"))
+    assert coder.tokenizer.convert_ids_to_tokens(list(coder.stop_token_ids())) == ["<|end|>", "<|im_end|>"]
+    assert len(encoder(tokenizer, builtin_template("plain")).stop_token_ids()) == 1
+
+
+def test_a_tokenizer_without_end_of_text(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "no_eos", eos=None)
+    assert parts(encoder(folder, ONE_EOS), TURNS[1:3])[1] == ["Hello\nthere\n"]
