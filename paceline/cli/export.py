@@ -17,7 +17,13 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 def export(
     run: RunFolder,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to write.")],
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 (as trained), bfloat16 or float16.")] = "float32",
+    checkpoint: Annotated[
+        str, typer.Option(metavar="WHICH", help="latest, best or step-N; result is the one the run's result names.")
+    ] = "result",
+    role: Annotated[str, typer.Option(help="Which model of the run.")] = "policy",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")] = False,
 ) -> None:
-    """Write a run's latest checkpoint as a Hugging Face folder that from_pretrained loads. RUN may also be one checkpoint."""
-    become("paceline.checkpoint.main", "export", str(run), "--to", str(to), *(["--dtype", dtype] if dtype else []))
+    """Write a run's model as a Hugging Face folder that from_pretrained loads. RUN may also be one checkpoint."""
+    options = ["--to", str(to), "--dtype", dtype, "--checkpoint", checkpoint, "--role", role]
+    become("paceline.checkpoint.main", "export", str(run), *options, *(["--overwrite"] if overwrite else []))

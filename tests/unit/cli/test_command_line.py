@@ -40,11 +40,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert not modules & set(HEAVY)
 
 
-@pytest.mark.parametrize("verb", [v for v in cli.VERBS if v not in ("demo",)])
-def test_help_of_a_verb_imports_no_torch(verb: str) -> None:
-    code = f"from paceline.cli.main import dispatch\ntry:\n    dispatch([{verb!r}, '--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0"
+def test_help_of_a_verb_imports_no_torch() -> None:
+    code = f"""
+from paceline.cli.main import dispatch
+for verb in {list(cli.VERBS)!r}:
+    if verb != "demo":  # answers from its own process
+        try:
+            dispatch([verb, "--help"])
+        except SystemExit as stop:
+            assert stop.code == 0, verb
+"""
     modules = imported_after(code)
-    assert f"paceline.cli.{verb}" in modules
+    assert {f"paceline.cli.{verb}" for verb in cli.VERBS if verb != "demo"} <= modules
     assert not modules & {"torch", "transformers", "numpy", "rich"}
 
 
@@ -195,11 +202,15 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     ("arguments", "module", "passed_on"),
     [
         (["export", "RUN", "--to", "DIR"], "paceline.checkpoint.main", ["export", "RUN", "--to", "DIR"]),
+        (["export", "RUN", "--to", "DIR", "--overwrite"], "paceline.checkpoint.main", ["--overwrite"]),
         (
-            ["export", "RUN", "--to", "DIR", "--dtype", "bfloat16"],
+            ["export", "RUN", "--to", "DIR", "--checkpoint", "best"],
             "paceline.checkpoint.main",
-            ["export", "RUN", "--to", "DIR", "--dtype", "bfloat16"],
+            ["--checkpoint", "best"],
         ),
+        (["chat", "RUN", "--prompt", "hello there"], "paceline.generation.chat", ["RUN", "--prompt", "hello there"]),
+        (["chat", "RUN", "--temperature", "0.7"], "paceline.generation.chat", ["--temperature", "0.7"]),
+        (["bench", "scaling", "--nproc", "1,2"], "paceline.demo.scaling", ["--nproc", "1,2"]),
         (["demo", "--help"], "paceline.demo", ["--help"]),
     ],
 )
@@ -207,9 +218,6 @@ def test_verbs_that_need_torch_become_another_process(
     arguments: list[str], module: str, passed_on: list[str], no_start: list[list[str]]
 ) -> None:
     assert run(*arguments) == 0
-    assert no_start == [[sys.executable, "-m", module, *passed_on]]
-
-
-def test_chat_passes_its_prompt_on(no_start: list[list[str]]) -> None:
-    assert run("chat", "RUN", "--prompt", "hello") == 0
-    assert no_start[0][3:] == ["RUN", "--prompt", "hello"]
+    [started] = no_start
+    assert started[:3] == [sys.executable, "-m", module]
+    assert " ".join(passed_on) in " ".join(started[3:])
