@@ -6,31 +6,13 @@ from typing import Any
 
 # Transformers' names for the same size in its families.
 SIZE_NAMES: dict[str, tuple[str, ...]] = {
-    "hidden_size": (
-        "hidden_size",
-        "n_embd",
-        "d_model",
-    ),
-    "layers": (
-        "num_hidden_layers",
-        "n_layer",
-        "num_layers",
-    ),
-    "heads": (
-        "num_attention_heads",
-        "n_head",
-    ),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "heads": ("num_attention_heads", "n_head"),
     "kv_heads": ("num_key_value_heads",),
-    "intermediate": (
-        "intermediate_size",
-        "n_inner",
-        "ffn_dim",
-    ),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
     "vocab": ("vocab_size",),
-    "max_positions": (
-        "max_position_embeddings",
-        "n_positions",
-    ),
+    "max_positions": ("max_position_embeddings", "n_positions"),
     "head_dim": ("head_dim",),
 }
 
