@@ -13,6 +13,7 @@ from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runlog.log import RunLog
 from paceline.runlog.redact import secrets_in
+from paceline.runtime.heartbeat import Heartbeat
 from paceline.training.cadence import every
 from paceline.training.console import Console
 from paceline.training.trackers import Tracker, open_trackers
@@ -25,6 +26,7 @@ class Observers:
     def __init__(self, run: RunDir, rank: int, plan: Plan, config: Config, environ: Mapping[str, str], prepared: Any) -> None:
         self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
         self.log = RunLog(run, rank, secrets_in(environ))
+        self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
         self.trackers: list[Tracker] = []
         self.logging_steps = 1
@@ -42,7 +44,13 @@ class Observers:
         if self.rank == 0:
             self.console = Console(total, enabled=True, logging_steps=self.logging_steps, logging_first_step=t.logging_first_step, start_step=event.start_step)
             self.trackers, notes = open_trackers(
-                t.report_to, self.run, name=t.run_name or self.run.root.name, config=self.config.to_json(), wandb_key_present=bool(self._environ.get("WANDB_API_KEY"))
+                t.report_to,
+                self.run,
+                name=t.run_name or self.run.root.name,
+                config=self.config.to_json(),
+                wandb_key_present=bool(self._environ.get("WANDB_API_KEY")),
+                start_step=event.start_step,
+                report=self.note,
             )
             for note in notes:
                 self.note(note)
@@ -51,6 +59,8 @@ class Observers:
 
     def hear(self, event: events.Event) -> None:
         """One event from the trainer."""
+        if isinstance(event, events.Step):
+            self.heartbeat.beat(event.step, "train")
         logs = not isinstance(event, events.Step) or self.is_logged(event)
         self.log.write(event, text=logs)
         if self.console is not None:
@@ -67,7 +77,7 @@ class Observers:
     def is_logged(self, event: events.Step) -> bool:
         """Whether this step is put into words (every step is in the event log)."""
         first = event.step == 1 and self.config.training.logging_first_step
-        return first or event.step % self.logging_steps == 0
+        return first or event.step % self.logging_steps == 0 or event.skipped is not None
 
     def note(self, diagnostic: Diagnostic) -> None:
         self.hear(events.Notice(diagnostic))
@@ -98,6 +108,8 @@ class Observers:
         self.log.close()
 
     def close(self) -> None:
+        """Let go of everything but the files of the log."""
+        self.heartbeat.stop()
         if self.console is not None:
             self.console.close()
             self.console = None

@@ -140,7 +140,8 @@ class Trainer:
         started = time.perf_counter()
         metrics = self.evaluate()
         seconds = time.perf_counter() - started
-        self._emit(events.Eval(self.state.step, metrics, seconds, rows=int(metrics.get("eval_rows", 0))))
+        rows = int(metrics.pop("eval_rows", 0))
+        self._emit(events.Eval(self.state.step, metrics, seconds, rows=rows))
         if self.best.metric not in metrics:
             raise PacelineError(
                 Diagnostic(

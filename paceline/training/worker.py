@@ -6,6 +6,7 @@ trainer → train → result and last checkpoint durable → teardown → exit. 
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 import traceback
@@ -13,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from paceline.checkpoint.resume import CheckpointReader, find_checkpoint, open_checkpoint, same_run
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
+from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim
 from paceline.launch.environ import cache_folder, current
@@ -51,13 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         env = RankEnv.from_environ(environ, start.local_rank)
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)
-        prepared = prepare_data(start, environ)
+        begun = time.monotonic()
+        prepared = prepare_data(start, rank, environ)
+        seconds = time.monotonic() - begun
     except PacelineError as exc:
         tell(exc.diagnostics, rank, only_first=True)
         return int(exc.exit_code)
     if "OMP_NUM_THREADS" not in environ:
         set_threads(threads_per_rank(env.local_world_size))
-    return Worker(start, env, plan, prepared, environ).run()
+    return Worker(start, env, plan, prepared, seconds, environ).run()
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
@@ -74,12 +80,15 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
     )
 
 
-def prepare_data(start: Start, environ: Mapping[str, str]) -> Prepared:
+def prepare_data(start: Start, rank: int, environ: Mapping[str, str]) -> Prepared:
     """Rows tokenised and on disk; the first process does it, the others wait on its file lock, with no process group to time out."""
     c = start.config
     cache = Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ)
     seed = c.training.seed if c.data.seed is None else c.data.seed
-    return prepare(c.data, c.model, seed=seed, cache_dir=cache)
+    if rank != 0:
+        return prepare(c.data, c.model, seed=seed, cache_dir=cache)
+    with Bar(Console()) as bar:
+        return prepare(c.data, c.model, seed=seed, cache_dir=cache, report=bar)
 
 
 def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
@@ -93,8 +102,9 @@ def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = Fal
 class Worker:
     """The life of one rank from the first handshake to the exit code."""
 
-    def __init__(self, start: Start, env: RankEnv, plan: Plan, prepared: Prepared, environ: Mapping[str, str]) -> None:
+    def __init__(self, start: Start, env: RankEnv, plan: Plan, prepared: Prepared, prepare_seconds: float, environ: Mapping[str, str]) -> None:
         self.start, self.env, self.plan, self.prepared, self.environ = start, env, plan, prepared, environ
+        self.prepare_seconds = prepare_seconds
         self.config = start.config
         self.run_dir = RunDir.at(plan.run_dir)
         self.started = time.time()
@@ -121,6 +131,8 @@ class Worker:
         alarm.stop()
         signals.restore()
         world.close(ok=True)
+        if world.rank == 0:
+            self.leave_word()
         return int(code)
 
     def train(self, world: World, signals: StopSignals) -> str:
@@ -136,12 +148,21 @@ class Worker:
             trainer.save = session.checkpoint_saver(trainer, self.published)
         total = trainer.cadence.total_steps
         self.observers.begin(events.RunStarted(self.plan.digest(), world.world_size, str(reader.path) if reader else None, trainer.state.step, total, self.plan.headline()))
+        self.say_data()
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.run_evaluation()
         outcome = trainer.train()
         if outcome != "stopped":
             self.load_best(world, trainer)
         return outcome
+
+    def say_data(self) -> None:
+        """What became of the rows, before the first step."""
+        assert self.observers is not None
+        t = self.config.training
+        seed = t.seed if t.data_seed is None else t.data_seed
+        for line in summary(self.prepared, seq_len=self.plan.seq_len, packing=self.plan.packing, seed=seed, seconds=self.prepare_seconds):
+            self.observers.say(line)
 
     def agree_on_plan(self, world: World) -> None:
         """Rank 0's plan for everybody; a run directory claimed when no parent did it."""
@@ -204,6 +225,14 @@ class Worker:
         if world.rank == 0:
             write_result(self.run_dir, outcome, code, self.facts())
         world.barrier()
+
+    def leave_word(self) -> None:
+        """The plot, and where everything lies. The run is over and durable: nothing here can harm it."""
+        drawn = subprocess.run([sys.executable, "-m", "paceline.watch.plot", str(self.run_dir.root)], capture_output=True, text=True, timeout=120, check=False)
+        plot = str(self.run_dir.plot_png) if drawn.returncode == 0 else f"not drawn: {drawn.stderr.strip()[-300:]}"
+        print(f"run         {self.run_dir.root}\ncheckpoint  {self.checkpoint or 'none (training.save_strategy is no)'}\nplot        {plot}", flush=True)
+        if self.checkpoint:
+            print(f"next        paceline chat {self.run_dir.root}   |   paceline export {self.run_dir.root} --to DIR", flush=True)
 
     def facts(self) -> dict[str, Any]:
         """What the result says beyond the outcome."""
