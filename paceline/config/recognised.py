@@ -143,7 +143,7 @@ RECOGNISED: dict[str, Recognised] = {
     # LLaMA-Factory and the guide
     "device_ids": _note("each process drives the device of its local rank"),
     "template": _note(_TEMPLATE),
-    "plot_loss": _note("plots are always written at the end, and by `paceline plot RUN`"),
+    "plot_loss": _note("a plot is drawn at the end unless report_to is none, and by `paceline plot RUN`"),
     "overwrite_cache": _note(
         "prepared data are found by fingerprint: a change of data, tokenizer or template prepares anew"
     ),

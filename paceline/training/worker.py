@@ -228,11 +228,16 @@ class Worker:
 
     def leave_word(self) -> None:
         """The plot, and where everything lies. The run is over and durable: nothing here can harm it."""
-        drawn = subprocess.run([sys.executable, "-m", "paceline.watch.plot", str(self.run_dir.root)], capture_output=True, text=True, timeout=120, check=False)
-        plot = str(self.run_dir.plot_png) if drawn.returncode == 0 else f"not drawn: {drawn.stderr.strip()[-300:]}"
+        plot = "none (training.report_to is none)" if "none" in self.config.training.report_to else self.draw_plot()
         print(f"run         {self.run_dir.root}\ncheckpoint  {self.checkpoint or 'none (training.save_strategy is no)'}\nplot        {plot}", flush=True)
         if self.checkpoint:
             print(f"next        paceline chat {self.run_dir.root}   |   paceline export {self.run_dir.root} --to DIR", flush=True)
+
+    def draw_plot(self) -> str:
+        """Where the PNG lies, or why it was not drawn. A process of its own: plotting needs no torch and may not disturb a run."""
+        argv = [sys.executable, "-m", "paceline.watch.plot", str(self.run_dir.root)]
+        drawn = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        return str(self.run_dir.plot_png) if drawn.returncode == 0 else f"not drawn: {drawn.stderr.strip()[-300:]}"
 
     def facts(self) -> dict[str, Any]:
         """What the result says beyond the outcome."""
