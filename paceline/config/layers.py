@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from paceline.config.collect import same
 from paceline.config.sections.types import to_bool
 from paceline.config.source import FOREIGN, Entry, Source, shown
+from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
 
 _PRECISION = "training.mixed_precision"

@@ -16,11 +16,12 @@ from paceline.config.build import build
 from paceline.config.collect import Collector
 from paceline.config.foreign.files import foreign_layer
 from paceline.config.layers import Merged, merge
+from paceline.config.reading import read_text
 from paceline.config.rules import check
 from paceline.config.rules.base import Facts
 from paceline.config.schema import SECTIONS, Config, fields
 from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, YAML, Entry, Source
-from paceline.config.yaml_tree import Node, parse_yaml, read_text
+from paceline.config.yaml_tree import Node, parse_yaml
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 

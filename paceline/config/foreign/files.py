@@ -10,8 +10,9 @@ from typing import Any
 from paceline.config.foreign import accelerate, deepspeed, fsdp
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.layers import Merged
+from paceline.config.reading import read_text
 from paceline.config.source import Entry
-from paceline.config.yaml_tree import parse_yaml, read_text
+from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 

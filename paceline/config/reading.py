@@ -1,0 +1,65 @@
+"""The text of a config file: bounded, UTF-8, every failure with a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+
+
+def read_text(path: str, what: str = "the config file") -> str:
+    """The text of a file, at most 1 MiB of UTF-8. Raises ConfigError for a missing file, a folder, or text that is not UTF-8."""
+    file = Path(path)
+    try:
+        if file.is_dir():
+            raise _fail(
+                "config.is_directory",
+                f"{what} is a directory",
+                path,
+                hint="give the YAML file inside it, e.g. " + str(file / "config.yaml"),
+            )
+        if not file.exists():
+            raise _fail("config.missing_file", f"{what} does not exist", path, hint=_nearby(file))
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as exc:
+        raise _fail(
+            "config.unreadable",
+            f"{what} cannot be read",
+            path,
+            found=exc.strerror or str(exc),
+            hint="a file this user may read",
+        ) from exc
+    if len(raw) > MAX_BYTES:
+        raise _fail(
+            "config.too_large",
+            f"{what} is larger than 1 MiB",
+            path,
+            hint="settings only; data belongs in files named under data:",
+        )
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw[: exc.start].count(b"\n") + 1
+        raise _fail(
+            "config.not_utf8",
+            f"{what} is not UTF-8 text",
+            f"{path}:{line}",
+            found=f"byte 0x{raw[exc.start]:02x}",
+            hint="save the file as UTF-8",
+        ) from exc
+
+
+def _fail(code: str, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
+    return ConfigError(Diagnostic(code, what, where=where, found=found, hint=hint))
+
+
+def _nearby(file: Path) -> str:
+    folder = file.parent
+    if not folder.is_dir():
+        return f"a path that exists; there is no folder {folder}"
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".yaml", ".yml", ".json"))[:5]
+    return f"a path that exists; {folder}/ holds {', '.join(names)}" if names else "a path that exists"
