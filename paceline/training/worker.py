@@ -228,7 +228,7 @@ class Worker:
 
     def leave_word(self) -> None:
         """The plot, and where everything lies. The run is over and durable: nothing here can harm it."""
-        plot = "none (training.report_to is none)" if "none" in self.config.training.report_to else self.draw_plot()
+        plot = self.draw_plot() if self.config.training.report_to else "none (training.report_to is none)"
         print(f"run         {self.run_dir.root}\ncheckpoint  {self.checkpoint or 'none (training.save_strategy is no)'}\nplot        {plot}", flush=True)
         if self.checkpoint:
             print(f"next        paceline chat {self.run_dir.root}   |   paceline export {self.run_dir.root} --to DIR", flush=True)
