@@ -224,7 +224,7 @@ def fails(world: World, out: Path, how: str, rank: int) -> dict[str, Any]:
             strategy.train_window(
                 {Role.POLICY: handle}, window(step, world.rank, world.world_size), objective, lr=1e-2, max_grad_norm=1.0
             )
-            if step == 1:
+            if step == 0:
                 (out / f"{world.rank}.failing_at.json").write_text(json.dumps(time.time()))
     except BaseException as exc:  # noqa: BLE001
         if is_cascade(exc):
