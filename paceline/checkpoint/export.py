@@ -184,8 +184,9 @@ def _skeleton(config: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     plain = {k: v for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
+    build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **plain))
+        return build(AutoConfig.for_model(config["model_type"], **plain))
 
 
 def _check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], where: Path) -> None:
@@ -266,8 +267,9 @@ def _check_load(stage: Path, entries: list[Entry], where: Path) -> None:
 def _load_quietly(folder: Path) -> tuple[Any, Mapping[str, Any]]:
     """``from_pretrained`` without its progress bar; the model and the loading info."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as said
+    from transformers.utils import logging
 
+    said: Any = logging
     shown = said.is_progress_bar_enabled()
     said.disable_progress_bar()
     try:

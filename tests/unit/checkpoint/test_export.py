@@ -23,7 +23,8 @@ def loader_threads_end() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        if not thread.daemon:
+            thread.join(10)
 
 
 IDS = torch.tensor([[1, 5, 9, 2, 30]])

@@ -1,0 +1,119 @@
+"""A run's events of all its attempts as one history: what a resumed run did again counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.core.rundir import RunDir
+from paceline.runlog.eventlog import Record, read_events
+from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Finished, RunStarted, Step
+
+MAX_RANKS = 100_000
+
+
+@dataclass
+class History:
+    """Rank 0's view in step order, times relative to the first event; ``peak_memory`` is the worst rank's, step by step.
+
+    ``restarts`` are the steps at which attempts after the first began.
+    """
+
+    began: float = 0.0
+    ended: float = 0.0
+    started: RunStarted | None = None
+    finished: Finished | None = None
+    steps: dict[int, Step] = field(default_factory=dict)
+    evals: dict[int, Eval] = field(default_factory=dict)
+    checkpoints: dict[int, CheckpointSaved] = field(default_factory=dict)
+    answers: dict[int, Answers] = field(default_factory=dict)
+    errors: list[Error] = field(default_factory=list)
+    restarts: list[int] = field(default_factory=list)
+    peak_memory: dict[int, int] = field(default_factory=dict)
+    num_ranks: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """The last finished step; 0 when there is none."""
+        return max(self.steps, default=0)
+
+    @property
+    def outcome(self) -> str:
+        """``completed``, ``stopped``, ``failed``…; ``running`` while no attempt has ended the last one."""
+        if self.finished is not None:
+            return self.finished.outcome
+        return "failed" if self.errors else "running"
+
+
+def load_history(run: RunDir) -> History:
+    """Read every rank's events of ``run``; an absent or empty run gives an empty history."""
+    history = History()
+    for record in read_events(run.events(0)):
+        _take(history, record)
+    history.steps = dict(sorted(history.steps.items()))
+    for rank, records in _ranks(run).items():
+        history.num_ranks = max(history.num_ranks, rank + 1)
+        _take_other(history, rank, records)
+    return history
+
+
+def _take(history: History, record: Record) -> None:
+    history.began = history.began or record.time
+    history.ended = max(history.ended, record.time)
+    event = record.event
+    if isinstance(event, RunStarted):
+        _begin(history, event)
+    elif isinstance(event, Step):
+        history.steps[event.step] = event
+    elif isinstance(event, Eval):
+        history.evals[event.step] = event
+    elif isinstance(event, CheckpointSaved):
+        history.checkpoints[event.step] = event
+    elif isinstance(event, Answers):
+        history.answers[event.step] = event
+    elif isinstance(event, Error):
+        history.errors.append(event)
+    elif isinstance(event, Finished):
+        history.finished = event
+
+
+def _begin(history: History, event: RunStarted) -> None:
+    """A new attempt: what came after its first step belongs to a branch that was given up."""
+    if history.started is not None:
+        history.restarts.append(event.start_step)
+    history.started, history.finished = event, None
+    history.errors.clear()
+    kept: tuple[dict[int, Step], dict[int, Eval]] = (history.steps, history.evals)
+    for table in kept:
+        for step in [s for s in table if s > event.start_step]:
+            del table[step]
+
+
+def _ranks(run: RunDir) -> Mapping[int, list[Record]]:
+    if not run.events_dir.is_dir():
+        return {}
+    ranks: dict[int, list[Record]] = {}
+    for rank in range(MAX_RANKS):
+        if not run.events(rank).exists():
+            break
+        ranks[rank] = read_events(run.events(rank))
+    return ranks
+
+
+def _take_other(history: History, rank: int, records: list[Record]) -> None:
+    """From every rank: memory, and the errors that rank 0 may not have lived to write."""
+    known = {(e.rank, e.diagnostic.code, e.diagnostic.what) for e in history.errors}
+    memory: dict[int, int] = {}
+    errors: list[Error] = []
+    for record in records:
+        event = record.event
+        if isinstance(event, RunStarted):
+            errors.clear()
+        elif isinstance(event, Step) and event.memory_bytes is not None:
+            memory[event.step] = event.memory_bytes
+        elif isinstance(event, Error):
+            errors.append(event)
+    for step, used in memory.items():
+        if step in history.steps:
+            history.peak_memory[step] = max(used, history.peak_memory.get(step, 0))
+    history.errors += [e for e in errors if rank > 0 and (e.rank, e.diagnostic.code, e.diagnostic.what) not in known]

@@ -1,0 +1,1 @@
+"""Looking at runs from outside: reads run directories only, imports no torch."""

@@ -1,0 +1,36 @@
+"""Curves: points without what is not a number, and their running mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Finite points in the order of x."""
+
+    x: list[int]
+    y: list[float]
+
+    @staticmethod
+    def of(points: Mapping[int, float]) -> Curve:
+        kept = sorted((x, y) for x, y in points.items() if math.isfinite(y))
+        return Curve([x for x, _ in kept], [y for _, y in kept])
+
+    def __bool__(self) -> bool:
+        return bool(self.x)
+
+
+def running_mean(values: list[float]) -> list[float]:
+    """The mean over a centred window of about a twentieth of the curve, shrinking towards both ends so that it lags nowhere."""
+    half = max(1, len(values) // 40)
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    means = []
+    for i in range(len(values)):
+        reach = min(half, i, len(values) - 1 - i)
+        means.append((sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1))
+    return means

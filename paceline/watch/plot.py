@@ -1,0 +1,284 @@
+"""``python -m paceline.watch.plot RUN [--to FILE]``: one picture of a run: loss, accuracy, throughput, memory."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.rundir import RunDir
+from paceline.core.units import human_seconds
+from paceline.runlog.history import History, load_history
+from paceline.runlog.redact import printable
+from paceline.watch.curves import Curve, running_mean
+
+INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
+BLUE, ORANGE, GREEN, PURPLE, RED = "#2f6db3", "#e07b21", "#2a9d5c", "#7a56b3", "#c8372d"
+_OUTCOME_COLOUR = {"completed": GREEN, "early_stopped": GREEN, "stopped": ORANGE, "failed": RED, "running": BLUE}
+GIB = 1024**3
+
+
+def plot_run(run: RunDir, to: Path | None = None) -> Path:
+    """Draw ``run`` (finished, failed or still going) into ``to`` (default ``RUN/plot.png``), replaced atomically.
+
+    Raises ConfigError when the run has no event yet, or the file cannot be written.
+    """
+    history = load_history(run)
+    if history.started is None and not history.steps:
+        hint = "a run directory with an events folder; a run writes its first event when training begins"
+        raise ConfigError(Diagnostic("plot.no_events", "there is nothing to plot yet", str(run.root), hint=hint))
+    target = to or run.plot_png
+    figure = _draw(history, run.root.name)
+    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(staged, format="png", dpi=130, facecolor="white")
+        os.replace(staged, target)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise ConfigError(
+            Diagnostic("plot.write", "the picture cannot be written", str(target), str(exc), "--to another file")
+        ) from exc
+    return target
+
+
+def _draw(history: History, name: str) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    engine = ConstrainedLayoutEngine(rect=(0.005, 0.005, 0.99, 0.885), hspace=0.07, wspace=0.04)
+    figure = Figure(figsize=(11, 7), layout=engine)
+    FigureCanvasAgg(figure)
+    _title(figure, history, name)
+    axes = figure.subplots(2, 2)
+    _loss(axes[0][0], history)
+    _accuracy(axes[0][1], history)
+    _throughput(axes[1][0], history)
+    _memory(axes[1][1], history)
+    last = max([history.last_step, *history.evals, (history.started.total_steps or 0) if history.started else 0, 1])
+    for ax in axes.flat:
+        _frame(ax, history, last)
+    return figure
+
+
+def _title(figure: Any, history: History, name: str) -> None:
+    total = history.started.total_steps if history.started else None
+    facts = [
+        f"step {history.last_step}" + (f" of {total}" if total else ""),
+        human_seconds(history.ended - history.began),
+    ]
+    if history.started:
+        facts.append(f"{history.started.world_size} process{'es' if history.started.world_size != 1 else ''}")
+    if history.started and history.started.description:
+        facts.append(history.started.description)
+    facts.append(f"resumed {len(history.restarts)}×" if history.restarts else "")
+    line = printable(" · ".join(f for f in facts if f)).replace("$", r"\$")
+    figure.text(
+        0.014, 0.955, printable(name).replace("$", r"\$"), fontsize=15, fontweight="bold", color=INK, va="center"
+    )
+    figure.text(0.014, 0.922, line if len(line) < 150 else line[:149] + "…", fontsize=9.5, color=QUIET, va="center")
+    outcome = history.outcome
+    badge = {"facecolor": _OUTCOME_COLOUR.get(outcome, QUIET), "edgecolor": "none", "boxstyle": "round,pad=0.4"}
+    figure.text(
+        0.985, 0.955, outcome.replace("_", " "), fontsize=10, color="white", ha="right", va="center", bbox=badge
+    )
+    if history.errors and outcome == "failed":
+        error = history.errors[0]
+        words = printable(f"rank {error.rank}: {error.diagnostic.code}: {error.diagnostic.what}").replace("$", r"\$")
+        figure.text(0.985, 0.922, words[:90], fontsize=8.5, color=RED, ha="right", va="center")
+
+
+def _loss(ax: Any, history: History) -> None:
+    curve = Curve.of({s: e.loss for s, e in history.steps.items()})
+    _name(ax, "Loss")
+    _raw_and_mean(ax, curve, BLUE, "training")
+    held_out = Curve.of({s: _metric(e.metrics, "eval_loss") for s, e in history.evals.items()})
+    if held_out:
+        ax.plot(held_out.x, held_out.y, "o-", color=ORANGE, linewidth=1.6, markersize=4, label="held out")
+    lost = [s for s, e in history.steps.items() if not math.isfinite(e.loss)]
+    if lost:
+        ax.plot(
+            lost,
+            [0.02] * len(lost),
+            "x",
+            color=RED,
+            markersize=6,
+            transform=ax.get_xaxis_transform(),
+            label="not a number",
+            clip_on=False,
+        )
+    values = curve.y + held_out.y
+    if values and min(values) > 0 and max(values) / min(values) > 30:
+        ax.set_yscale("log")
+    elif values and min(values) >= 0:
+        ax.set_ylim(bottom=0)
+    saved = [s for s in history.checkpoints if s <= history.last_step]
+    if saved:
+        ax.plot(
+            saved,
+            [0] * len(saved),
+            "^",
+            color=INK,
+            markersize=5,
+            transform=ax.get_xaxis_transform(),
+            clip_on=False,
+            zorder=5,
+            label="checkpoint",
+        )
+    if history.restarts:
+        ax.plot([], [], ":", color=RED, linewidth=0.9, label="resumed")
+    _empty(ax, bool(values or lost), "no step yet")
+
+
+def _accuracy(ax: Any, history: History) -> None:
+    _name(ax, "Accuracy on held-out data")
+    names = sorted(
+        {n for e in history.evals.values() for n in e.metrics if _is_share(n)}, key=lambda n: ("exact" not in n, n)
+    )
+    for name, colour in zip(names[:4], (GREEN, PURPLE, ORANGE, BLUE), strict=False):
+        curve = Curve.of({s: _metric(e.metrics, name) for s, e in history.evals.items()})
+        label = f"{name.removeprefix('eval_').replace('_', ' ')} {curve.y[-1] if curve else math.nan:.1%}"
+        ax.plot(curve.x, curve.y, "o-", color=colour, linewidth=1.8, markersize=4, label=label)
+    answered = Curve.of(
+        {s: sum(bool(r.get("correct")) for r in a.rows) / len(a.rows) for s, a in history.answers.items() if a.rows}
+    )
+    if answered and not any("exact" in n for n in names):
+        ax.plot(
+            answered.x,
+            answered.y,
+            "s--",
+            color=GREEN,
+            linewidth=1.8,
+            markersize=5,
+            label=f"answers correct {answered.y[-1]:.1%}",
+        )
+    ax.set_ylim(-0.03, 1.06)
+    _percent(ax)
+    _empty(ax, bool(names or answered), "not evaluated")
+
+
+def _throughput(ax: Any, history: History) -> None:
+    _name(ax, "Throughput, tokens per second")
+    curve = Curve.of({s: e.tokens_per_second for s, e in history.steps.items()})
+    _raw_and_mean(ax, curve, GREEN, "all ranks")
+    if curve.y:
+        typical = sorted(curve.y)[len(curve.y) // 2]
+        ax.axhline(typical, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), label=f"median {typical:,.0f}")
+        ax.set_ylim(0, 1.15 * max(running_mean(curve.y) + [typical]))
+    mfu = sorted(e.mfu for e in history.steps.values() if e.mfu is not None and math.isfinite(e.mfu))
+    if mfu:
+        ax.set_title(f"median MFU {mfu[len(mfu) // 2]:.0%}", loc="right", fontsize=9, color=QUIET)
+    _thousands(ax)
+    _empty(ax, bool(curve.y), "no step yet")
+
+
+def _memory(ax: Any, history: History) -> None:
+    _name(ax, "Peak memory of the worst rank, GiB")
+    curve = Curve.of({s: used / GIB for s, used in history.peak_memory.items()})
+    if curve.y:
+        ax.fill_between(curve.x, curve.y, color=PURPLE, alpha=0.12, linewidth=0)
+        ax.plot(curve.x, curve.y, color=PURPLE, linewidth=1.8)
+        _say_last(ax, curve, PURPLE, "{:.2f} GiB")
+        ax.set_ylim(0, 1.2 * max(curve.y))
+    _empty(ax, bool(curve.y), "not measured")
+
+
+def _raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
+    """Every step faintly, their running mean on top."""
+    few = len(curve.y) < 20
+    ax.plot(
+        curve.x,
+        curve.y,
+        color=colour,
+        alpha=1.0 if few else 0.25,
+        linewidth=1.6 if few else 0.9,
+        label=label if few else None,
+    )
+    if not few:
+        ax.plot(curve.x, running_mean(curve.y), color=colour, linewidth=1.9, label=label)
+
+
+def _frame(ax: Any, history: History, last: int) -> None:
+    """What all panels share: grid, ticks, marks of restarts, legend."""
+    ax.set_xlim(0, last * 1.02)
+    ax.grid(True, color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(GRID)
+    ax.tick_params(colors=QUIET, labelsize=9, length=0)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel("step", fontsize=9, color=QUIET)
+    for step in history.restarts:
+        ax.axvline(step, color=RED, linewidth=0.9, linestyle=":", alpha=0.7)
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        ax.legend(handles, labels, fontsize=8.5, frameon=False, labelcolor=INK, loc="best")
+
+
+def _name(ax: Any, title: str) -> None:
+    ax.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
+
+
+def _say_last(ax: Any, curve: Curve, colour: str, pattern: str) -> None:
+    if curve.y:
+        place = {"xytext": (-4, 7), "textcoords": "offset points", "ha": "right"}
+        ax.annotate(
+            pattern.format(curve.y[-1]),
+            (curve.x[-1], curve.y[-1]),
+            fontsize=9,
+            color=colour,
+            fontweight="bold",
+            **place,
+        )
+
+
+def _empty(ax: Any, has_content: bool, words: str) -> None:
+    if not has_content:
+        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=11, color=QUIET)
+
+
+def _metric(metrics: Mapping[str, float], name: str) -> float:
+    return metrics.get(name, math.nan)
+
+
+def _is_share(name: str) -> bool:
+    return any(word in name for word in ("accuracy", "exact_match"))
+
+
+def _percent(ax: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _thousands(ax: Any) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw as asked; the exit code (``core.errors.ExitCode``)."""
+    parser = argparse.ArgumentParser(prog="paceline plot", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run directory")
+    parser.add_argument("--to", type=Path, default=None, metavar="PNG", help="the file to write [RUN/plot.png]")
+    args = parser.parse_args(argv)
+    try:
+        print(plot_run(RunDir.at(args.run), args.to))
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    return int(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The picture of a run: whatever state the run is in."""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.rundir import RunDir
+from paceline.runlog.eventlog import EventLog
+from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Event, Finished, RunStarted, Step
+from paceline.runlog.history import load_history
+from paceline.watch.curves import Curve, running_mean
+from paceline.watch.plot import main, plot_run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def step(number: int, loss: float | None = None, memory: int = 1 << 30) -> Step:
+    noise = random.Random(number).gauss(0, 0.1)
+    value = 5 * math.exp(-number / 40) + 0.2 + noise * 0.3 if loss is None else loss
+    return Step(
+        number,
+        number / 100,
+        value,
+        lr=1e-3,
+        tokens_per_second=9000 * (1 + noise / 3),
+        mfu=0.6 + noise / 10,
+        memory_bytes=memory,
+    )
+
+
+def write(run: RunDir, events: list[Event], rank: int = 0) -> None:
+    clock = iter(range(100, 10_000_000))
+    with EventLog(run.events(rank), rank, clock=lambda: float(next(clock))) as log:
+        for event in events:
+            log.write(event)
+
+
+def story(last: int = 200) -> list[Event]:
+    events: list[Event] = [RunStarted("d", 2, total_steps=200, description="llama 1.2M, ddp, bf16")]
+    for number in range(1, last + 1):
+        events.append(step(number, memory=int(1.1e9) + number * 100_000))
+        if number % 40 == 0:
+            share = 1 - math.exp(-number / 60)
+            events.append(
+                Eval(
+                    number,
+                    {
+                        "eval_loss": 5.2 * math.exp(-number / 40) + 0.3,
+                        "eval_token_accuracy": share,
+                        "eval_exact_match": share**2,
+                    },
+                )
+            )
+            events.append(CheckpointSaved(number, "p", 0.1, 10))
+    return events
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir.at(tmp_path / "run")
+
+
+STORIES: dict[str, list[Event]] = {
+    "finished": [*story(), Finished("completed", 200, 100.0)],
+    "running": story(90),
+    "just_started": [RunStarted("d", 1)],
+    "failed": [*story(90), Error(1, Diagnostic("a.b", "it broke at $x_1$ \x1b[31m"))],
+    "nan": [RunStarted("d", 1), step(1), step(2, math.nan), step(3, math.inf)],
+    "one_step": [RunStarted("d", 1, total_steps=1), step(1), Finished("completed", 1, 1.0)],
+    "zero_loss": [RunStarted("d", 1), step(1, 0.0), step(2, 0.0)],
+    "answers": [
+        RunStarted("d", 1),
+        Answers(0, [{"correct": False}]),
+        step(1),
+        Answers(1, [{"correct": True}, {"correct": False}]),
+        Answers(2, []),
+    ],
+    "resumed": [
+        *story(90),
+        RunStarted("d", 2, "step-80", 80, 200),
+        *[step(n) for n in range(81, 100)],
+        Finished("stopped", 99, 1.0),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", STORIES)
+def test_every_state_gives_a_picture(run: RunDir, kind: str) -> None:
+    write(run, STORIES[kind])
+    path = plot_run(run)
+    assert path == run.plot_png and path.read_bytes()[:8] == PNG and path.stat().st_size > 10_000
+    assert [p.name for p in run.root.iterdir() if p.name.startswith(".")] == []
+
+
+def test_the_picture_shows_all_four_panels(run: RunDir) -> None:
+    from paceline.watch import plot
+
+    write(run, STORIES["finished"])
+    figure = plot._draw(load_history(run), "run")
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles == [
+        "Loss",
+        "Accuracy on held-out data",
+        "Throughput, tokens per second",
+        "Peak memory of the worst rank, GiB",
+    ]
+    labels = [{text.get_text() for text in ax.get_legend().get_texts()} for ax in figure.axes[:3]]
+    assert labels[0] == {"training", "held out", "checkpoint"} and labels[1] == {
+        "exact match 93.0%",
+        "token accuracy 96.4%",
+    }
+    assert all(len(ax.lines) >= 1 for ax in figure.axes)
+
+
+def test_a_run_without_events_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="plot.no_events"):
+        plot_run(run)
+    assert main([str(run.root)]) == 2 and "nothing to plot yet" in capsys.readouterr().err
+    assert not run.root.exists()
+
+
+def test_another_file(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run, STORIES["running"])
+    assert main([str(run.root), "--to", str(tmp_path / "deep" / "x.png")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "deep" / "x.png")
+    assert not run.plot_png.exists()
+    (tmp_path / "file").write_text("x")
+    assert main([str(run.root), "--to", str(tmp_path / "file" / "x.png")]) == 2
+    assert "plot.write" in capsys.readouterr().err
+
+
+def test_history_of_a_resumed_run_counts_each_step_once(run: RunDir) -> None:
+    write(run, STORIES["resumed"])
+    history = load_history(run)
+    assert list(history.steps) == list(range(1, 100))
+    assert (history.restarts, history.outcome, history.last_step) == ([80], "stopped", 99)
+    assert max(history.evals) == 80
+
+
+def test_history_takes_the_worst_rank_and_every_rank_s_errors(run: RunDir) -> None:
+    write(run, [RunStarted("d", 2), step(1, memory=10), step(2, memory=10)])
+    write(run, [step(1, memory=30), step(2, memory=5), step(3, memory=99), Error(1, Diagnostic("a.b", "x"))], rank=1)
+    history = load_history(run)
+    assert (history.peak_memory, history.num_ranks, history.outcome) == ({1: 30, 2: 10}, 2, "failed")
+    assert [e.rank for e in history.errors] == [1]
+
+
+def test_running_mean_is_the_mean_and_keeps_the_ends() -> None:
+    assert running_mean([]) == []
+    assert running_mean([1.0, 2.0, 6.0]) == [1.0, 3.0, 6.0]
+    line = [float(i) for i in range(200)]
+    assert running_mean(line) == pytest.approx(line)
+
+
+def test_curves_leave_out_what_is_no_number() -> None:
+    curve = Curve.of({3: 1.0, 1: 2.0, 2: math.nan, 4: math.inf})
+    assert (curve.x, curve.y, bool(curve), bool(Curve.of({}))) == ([1, 3], [2.0, 1.0], True, False)
