@@ -10,10 +10,10 @@ from pathlib import Path
 from paceline.demo.questions import Question, held_out, training
 from paceline.demo.tokenizer import MAX_LENGTH, vocabulary, write_tokenizer
 
-TRAIN_QUESTIONS = 16_000
+TRAIN_QUESTIONS = 12_000
 HELD_OUT_QUESTIONS = 240
-STEPS = 480
-SAVE_STEPS = 40
+STEPS = 400
+SAVE_STEPS = 25
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:
+        print("\nThe demo was stopped; what it had made so far is kept.", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
 
 
@@ -66,7 +67,7 @@ def demo(options: argparse.Namespace, console: Console) -> int:
                 "the demo needs at least 3 steps and 1 process",
                 "",
                 f"--steps {options.steps} --nproc {options.nproc}",
-                "--steps 480 --nproc 2",
+                "--steps 400 --nproc 2",
             )
         )
     run = free_directory(options.to, console)
@@ -121,7 +122,7 @@ def free_directory(wanted: Path | None, console: Console) -> RunDir:
 
 def introduce(console: Console, run: RunDir, material: Material, options: argparse.Namespace) -> None:
     """What is about to happen."""
-    train = sum(1 for _ in material.train.open(encoding="utf-8"))
+    train = len(material.train.read_text(encoding="utf-8").splitlines())
     console.print(
         f"A Llama of 0.4 M parameters learns letter puzzles from nothing: {train:,} questions to learn from, {len(material.asked)} others to be asked "
         f"(about words that occur in none of the first). {options.nproc} processes, {options.steps} steps. Everything goes to {run.root}.\n",

@@ -1,0 +1,99 @@
+"""A shortened demo as a user starts it, and what the README tells to do with its run: chat, plot, export, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_SECONDS = 280
+STEPS = 6
+
+
+def paceline(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """``paceline ARGUMENTS`` in ``folder``, with a cache of its own."""
+    environ = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PACELINE_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_"))
+    }
+    environ |= {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PACELINE_CACHE": str(folder / "cache"),
+        "COLUMNS": "120",
+    }
+    argv = [sys.executable, "-m", "paceline.cli.main", *arguments]
+    return subprocess.run(
+        argv,
+        cwd=folder,
+        env=environ,
+        input=given if given is not None else "",
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder in which a demo of a few steps was run."""
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, paceline(folder, "demo", "--steps", str(STEPS))
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_the_demo_shows_numbers_answers_and_places(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = demo
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run = folder / "outputs" / "demo"
+    for word in (
+        "held-out questions",
+        "before",
+        "after",
+        "Some answers, side by side",
+        "paceline chat outputs/demo",
+        "outputs/demo/plot.png",
+    ):
+        assert word in done.stdout, word
+    assert (run / "plot.png").read_bytes().startswith(b"\x89PNG")
+    answers = json.loads((run / "answers.json").read_text())
+    assert [a["step"] for a in answers] == [0, 2, 4, 6]
+    assert answers[0]["exact_match"] < 0.02, "an untrained model cannot guess"
+    assert all(len(a["rows"]) == 240 for a in answers)
+    assert json.loads((run / "result.json").read_text())["world_size"] == 2
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_chat_plot_and_export_follow(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = demo
+    last = json.loads((folder / "outputs" / "demo" / "answers.json").read_text())[-1]["rows"][0]
+    said = paceline(folder, "chat", "outputs/demo", "--prompt", last["prompt"], "--max-new-tokens", "12")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.rstrip("\n") == last["answer"], "chat answers as the evaluation did"
+    piped = paceline(folder, "chat", "outputs/demo", "--max-new-tokens", "12", given=f"{last['prompt']}\n")
+    assert piped.stdout == said.stdout
+    assert paceline(folder, "plot", "outputs/demo", "--to", "again.png").returncode == 0
+    assert (folder / "again.png").stat().st_size > 10_000
+    exported = paceline(folder, "export", "outputs/demo", "--to", "model")
+    assert exported.returncode == 0, exported.stderr
+    again = paceline(folder, "chat", "model", "--prompt", last["prompt"], "--max-new-tokens", "12")
+    assert again.stdout == said.stdout
+
+
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").write_text("mine")
+    done = paceline(tmp_path, "demo", "--to", "taken")
+    assert done.returncode == 2
+    assert "demo.not_empty" in done.stderr
+    assert [p.name for p in (tmp_path / "taken").iterdir()] == ["mine"]

@@ -1,0 +1,82 @@
+"""README and guides say what is true: YAML that loads, verbs and options that exist, links that lead somewhere, twins that agree."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+
+from paceline.cli.main import VERBS
+from paceline.config.load import load_config
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/guide.md", "docs/guide.zh-CN.md", "benchmarks/README.md")
+TWINS = (("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md"))
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def commands(document: str) -> list[str]:
+    """Lines of the bash blocks without comments."""
+    lines = "".join(blocks(document, "bash")).splitlines()
+    return [text for line in lines if (text := re.sub(r"\s+#.*", "", line).strip())]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_files(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert ((ROOT / document).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_headings_that_are_linked_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", text):
+        page = ((ROOT / document).parent / target if target else ROOT / document).read_text(encoding="utf-8")
+        headings = {h.strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
+        assert anchor in headings, anchor
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_yaml_blocks_are_configs(document: str, tmp_path: Path) -> None:
+    for number, text in enumerate(blocks(document, "yaml")):
+        if "model:" not in text:
+            text = "model: {name_or_path: some/model}\n" + text
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text, encoding="utf-8")
+        load_config(str(path))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_verbs_and_options_exist(document: str) -> None:
+    found = [c for c in commands(document) if re.search(r"(^|/| )paceline ", c)]
+    for command in found:
+        verb, *rest = re.split(r"\bpaceline ", command, maxsplit=1)[1].split()
+        assert verb in VERBS, command
+        leaf = typer.main.get_command(import_module(f"paceline.cli.{verb}").app)
+        known = {option for parameter in leaf.params for option in parameter.opts}
+        if not leaf.context_settings.get("ignore_unknown_options") and not hasattr(leaf, "commands"):
+            assert {w for w in rest if w.startswith("--")} <= known, command
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_scripts_named_in_commands_exist(document: str) -> None:
+    for command in commands(document):
+        for name in re.findall(r"\S+\.py\b", command):
+            assert (ROOT / name).exists(), command
+
+
+@pytest.mark.parametrize(("english", "chinese"), TWINS)
+def test_twins_have_the_same_commands_and_configs(english: str, chinese: str) -> None:
+    assert commands(english) == commands(chinese)
+    without = [[re.sub(r"\s*#.*", "", b) for b in blocks(d, "yaml")] for d in (english, chinese)]
+    assert without[0] == without[1]
+    assert (ROOT / english).read_text(encoding="utf-8").count("\n## ") == (ROOT / chinese).read_text(
+        encoding="utf-8"
+    ).count("\n## ")

@@ -1,0 +1,112 @@
+"""Batched greedy answers and the conversation, on a model of random weights."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.errors import ConfigError
+from paceline.demo.tokenizer import vocabulary, write_tokenizer
+from paceline.generation import chat
+from paceline.generation.answer import Sampling, answer, load_folder, prompt_ids
+
+PROMPTS = ["Spell 'cat' backwards.", "Write 'lemon' in capital letters.", "a", "Which letters follow those of 'zebra'?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a tiny random Llama."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    write_tokenizer(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary()),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> tuple[Any, Any]:
+    return load_folder(folder)
+
+
+def conversations(prompts: list[str]) -> list[list[dict[str, str]]]:
+    return [[{"role": "user", "content": p}] for p in prompts]
+
+
+def by_hand(model: Any, tokenizer: Any, prompt: str, count: int) -> str:
+    """Greedy, one token at a time, no cache, no padding."""
+    ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
+    made: list[int] = []
+    with torch.no_grad():
+        for _ in range(count):
+            token = int(model(torch.tensor([ids + made])).logits[0, -1].argmax())
+            if token == tokenizer.eos_token_id:
+                break
+            made.append(token)
+    return str(tokenizer.decode(made, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_answers_are_greedy_and_do_not_depend_on_the_batch(loaded: tuple[Any, Any], batch_size: int) -> None:
+    model, tokenizer = loaded
+    expected = [by_hand(model, tokenizer, p, 8) for p in PROMPTS]
+    assert len(set(expected)) > 1
+    assert answer(model, tokenizer, conversations(PROMPTS), Sampling(8), batch_size=batch_size) == expected
+
+
+def test_a_tokenizer_without_a_template_is_refused_by_name(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    try:
+        with pytest.raises(ConfigError, match="generation.no_chat_template"):
+            answer(model, tokenizer, conversations(["hi"]), Sampling(2))
+    finally:
+        tokenizer.chat_template = template
+
+
+def test_a_prompt_beyond_the_positions_is_refused(loaded: tuple[Any, Any]) -> None:
+    with pytest.raises(ConfigError, match="generation.too_long"):
+        answer(*loaded, conversations(["a" * 100]), Sampling(2))
+
+
+def test_no_prompts_no_answers(loaded: tuple[Any, Any]) -> None:
+    assert answer(*loaded, [], Sampling(2)) == []
+
+
+def test_a_pipe_gets_one_answer_a_line_and_errors_do_not_end_the_talk(
+    loaded: tuple[Any, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = loaded
+    lines = f"{PROMPTS[0]}\n\n{'a' * 100}\n{PROMPTS[1]}\n/quit\nnever\n"
+    chat.converse(model, tokenizer, [], Sampling(4), io.StringIO(lines), remember=True)
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [by_hand(model, tokenizer, p, 4) for p in PROMPTS[:2]]
+    assert "generation.too_long" in said.err
+
+
+def test_chat_answers_one_prompt(folder: Path, loaded: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.main([str(folder), "--prompt", PROMPTS[0], "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == by_hand(*loaded, PROMPTS[0], 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["/nowhere/at/all"], "generation.no_run"), ([".", "--max-new-tokens", "0"], "generation.options")],
+)
+def test_chat_refuses_by_name(arguments: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.main([*arguments, "--prompt", "x"]) == 2
+    assert code in capsys.readouterr().err
