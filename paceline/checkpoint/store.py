@@ -46,6 +46,14 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True)
+class Saved:
+    """What the last save cost: wall seconds on this rank, bytes of all ranks' files."""
+
+    seconds: float
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class _Stage:
     """Where one save is being staged, the same on every rank."""
 
@@ -71,6 +79,7 @@ class Checkpointer:
         self._best = run.checkpoints / "best"
         self._protected = read_hint(self._best)
         self._notes: list[Diagnostic] = []
+        self.last: Saved | None = None
 
     def save(self, step: int, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
         """Publish a checkpoint of ``step`` finished steps. Collective: every rank gives its own shards (none is fine); rank 0's state and files count.
@@ -78,6 +87,7 @@ class Checkpointer:
         When it returns, the checkpoint is complete and durable. Raises the same CheckpointError on every rank when any rank fails
         (the first failing rank's finding); staged files are removed then, and published checkpoints stay as they were.
         """
+        began = time.perf_counter()
         opened = self._together(lambda: self._open_stage(step))[0]
         stage = _Stage(step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"])
         try:
@@ -87,6 +97,8 @@ class Checkpointer:
             if self._world.rank == 0:
                 discard(stage.folder)
             raise
+        total = sum(num_bytes for files_of_rank in written for num_bytes, _ in files_of_rank.values())
+        self.last = Saved(time.perf_counter() - began, total)
         return self._run.checkpoint(step)
 
     def protect(self, step: int | None) -> None:

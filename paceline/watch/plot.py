@@ -194,6 +194,8 @@ def _memory(ax: Any, history: History) -> None:
 
 def _raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
     """Every step faintly, their running mean on top."""
+    if not curve:
+        return
     few = len(curve.y) < 20
     ax.plot(
         curve.x,
@@ -243,6 +245,7 @@ def _say_last(ax: Any, curve: Curve, colour: str, pattern: str) -> None:
 
 def _empty(ax: Any, has_content: bool, words: str) -> None:
     if not has_content:
+        ax.set_yticks([])
         ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=11, color=QUIET)
 
 

@@ -97,6 +97,11 @@ def test_two_ranks_write_their_own_blocks_and_any_block_is_read(run: RunDir) -> 
         return Checkpointer(run, world).save(4, [block, column], {"rank0": True}, FILES)  # type: ignore[arg-type]
 
     assert on_ranks(2, work) == [run.checkpoint(4)] * 2
+    saver = Checkpointer(run, OneRank())
+    assert saver.last is None
+    saver.save(3, sample_shards(3), {}, FILES)
+    files = [p for p in run.checkpoint(3).rglob("*") if p.is_file() and p.name != "manifest.json"]
+    assert saver.last is not None and saver.last.num_bytes == sum(p.stat().st_size for p in files)
     with open_checkpoint(run.checkpoint(4)) as reader:
         assert reader.manifest.world_size == 2
         for name in ("w", "c"):
