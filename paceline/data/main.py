@@ -20,10 +20,10 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.units import human_count, human_seconds
-from paceline.data.pack import efficiency
+from paceline.data.order import epoch_documents
+from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
-from paceline.data.source import PackedSource
 
 _STAGES = {
     "fingerprint": "looking at the data",
@@ -85,11 +85,10 @@ def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, secon
         f"tokens    {human_count(counts.tokens)}, {human_count(counts.labels)} of them learnt; the longest document has {prepared.longest:,}",
     ]
     if packing:
-        source = PackedSource(
-            prepared.train, seq_len=seq_len, packing=True, seed=seed, pad_token_id=prepared.pad_token_id
-        )
-        bins = source.layout(0)
-        full = efficiency(bins, prepared.train.lengths, seq_len)
+        table = prepared.train
+        documents = epoch_documents(table.dataset, table.weights, seed, 0)
+        bins = best_fit_decreasing(table.lengths[documents], seq_len)
+        full = efficiency(bins, table.lengths[documents], seq_len)
         lines.append(f"packing   {len(bins):,} rows of at most {seq_len:,} tokens, {full:.1%} full")
     how = "found prepared already" if prepared.from_cache else f"prepared in {human_seconds(seconds)}"
     return [*lines, f"where     {prepared.path} ({how})"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.config.schema import Config
+from paceline.data.prepare import Prepared, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.integration
@@ -43,34 +45,35 @@ def start(config: Path, cache: Path) -> subprocess.Popen[str]:
 def test_two_runs_preparing_the_same_set_do_the_work_once(tmp_path: Path) -> None:
     config, cache = described(tmp_path, 1, 3000), tmp_path / "cache"
     runs = [start(config, cache) for _ in range(2)]
-    told = [run.communicate(timeout=120) for run in runs]
+    told = [run.communicate(timeout=240) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], told
     assert sorted("found prepared already" in out for out, _ in told) == [False, True]
     assert len(list((cache / "prepared").iterdir())) == 1
 
 
+def prepared_here(config: Path, cache: Path) -> Prepared:
+    sections = Config.from_json(json.loads(config.read_text()))
+    return prepare(sections.data, sections.model, seed=42, cache_dir=cache)
+
+
 def test_a_run_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     config, cache = described(tmp_path, 1, 20_000), tmp_path / "cache"
-    first = start(config, cache)
+    run = start(config, cache)
     stages = cache / "prepared"
-    while first.poll() is None and not (stages.is_dir() and any(stages.iterdir())):
-        pass
-    first.kill()
-    first.communicate(timeout=60)
-    assert first.returncode != 0, "it ended before it could be killed"
-    second = start(config, cache)
-    out, err = second.communicate(timeout=120)
-    assert second.returncode == 0, err
-    assert "20,000 read" in out
-    assert len(list(stages.iterdir())) == 1
+    while run.poll() is None and not (stages.is_dir() and any(stages.iterdir())):
+        time.sleep(0.01)
+    run.kill()
+    run.communicate(timeout=60)
+    assert run.returncode != 0, "it ended before it could be killed"
+    prepared = prepared_here(config, cache)
+    assert (prepared.counts.rows_read, prepared.from_cache) == (20_000, False)
+    assert [p.name for p in stages.iterdir()] == [prepared.fingerprint]
 
 
 def test_several_processes_give_the_same_table(tmp_path: Path) -> None:
-    tables = []
-    for num_proc in (1, 2):
-        cache = tmp_path / f"cache-{num_proc}"
-        run = start(described(tmp_path, num_proc, 3000), cache)
-        _, err = run.communicate(timeout=180)
-        assert run.returncode == 0, err
-        tables.append(next((cache / "prepared").iterdir()).joinpath("tokens.arrow").read_bytes())
-    assert tables[0] == tables[1]
+    tables = [
+        prepared_here(described(tmp_path, num_proc, 3000), tmp_path / f"cache-{num_proc}").path.joinpath("tokens.arrow")
+        for num_proc in (1, 2)
+    ]
+    assert tables[0] != tables[1]
+    assert tables[0].read_bytes() == tables[1].read_bytes()
