@@ -77,7 +77,8 @@ def main() -> None:
     inner = trainer.training_step
 
     def counted(model: Any, inputs: Any, *rest: Any, **kwargs: Any) -> Any:
-        clock.tokens += int((inputs["labels"] != -100).sum())
+        mask = inputs.get("attention_mask")  # none in packed rows without padding
+        clock.tokens += inputs["input_ids"].numel() if mask is None else int(mask.sum())
         return inner(model, inputs, *rest, **kwargs)
 
     trainer.training_step = counted
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 class Clock:
-    """Seconds and labelled tokens of each optimizer step."""
+    """Seconds and real (non-padding) tokens of each optimizer step."""
 
     def __init__(self, accumulation: int) -> None:
         self.steps: list[dict[str, float]] = []

@@ -13,7 +13,7 @@ from paceline.demo.tokenizer import MAX_LENGTH, vocabulary, write_tokenizer
 TRAIN_QUESTIONS = 12_000
 HELD_OUT_QUESTIONS = 240
 STEPS = 400
-SAVE_STEPS = 25
+SAVE_STEPS = 20
 
 
 @dataclass(frozen=True)

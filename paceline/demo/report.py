@@ -19,6 +19,7 @@ from paceline.runlog.events import Step
 
 GOAL = 0.90
 SHOWN = 9
+SHORT = 14  # characters of an answer in the table
 
 
 def read_answers(run: RunDir) -> list[dict[str, Any]]:
@@ -70,13 +71,22 @@ def answers_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[s
     for i in [*chosen, *([wrong] if wrong is not None else [])]:
         row = after[i]
         mark = "[green]right[/green]" if row["correct"] else "[red]wrong[/red]"
-        table.add_row(*(plain(t) for t in (row["prompt"], row["expected"], before[i]["answer"], row["answer"])), mark)
+        table.add_row(
+            *(plain(t) for t in (row["prompt"], row["expected"], short(before[i]["answer"]), short(row["answer"]))),
+            mark,
+        )
     return table
 
 
 def plain(text: str) -> str:
     """Text of a model, harmless in a terminal and in rich's markup."""
     return "".join(c if c.isprintable() else "·" for c in text).replace("[", "\\[")
+
+
+def short(text: str) -> str:
+    """The beginning of an answer: an untrained model does not know when to stop."""
+    text = text.strip()
+    return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
 def speed_line(run: RunDir, seconds: Mapping[str, float]) -> str:

@@ -73,7 +73,8 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
                 "export it again",
             )
         ) from error
-    return model.eval(), tokenizer
+    model.train(False)
+    return model, tokenizer
 
 
 def answer(
