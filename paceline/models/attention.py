@@ -148,7 +148,7 @@ def document_attention(
     window = window if window is not None and window < layout.max_seqlen else None
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and query.device.type == "cpu" and dropout == 0.0:
-        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product_dtype(query.dtype, query.device))
+        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product_dtype(query.dtype, query.device))  # type: ignore[no-untyped-call]
     if plain and query.device.type == "cuda" and dropout == 0.0 and query.dtype in _LOW:
         return _varlen(query, key, value, layout, scale)
     if plain and query.device.type != "cpu":

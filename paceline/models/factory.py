@@ -14,6 +14,7 @@ from paceline.models.attention import choose_attention, register
 from paceline.models.norms import fuse_norms
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
+from paceline.models.swiglu import fuse_mlps
 from paceline.seam.roles import Role
 
 _STRIPPED = (
@@ -70,6 +71,7 @@ class HFModelFactory:
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
         self._config = load_hf_config(model)
+        self._class = _model_class(self._config, model)
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
 
     @property
@@ -80,12 +82,11 @@ class HFModelFactory:
     def __call__(self) -> RoleModule:
         """Build, load or initialise, resize, move, swap."""
         register()
-        cls = _model_class(self._config, self._model)
         choice = choose_attention(
             self._attention,
             self._config.to_dict(),
             self._device.type,
-            bool(getattr(cls, "_supports_attention_backend", False)),
+            bool(getattr(self._class, "_supports_attention_backend", False)),
         )
         implementation = None if choice.implementation == "auto" else choice.implementation
         if self._model.config is not None:
@@ -95,6 +96,7 @@ class HFModelFactory:
         hf.config.use_cache = False
         hf.to(self._device)
         fuse_norms(hf)
+        fuse_mlps(hf)
         module = RoleModule(self.role, hf, choice, self._compute_dtype)
         if self._recompute:
             enable_recompute(hf, module.slot)
@@ -106,11 +108,12 @@ class HFModelFactory:
         """Initialised on the CPU from the seed alone: the same weights on every rank, device and thread count."""
         from transformers import AutoModelForCausalLM
 
+        auto: Any = AutoModelForCausalLM
         config = load_hf_config(self._model)
         config.get_text_config().vocab_size = self._rows
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            return AutoModelForCausalLM.from_config(
+            return auto.from_config(
                 config,
                 dtype=torch.float32,
                 attn_implementation=attention,
@@ -120,12 +123,13 @@ class HFModelFactory:
     def _from_weights(self, attention: str | None) -> Any:
         from transformers import AutoModelForCausalLM
 
+        auto: Any = AutoModelForCausalLM
         name = self._model.name_or_path
         assert name is not None
         with torch.random.fork_rng(devices=[]):  # parameters a checkpoint lacks are initialised: the same on every rank
             torch.manual_seed(self._seed)
             try:
-                hf, said = AutoModelForCausalLM.from_pretrained(
+                hf, said = auto.from_pretrained(
                     name,
                     config=load_hf_config(self._model),
                     revision=self._model.revision or "main",
@@ -148,6 +152,7 @@ class HFModelFactory:
 
 def load_hf_config(model: ModelSource) -> Any:
     """The Hugging Face config object; keys that name code or an attention function are dropped."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if model.config is not None:
@@ -155,9 +160,9 @@ def load_hf_config(model: ModelSource) -> Any:
         kind = values.pop("model_type", None)
         try:
             return AutoConfig.for_model(kind, **values)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
             raise ConfigError(
-                Diagnostic("models.bad_config", "this model cannot be built from its config", "model.config", _first_line(error),
+                Diagnostic("models.bad_config", "this model cannot be built from its config", "model.config", _first_lines(error),
                            "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …")
             ) from error  # fmt: skip
     if model.name_or_path is None:
@@ -174,7 +179,7 @@ def load_hf_config(model: ModelSource) -> Any:
         return AutoConfig.from_pretrained(
             model.name_or_path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(_no_weights(model.name_or_path, error)) from error
 
 
@@ -239,13 +244,14 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
     return -(-need // multiple) * multiple
 
 
-def _model_class(config: Any, model: ModelSource) -> type:
+def _model_class(config: Any, model: ModelSource) -> Any:
     from transformers import AutoModelForCausalLM
 
     if model.trust_remote_code and getattr(config, "auto_map", None):
         return nn.Module  # a class of its own code: nothing is known of its attention
     try:
-        return AutoModelForCausalLM._model_mapping[type(config)]
+        found = AutoModelForCausalLM._model_mapping[type(config)]
+        return found[0] if isinstance(found, tuple) else found
     except KeyError as error:
         raise ConfigError(
             Diagnostic("models.not_causal", "this model type has no causal language model", "model", str(config.model_type),
@@ -258,7 +264,7 @@ def _no_weights(name: str, error: Exception) -> Diagnostic:
         code="models.cannot_load",
         what="this model cannot be loaded (safetensors only)",
         where="model.name_or_path",
-        found=f"{name}: {_first_line(error)}",
+        found=f"{name}: {_first_lines(error)}",
         hint="a folder with config.json and *.safetensors, or a hub name that has them",
     )
 
@@ -269,6 +275,6 @@ def _missing(name: str, keys: list[str]) -> Diagnostic:
                       "a complete checkpoint, or model.config to start from scratch")  # fmt: skip
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) if lines else type(error).__name__

@@ -92,7 +92,7 @@ class FusedNll(torch.autograd.Function):
         head = Products(hidden, weight, bias, shape)
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=head.wide) if need_weight else None
+        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
         total = hidden.new_zeros((), dtype=head.wide)
         right = labels.new_zeros(())
@@ -144,6 +144,12 @@ def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Te
     return nll.sum()
 
 
+def _weight_gradient(weight: Tensor, labels: Tensor, head: Products) -> Tensor:
+    """[V, H] to be filled by the first chunk; zeros where there is none."""
+    make = torch.empty_like if labels.numel() else torch.zeros_like
+    return make(weight, dtype=head.wide)
+
+
 def _accumulate(
     head: Products,
     rows: slice,
@@ -157,10 +163,12 @@ def _accumulate(
     if grad_hidden is not None:
         torch.mm(low, head.weight, out=grad_hidden[rows])
     if grad_weight is not None:
+        first = rows.start == 0  # the first chunk writes, the others add: no pass to clear [V, H]
         if head.product == grad_weight.dtype:
-            grad_weight.addmm_(low.t(), head.hidden[rows])
+            torch.addmm(grad_weight, low.t(), head.hidden[rows], beta=0 if first else 1, out=grad_weight)
         else:
-            grad_weight.add_(low.t().mm(head.hidden[rows]))
+            piece = low.t().mm(head.hidden[rows])
+            grad_weight.copy_(piece) if first else grad_weight.add_(piece)
     if grad_bias is not None:
         grad_bias.add_(grad.sum(0))
 
@@ -215,7 +223,7 @@ class TokenStats(torch.autograd.Function):
         head = Products(hidden, weight, bias, ctx.shape)
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=head.wide) if need_weight else None
+        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
         for rows in head.chunks():
             logits = head.logits(rows)

@@ -108,7 +108,7 @@ class Head:
         correct = Ask.CORRECT in ask
         out: dict[str, Tensor] = {}
         if Ask.LOGPROBS in ask or Ask.ENTROPY in ask:
-            logp, entropy, right = TokenStats.apply(hidden, weight, bias, labels, self.shape, Ask.ENTROPY in ask)
+            logp, entropy, right = TokenStats.apply(hidden, weight, bias, labels, self.shape, Ask.ENTROPY in ask)  # type: ignore[no-untyped-call]
             out = {
                 Ask.LOGPROBS.value: logp,
                 Ask.ENTROPY.value: entropy,
@@ -116,7 +116,7 @@ class Head:
                 Ask.CORRECT.value: right,
             }
         elif torch.is_grad_enabled():
-            nll, right = FusedNll.apply(hidden, weight, bias, labels, self.shape, correct)
+            nll, right = FusedNll.apply(hidden, weight, bias, labels, self.shape, correct)  # type: ignore[no-untyped-call]
             out = {Ask.NLL.value: nll, Ask.CORRECT.value: right}
         else:
             nll, right = nll_sums(hidden, weight, bias, labels, self.shape, correct)

@@ -53,13 +53,14 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[.., H] -> [.., H], same dtype."""
-        return RmsNorm.apply(hidden_states, self.weight, self.paceline_eps, self.paceline_offset)
+        return RmsNorm.apply(hidden_states, self.weight, self.paceline_eps, self.paceline_offset)  # type: ignore[no-untyped-call]
 
 
 def fuse_norms(model: nn.Module) -> int:
     """Swap the RMSNorms of ``model`` that compute exactly this; returns how many. Nothing else of the module changes."""
     verdicts: dict[tuple[type, float, int], float | None] = {}
     swapped = 0
+    module: Any
     for module in model.modules():
         kind, eps = type(module), _eps(module)
         if "RMSNorm" not in kind.__name__ or isinstance(module, FusedRMSNorm) or eps is None:
@@ -99,7 +100,7 @@ def _eps(module: nn.Module) -> float | None:
 
 
 @torch.no_grad()
-def _offset(module: nn.Module, eps: float) -> float | None:
+def _offset(module: Any, eps: float) -> float | None:
     """The offset (0 or 1) under which the fused form equals ``module`` on a probe; None: neither."""
     weight = module.weight
     assert isinstance(weight, Tensor)
@@ -114,7 +115,7 @@ def _offset(module: nn.Module, eps: float) -> float | None:
     try:
         expected = module(x)
         for offset in (0.0, 1.0):
-            if torch.allclose(RmsNorm.apply(x, weight, eps, offset), expected, rtol=1e-5, atol=1e-6):
+            if torch.allclose(RmsNorm.apply(x, weight, eps, offset), expected, rtol=1e-5, atol=1e-6):  # type: ignore[no-untyped-call]
                 return offset
     except (RuntimeError, TypeError):  # a forward with other arguments (gated norms): left alone
         return None

@@ -83,7 +83,7 @@ class ComputeLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
         dtype = compute_copy(self.weight).dtype
-        return LowLinear.apply(input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device))
+        return LowLinear.apply(input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device))  # type: ignore[no-untyped-call]
 
 
 class ComputeEmbedding(nn.Embedding):
@@ -91,7 +91,7 @@ class ComputeEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """int64 [..] -> [.., H] in the copy's dtype."""
-        return LowEmbedding.apply(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)
+        return LowEmbedding.apply(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)  # type: ignore[no-untyped-call]
 
 
 class ComputeLayerNorm(nn.LayerNorm):
@@ -106,8 +106,8 @@ def _conv1d_forward(module: nn.Module, x: Tensor) -> Tensor:
     """GPT-2's ``Conv1D``: a linear layer whose weight is [in, out]."""
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
-    copy = LowCast.apply(weight)
-    return torch.matmul(x.to(copy.dtype), copy) + LowCast.apply(bias)
+    copy = LowCast.apply(weight)  # type: ignore[no-untyped-call]
+    return torch.matmul(x.to(copy.dtype), copy) + LowCast.apply(bias)  # type: ignore[no-untyped-call]
 
 
 class LowCast(torch.autograd.Function):
@@ -171,8 +171,12 @@ def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | 
     kind = type(module)
     if kind in (nn.Linear, ComputeLinear):
         return lambda m: _become(m, ComputeLinear)
-    if kind in (nn.Embedding, ComputeEmbedding):
-        return lambda m: _become(m, ComputeEmbedding)
+    if isinstance(module, ComputeEmbedding) or kind is nn.Embedding:
+        return lambda m: _become(m, kind if isinstance(m, ComputeEmbedding) else ComputeEmbedding)
+    if isinstance(
+        module, nn.Embedding
+    ):  # a subclass that does more with the looked-up rows (Gemma scales them) calls ours as its base
+        return lambda m: _become(m, type("ComputeEmbedding", (kind, ComputeEmbedding), {}))
     if kind in (nn.LayerNorm, ComputeLayerNorm):
         return lambda m: _become(m, ComputeLayerNorm, copies=False)
     if getattr(

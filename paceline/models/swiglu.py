@@ -1,0 +1,142 @@
+"""The gated MLP of Llama-like models as one autograd function: keeps x, gate and up for the backward, not silu(gate) nor the product.
+
+A module is swapped only where it has plain, bias-free ``gate_proj``, ``up_proj``, ``down_proj`` and its output on a probe equals this one's.
+Elementwise work runs over blocks of rows that stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+
+_BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
+
+
+class SwiGlu(torch.autograd.Function):
+    """down(silu(gate(x)) · up(x)); Shazeer 2020 (arXiv:2002.05202), equation 6. x [.., H], weights [I, H], [I, H], [H, I]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, product: torch.dtype
+    ) -> Tensor:
+        """[.., H] -> [.., H] in x's dtype."""
+        copies = tuple(compute_copy(w) for w in (gate_weight, up_weight, down_weight))
+        rows = x.flatten(0, -2)
+        wide = rows.to(product)
+        gate = wide.mm(copies[0].to(product).t()).to(x.dtype)
+        up = wide.mm(copies[1].to(product).t()).to(x.dtype)
+        ctx.save_for_backward(x, gate, up)
+        ctx.copies, ctx.product = copies, product
+        acted = _activate(gate, up, product)
+        return acted.mm(copies[2].to(product).t()).to(x.dtype).view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """One pass over the rows for everything elementwise; weights' gradients in fp32 (or x's wider dtype)."""
+        x, gate, up = ctx.saved_tensors
+        product, (gate_copy, up_copy, down_copy) = ctx.product, ctx.copies
+        need_x, need_gate, need_up, need_down = ctx.needs_input_grad[:4]
+        g = grad.flatten(0, -2).to(product)
+        rows = x.flatten(0, -2).to(product)
+        d_up = g.mm(down_copy.to(product))
+        acted, d_gate = torch.empty_like(d_up), torch.empty_like(d_up)
+        _backward_blocks(gate, up, acted, d_gate, d_up, product)
+        grad_down = _wide(g.t().mm(acted)) if need_down else None
+        del acted
+        grad_x = None
+        if need_x:
+            grad_x = d_gate.mm(gate_copy.to(product)).addmm_(d_up, up_copy.to(product)).to(x.dtype).view_as(x)
+        grad_gate = _wide(d_gate.t().mm(rows)) if need_gate else None
+        grad_up = _wide(d_up.t().mm(rows)) if need_up else None
+        return grad_x, grad_gate, grad_up, grad_down, None
+
+
+def _wide(grad: Tensor) -> Tensor:
+    return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
+
+
+def _blocks(gate: Tensor) -> list[slice]:
+    step = max(1, _BLOCK_ELEMENTS // gate.shape[1]) if gate.device.type == "cpu" else max(1, gate.shape[0])
+    return [slice(i, min(i + step, gate.shape[0])) for i in range(0, gate.shape[0], step)]
+
+
+def _activate(gate: Tensor, up: Tensor, product: torch.dtype) -> Tensor:
+    """silu(gate) · up in ``product``."""
+    acted = torch.empty_like(gate, dtype=product)
+    for block in _blocks(gate):
+        part = acted[block]
+        torch.ops.aten.silu.out(gate[block].to(product), out=part)
+        part.mul_(up[block])
+    return acted
+
+
+def _backward_blocks(
+    gate: Tensor, up: Tensor, acted: Tensor, d_gate: Tensor, d_up: Tensor, product: torch.dtype
+) -> None:
+    """Fills ``acted`` and ``d_gate``; ``d_up`` holds dLoss/d(acted) on entry, dLoss/d(up) on return."""
+    for block in _blocks(gate):
+        g, u, d = gate[block].to(product), up[block].to(product), d_up[block]
+        silu = F.silu(g)
+        torch.mul(silu, u, out=acted[block])
+        torch.ops.aten.silu_backward.grad_input(u.mul(d), g, grad_input=d_gate[block])
+        d.mul_(silu)
+
+
+class FusedSwiGLU(nn.Module):
+    """The class that a gated MLP is swapped to; parameters, submodules and names stay."""
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., H] -> [.., H]."""
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        dtype = compute_copy(weights[0]).dtype
+        out: Tensor = SwiGlu.apply(x.to(dtype), *weights, product_dtype(dtype, x.device))  # type: ignore[no-untyped-call]
+        return out
+
+
+def fuse_mlps(model: nn.Module) -> int:
+    """Swap the gated MLPs of ``model`` that compute exactly this; returns how many."""
+    verdicts: dict[tuple[object, ...], bool] = {}
+    swapped = 0
+    module: Any
+    for module in model.modules():
+        if isinstance(module, FusedSwiGLU) or not _looks_gated(module):
+            continue
+        key = (type(module), module.gate_proj.weight.shape)
+        if key not in verdicts:
+            verdicts[key] = _same(module)
+        if verdicts[key]:
+            module.__class__ = type("FusedSwiGLU", (FusedSwiGLU, type(module)), {})
+            swapped += 1
+    return swapped
+
+
+def _looks_gated(module: nn.Module) -> bool:
+    parts = [module._modules.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
+    plain = all(type(p) in (nn.Linear, ComputeLinear) and p.bias is None for p in parts if p is not None)
+    no_more = not module._parameters and not module._forward_hooks and not module._forward_pre_hooks
+    return plain and no_more and all(p is not None for p in parts)
+
+
+@torch.no_grad()
+def _same(module: Any) -> bool:
+    """Whether the module's own forward equals the fused one on a probe."""
+    weights = [module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight]
+    if weights[0].device.type == "meta":
+        return False
+    probe = torch.randn(3, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0]) * 3.0
+    try:
+        expected = module(probe)
+    except (RuntimeError, TypeError):  # another signature: left alone
+        return False
+    fused = SwiGlu.apply(probe, *weights, probe.dtype)  # type: ignore[no-untyped-call]
+    scale = float(expected.abs().max())
+    return scale > 0 and torch.allclose(fused, expected, rtol=1e-4, atol=1e-5 * scale)

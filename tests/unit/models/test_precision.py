@@ -1,0 +1,93 @@
+"""bf16 and fp16 over fp32 masters: near autocast, fp32 gradients, copies refreshed in place, overflow visible."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_families import FAMILIES, build_family, make_batch, reference_logprobs
+
+from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+from paceline.seam.roles import Ask
+
+NLL = frozenset({Ask.NLL})
+LOGPROBS = frozenset({Ask.LOGPROBS})
+NATIVE = "paceline.models.precision.torch.cpu.get_capabilities"
+
+
+@pytest.fixture(params=["native", "widened"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of making low-precision products, whatever this processor has."""
+    able = {"avx512_bf16": True, "avx512_fp16": True} if request.param == "native" else {}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_tied", "gpt2", "gemma", "phi"])
+def test_bf16_is_as_near_to_fp32_as_autocast(instructions: str, family: str) -> None:
+    exact, low, batch = (
+        build_family(family),
+        build_family(family, compute_dtype=torch.bfloat16),
+        make_batch(labels="some"),
+    )
+    assert low._low is not None and low._low.cached, low.notes()
+    assert product_dtype(torch.bfloat16, torch.device("cpu")) == (
+        torch.bfloat16 if instructions == "native" else torch.float32
+    )
+    truth = exact(batch, LOGPROBS)["logprobs"].detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        autocast = reference_logprobs(exact.hf, batch).detach()
+    ours = low(batch, LOGPROBS)["logprobs"].detach()
+    assert ours.dtype == torch.float32
+    assert float((ours - truth).abs().mean()) <= 3.0 * float((autocast - truth).abs().mean()) + 1e-2
+    exact(batch, NLL)["nll"].backward()
+    low(batch, NLL)["nll"].backward()
+    for (name, a), (_, b) in zip(exact.plain_named_parameters(), low.plain_named_parameters(), strict=True):
+        assert b.dtype == torch.float32 and b.grad is not None and b.grad.dtype == torch.float32, name
+        assert a.grad is not None
+        error = float((a.grad - b.grad).norm() / a.grad.norm().clamp_min(1e-6))
+        assert error < 0.12, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_runs_in_bf16(family: str) -> None:
+    module = build_family(family, compute_dtype=torch.bfloat16)
+    out = module(make_batch(), NLL)["nll"]
+    assert out.dtype == torch.float32
+    out.backward()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for _, p in module.plain_named_parameters())
+
+
+def test_refresh_follows_the_masters_in_place() -> None:
+    module, batch = build_family("llama", compute_dtype=torch.bfloat16), make_batch()
+    weight = module.hf.model.layers[0].self_attn.q_proj.weight
+    copy, before = compute_copy(weight), module(batch, NLL)["nll"].detach()
+    with torch.no_grad():
+        for parameter in (p for p in module.parameters() if p.dim() > 1):  # norms read their fp32 weight itself
+            parameter.mul_(1.5)
+    assert torch.equal(module(batch, NLL)["nll"].detach(), before)
+    module.refresh_compute_weights()
+    assert compute_copy(weight) is copy
+    assert torch.equal(copy, weight.detach().bfloat16())
+    assert not torch.equal(module(batch, NLL)["nll"].detach(), before)
+
+
+def test_fp16_overflow_reaches_the_gradients(instructions: str) -> None:
+    module, batch = build_family("llama", compute_dtype=torch.float16), make_batch()
+    (module(batch, NLL)["nll"] * 64.0).backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters())
+    module.zero_grad()
+    (module(batch, NLL)["nll"] * 2.0**24).backward()
+    assert not all(torch.isfinite(p.grad).all() for p in module.parameters())
+
+
+def test_a_model_of_unknown_parts_runs_under_autocast() -> None:
+    module = build_family("gpt_oss", compute_dtype=torch.bfloat16)
+    assert module._low is not None and not module._low.cached
+    assert "autocast" in module.notes()["precision"]
+    assert not any(isinstance(m, ComputeLinear) for m in module.modules())
+
+
+def test_state_dict_names_do_not_change() -> None:
+    low, plain = build_family("llama", compute_dtype=torch.bfloat16), build_family("llama")
+    assert list(low.hf.state_dict()) == list(plain.hf.state_dict())
+    assert all(v.dtype == torch.float32 for v in low.hf.state_dict().values())
