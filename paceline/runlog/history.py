@@ -14,13 +14,12 @@ MAX_RANKS = 100_000
 
 @dataclass
 class History:
-    """Rank 0's view in step order, times relative to the first event; ``peak_memory`` is the worst rank's, step by step.
+    """Rank 0's view in step order; ``seconds`` is the time of all attempts together, pauses between them left out; ``peak_memory`` is the worst rank's, step by step.
 
     ``restarts`` are the steps at which attempts after the first began.
     """
 
-    began: float = 0.0
-    ended: float = 0.0
+    seconds: float = 0.0
     started: RunStarted | None = None
     finished: Finished | None = None
     steps: dict[int, Step] = field(default_factory=dict)
@@ -48,7 +47,11 @@ class History:
 def load_history(run: RunDir) -> History:
     """Read every rank's events of ``run``; an absent or empty run gives an empty history."""
     history = History()
+    before: float | None = None
     for record in read_events(run.events(0)):
+        if before is not None and not isinstance(record.event, RunStarted):
+            history.seconds += max(0.0, record.time - before)
+        before = record.time
         _take(history, record)
     history.steps = dict(sorted(history.steps.items()))
     for rank, records in _ranks(run).items():
@@ -58,8 +61,6 @@ def load_history(run: RunDir) -> History:
 
 
 def _take(history: History, record: Record) -> None:
-    history.began = history.began or record.time
-    history.ended = max(history.ended, record.time)
     event = record.event
     if isinstance(event, RunStarted):
         _begin(history, event)

@@ -74,7 +74,7 @@ def _title(figure: Any, history: History, name: str) -> None:
     total = history.started.total_steps if history.started else None
     facts = [
         f"step {history.last_step}" + (f" of {total}" if total else ""),
-        human_seconds(history.ended - history.began),
+        human_seconds(history.seconds),
     ]
     if history.started:
         facts.append(f"{history.started.world_size} process{'es' if history.started.world_size != 1 else ''}")
@@ -119,7 +119,7 @@ def _loss(ax: Any, history: History) -> None:
     values = curve.y + held_out.y
     if values and min(values) > 0 and max(values) / min(values) > 30:
         ax.set_yscale("log")
-    elif values and min(values) >= 0:
+    elif values and 0 <= min(values) < 0.6 * max(values):
         ax.set_ylim(bottom=0)
     saved = [s for s in history.checkpoints if s <= history.last_step]
     if saved:

@@ -139,6 +139,8 @@ def test_history_of_a_resumed_run_counts_each_step_once(run: RunDir) -> None:
     assert list(history.steps) == list(range(1, 100))
     assert (history.restarts, history.outcome, history.last_step) == ([80], "stopped", 99)
     assert max(history.evals) == 80
+    pause = 1.0  # between the attempts
+    assert history.seconds == len(STORIES["resumed"]) - 1 - pause
 
 
 def test_history_takes_the_worst_rank_and_every_rank_s_errors(run: RunDir) -> None:
