@@ -169,10 +169,9 @@ def test_torchrun(guide: Guide) -> None:
     guide.check(world_size=2)
 
 
-@pytest.mark.parametrize("flag", ["", "--use-env"])
-def test_torch_distributed_launch(flag: str, guide: Guide) -> None:
+def test_torch_distributed_launch(guide: Guide) -> None:
     done = guide(
-        f"python -W ignore -m torch.distributed.launch {flag} --nproc_per_node=2 main.py --mode train "
+        "python -W ignore -m torch.distributed.launch --nproc_per_node=2 main.py --mode train "
         "--config config_distributed_example.yaml --algorithm sft"
     )
     assert done.code == 0, done.text
