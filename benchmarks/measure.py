@@ -16,6 +16,7 @@ from typing import Any
 import workload
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # works in a checkout that is not installed
 
 
 @dataclass(frozen=True)
