@@ -27,16 +27,21 @@ def test_every_document_in_one_bin_and_no_bin_overfull(num: int, seq_len: int) -
     assert all(0 < lengths[bins.bin(b)].sum() <= seq_len for b in range(len(bins)))
 
 
-def test_it_is_best_fit_decreasing() -> None:
-    """The same number of bins as the textbook loop."""
-    lengths = alpaca_like(800, 256, seed=4)
+def textbook(lengths: list[int], seq_len: int) -> int:
+    """How many bins the plain loop of best-fit decreasing needs."""
     room: list[int] = []
-    for length in sorted(lengths.tolist(), reverse=True):
+    for length in sorted(lengths, reverse=True):
         fitting = [free for free in room if free >= length]
         if fitting:
             room.remove(min(fitting))
-        room.append((min(fitting) if fitting else 256) - length)
-    assert len(best_fit_decreasing(lengths, 256)) == len(room)
+        room.append((min(fitting) if fitting else seq_len) - length)
+    return len(room)
+
+
+def test_it_is_best_fit_decreasing() -> None:
+    for seed in range(60):
+        lengths = (2 + hash_values(seed, np.arange(30, dtype=np.uint64)) % np.uint64(18)).astype(np.int32)
+        assert len(best_fit_decreasing(lengths, 31)) == textbook(lengths.tolist(), 31)
 
 
 def test_rows_are_nearly_full_at_alpaca_lengths() -> None:
