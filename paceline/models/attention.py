@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.models.documents import CpuDocuments, documents_generic, documents_padded
-from paceline.models.layout import Layout, layout_of
+from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
+from paceline.models.layout import Layout, layout_of, record_of
 from paceline.models.precision import product_dtype
 
 PACKED = "paceline"
@@ -110,7 +110,9 @@ def packed_attention(
 
     Outside of a root module's packed forward (generation with a cache) it is transformers' SDPA.
     """
-    layout = layout_of(module)
+    layout, record = layout_of(module), record_of(module)
+    if record is not None:
+        record.update(scaling=scaling, dropout=dropout, **kwargs)
     if layout is None:
         return _unpacked(module, query, key, value, attention_mask, scaling, dropout, kwargs)
     if kwargs.get("position_bias") is not None:
@@ -182,6 +184,11 @@ def _unpacked(
     dropout: float,
     kwargs: Any,
 ) -> tuple[Tensor, None]:
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    if softcap is not None or sinks is not None:  # SDPA knows neither
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        out = scores_attention(query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
+        return out.transpose(1, 2).contiguous(), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     function: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward

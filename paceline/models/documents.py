@@ -72,21 +72,17 @@ def documents_generic(
     pieces = []
     for start, end in zip(layout.bounds, layout.bounds[1:], strict=False):
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
+        mask = None if window is None or window >= end - start else causal_mask(end - start, window, q.device)
+        if softcap is not None or sinks is not None:
+            pieces.append(scores_attention(q, k, v, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks))
+            continue
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        length = end - start
-        limit = window if window is not None and window < length else None
-        if softcap is None and sinks is None:
-            mask = None if limit is None else causal_mask(length, limit, q.device)
-            pieces.append(
-                F.scaled_dot_product_attention(
-                    q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scale
-                )
+        pieces.append(
+            F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scale
             )
-        else:
-            pieces.append(
-                _scores_attention(q, k, v, causal_mask(length, limit, q.device), scale, dropout, softcap, sinks)
-            )
+        )
     return torch.cat(pieces, dim=2)
 
 
@@ -96,17 +92,23 @@ def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor
     return mask if window is None else mask.triu_(1 - window)
 
 
-def _scores_attention(
+def scores_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
+    *,
     scale: float,
-    dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Explicit scores, softmax in fp32 (as Hugging Face's eager functions do)."""
+    """Explicit scores [B, H, Q, K], softmax in fp32 (as Hugging Face's eager functions do); ``mask`` bool, None: causal, ends aligned."""
+    groups, last = q.shape[1] // k.shape[1], k.shape[2]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    if mask is None:
+        mask = causal_mask(last, None, q.device)[last - q.shape[2] :]
     scores = torch.matmul(q, k.transpose(2, 3)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

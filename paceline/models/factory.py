@@ -12,6 +12,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.attention import choose_attention, register
 from paceline.models.norms import fuse_norms
+from paceline.models.qkv import fuse_attention
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import fuse_mlps
@@ -97,6 +98,7 @@ class HFModelFactory:
         hf.to(self._device)
         fuse_norms(hf)
         fuse_mlps(hf)
+        fuse_attention(hf)
         module = RoleModule(self.role, hf, choice, self._compute_dtype)
         if self._recompute:
             enable_recompute(hf, module.slot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from paceline.seam.batch import Batch
 
 _ATTRIBUTE = "_paceline_layout"
+_RECORD = "_paceline_record"
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,19 @@ def layout_of(module: nn.Module) -> Layout | None:
     """The layout of the running forward as seen by an attention module; None outside of a root module's packed forward (generation)."""
     slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.current
+
+
+@contextmanager
+def recording(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """Inside, ``packed_attention`` writes what ``module`` passes to it (besides tensors q, k, v, mask) into the yielded dict."""
+    record: dict[str, Any] = {}
+    object.__setattr__(module, _RECORD, record)
+    try:
+        yield record
+    finally:
+        object.__delattr__(module, _RECORD)
+
+
+def record_of(module: nn.Module) -> dict[str, Any] | None:
+    """The record being taken of an attention module, or None."""
+    return getattr(module, _RECORD, None)

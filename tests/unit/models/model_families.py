@@ -139,12 +139,17 @@ def make_batch(lengths: Sequence[int] = (5, 12, 3, 9), *, labels: str = "all", s
     )
 
 
-def reference_logits(hf: Any, batch: Batch) -> Tensor:
-    """[T, V]: every document alone through a fresh copy of the Hugging Face class with eager attention and none of our swaps."""
+def reference_model(hf: Any) -> Any:
+    """A fresh copy of the Hugging Face class with eager attention and none of our swaps."""
     config = type(hf.config).from_dict(hf.config.to_dict())
     clean = type(hf)._from_config(config, attn_implementation="eager", dtype=next(hf.parameters()).dtype)
     clean.load_state_dict(hf.state_dict())
-    clean.train(hf.training)
+    return clean.train(hf.training)
+
+
+def reference_logits(hf: Any, batch: Batch) -> Tensor:
+    """[T, V]: every document alone through ``reference_model``."""
+    clean = reference_model(hf)
     bounds = batch.cu_seqlens.tolist()
     rows = [
         clean(input_ids=batch.input_ids[:, a:b], use_cache=False).logits[0]

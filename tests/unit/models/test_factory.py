@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory, check_positions
 from paceline.models.norms import FusedRMSNorm
+from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.seam.roles import Ask
 
@@ -136,3 +137,23 @@ def test_code_named_by_a_config_is_not_run(folder: Path) -> None:
     module = HFModelFactory(Source(name_or_path=str(folder)))()
     assert type(module.hf).__name__ == "LlamaForCausalLM"
     assert module.hf.config._attn_implementation == "paceline"
+
+
+@pytest.mark.parametrize(
+    ("family", "fused"),
+    [
+        ("llama", 2),
+        ("qwen2", 2),
+        ("qwen2_window", 2),
+        ("mistral", 2),
+        ("gemma", 2),
+        ("qwen3", 0),
+        ("gemma2", 2),
+        ("phi", 0),
+    ],
+)
+def test_attention_is_fused_where_it_is_plain(family: str, fused: int) -> None:
+    attentions = [m for m in build_family(family).hf.modules() if isinstance(m, FusedAttention)]
+    assert len(attentions) == fused
+    windows = [m.paceline_passes.get("sliding_window") for m in attentions]
+    assert windows == {"mistral": [4, 4], "qwen2_window": [None, 4], "gemma2": [4, None]}.get(family, [None] * fused)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_families import FAMILIES, build_family, make_batch, reference_logprobs
+from model_families import FAMILIES, build_family, make_batch, reference_logprobs, reference_model
 
 from paceline.core.errors import ConfigError
 from paceline.seam.roles import Ask
@@ -55,8 +55,9 @@ def test_asking_for_packing_where_it_cannot_be_is_refused() -> None:
         build_family("bloom", attention="paceline")
 
 
-def test_generation_works_with_left_padding() -> None:
-    module = build_family("mistral").eval()
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss", "gpt2"])
+def test_generation_works_with_left_padding(family: str) -> None:
+    module = build_family(family).eval()
     ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     said = module.hf.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, use_cache=True)

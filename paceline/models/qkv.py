@@ -1,0 +1,179 @@
+"""Query, key and value of Llama-like attention as one autograd function: three projections and the rotary turn, nothing kept but the input.
+
+A module is swapped only where it has exactly ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` and its output on a probe equals this one's; what
+it passes to the attention function besides (scaling, window) is recorded on that probe. Outside of a packed forward the module's own code runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.attention import PACKED, packed_attention
+from paceline.models.layout import layout_of, recording
+from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class RotaryQkv(torch.autograd.Function):
+    """x [1, T, H] -> query [1, heads, T, D], key and value [1, key heads, T, D], laid out as [1, T, heads, D].
+
+    Rotary embedding as in Su et al. 2021 (arXiv:2104.09864) with halves: y = x·cos + (-x2, x1)·sin; the backward is the same turn by -sin.
+    ``cos`` and ``sin`` are [1, T, D] with equal halves.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        width: int,
+        product: torch.dtype,
+        *weights_and_biases: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Weights q, k, v, then biases q, k, v (or None)."""
+        weights, biases = weights_and_biases[:3], weights_and_biases[3:]
+        rows = x.flatten(0, -2).to(product)
+        copies, outs = [], []
+        for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            assert weight is not None
+            copies.append(compute_copy(weight))
+            turned = copies[i].to(product).t()
+            out = rows.mm(turned) if bias is None else torch.addmm(compute_copy(bias).to(product), rows, turned)
+            heads = out.view(1, rows.shape[0], -1, width)
+            outs.append((rotate(heads, cos, sin) if i < 2 else heads).to(x.dtype).transpose(1, 2))
+        ctx.save_for_backward(x, cos, sin)
+        ctx.copies, ctx.product = copies, product
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Turns back, then the three linear backwards into one gradient of x."""
+        x, cos, sin = ctx.saved_tensors
+        product = ctx.product
+        rows = x.flatten(0, -2).to(product)
+        need_weights, need_biases = ctx.needs_input_grad[5:8], ctx.needs_input_grad[8:]
+        total: Tensor | None = None
+        weight_grads: list[Tensor | None] = []
+        bias_grads: list[Tensor | None] = []
+        for i, grad in enumerate(grads):
+            heads = grad.transpose(1, 2).to(product)
+            g = (rotate(heads, cos, sin, -1.0) if i < 2 else heads).reshape(rows.shape[0], -1)
+            weight_grads.append(_wide(g.t().mm(rows)) if need_weights[i] else None)
+            bias_grads.append(_wide(g.sum(0)) if need_biases[i] else None)
+            if ctx.needs_input_grad[0]:
+                copy = ctx.copies[i].to(product)
+                total = g.mm(copy) if total is None else total.addmm_(g, copy)
+        grad_x = None if total is None else total.to(x.dtype).view_as(x)
+        return grad_x, None, None, None, None, *weight_grads, *bias_grads
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float = 1.0) -> Tensor:
+    """x [1, T, heads, D] turned by cos, sin [1, T, D] (backwards for direction -1), in three passes."""
+    half = x.shape[-1] // 2
+    c, s = cos.unsqueeze(2), sin.unsqueeze(2)
+    out = x * c.to(x.dtype)
+    s = s.to(x.dtype)
+    out[..., :half].addcmul_(x[..., half:], s[..., :half], value=-direction)
+    out[..., half:].addcmul_(x[..., :half], s[..., half:], value=direction)
+    return out
+
+
+def _wide(grad: Tensor) -> Tensor:
+    return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
+
+
+class FusedAttention(nn.Module):
+    """The class that an attention module is swapped to; parameters, submodules and names stay."""
+
+    paceline_passes: Mapping[str, Any]
+    head_dim: int
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """[1, T, H] -> [1, T, H]."""
+        if layout_of(self) is None or past_key_values is not None or position_embeddings is None:
+            return super().forward(  # type: ignore[misc, no-any-return]
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        query, key, value = _project(self, hidden_states, *position_embeddings)
+        out, _ = packed_attention(self, query, key, value, None, **self.paceline_passes)
+        projected: Tensor = self.o_proj(out.reshape(*hidden_states.shape[:-1], -1))  # type: ignore[operator]
+        return projected, None
+
+
+def fuse_attention(model: Any) -> int:
+    """Swap the attention modules of ``model`` that compute exactly this; returns how many."""
+    if model.config._attn_implementation != PACKED:
+        return 0
+    swapped = 0
+    for module in model.modules():
+        if isinstance(module, FusedAttention) or not _looks_plain(module):
+            continue
+        passes = _passes(module)
+        if passes is not None:
+            module.paceline_passes = passes
+            module.__class__ = type("FusedAttention", (FusedAttention, type(module)), {})
+            swapped += 1
+    return swapped
+
+
+def _project(module: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    layers = [getattr(module, name) for name in _PROJECTIONS]
+    dtype = compute_copy(layers[0].weight).dtype
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    out: tuple[Tensor, Tensor, Tensor] = RotaryQkv.apply(  # type: ignore[no-untyped-call]
+        x.to(dtype), cos, sin, module.head_dim, product_dtype(dtype, x.device), *weights, *biases
+    )
+    return out
+
+
+def _looks_plain(module: Any) -> bool:
+    owners = {name for name, m in module._modules.items() if next(m.parameters(), None) is not None}
+    return (
+        owners == {*_PROJECTIONS, "o_proj"}
+        and all(type(getattr(module, name)) in (nn.Linear, ComputeLinear) for name in owners)
+        and not module._parameters
+        and isinstance(getattr(module, "head_dim", None), int)
+        and not getattr(module, "attention_dropout", 0.0)
+    )
+
+
+@torch.no_grad()
+def _passes(module: Any) -> dict[str, Any] | None:
+    """What the module passes to the attention function, where its output on a probe equals the fused one; else None."""
+    weight = module.q_proj.weight
+    if weight.device.type == "meta":
+        return None
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(1, 5, weight.shape[1], generator=generator).to(weight)
+    angles = torch.rand(1, 5, module.head_dim // 2, generator=generator).repeat(1, 1, 2).to(weight)
+    turn = angles.cos(), angles.sin()
+    try:
+        with recording(module) as record:
+            expected = module(probe, position_embeddings=turn, attention_mask=None)[0]
+        passes = {k: v for k, v in record.items() if v is not None and k != "dropout"}
+        query, key, value = _project(module, probe, *turn)
+        out, _ = packed_attention(module, query, key, value, None, **passes)
+        fused = module.o_proj(out.reshape(1, 5, -1))
+    except (RuntimeError, TypeError, AttributeError):  # other arguments, other shapes: left alone
+        return None
+    if not all(isinstance(v, (int, float, bool)) for v in passes.values()):
+        return None
+    scale = float(expected.abs().max())
+    return passes if scale > 0 and torch.allclose(fused, expected, rtol=1e-4, atol=1e-5 * scale) else None
