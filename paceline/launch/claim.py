@@ -44,15 +44,7 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
         with FileLock(str(run.lock), timeout=0):
             pass
     except Timeout:
-        raise ConfigError(
-            Diagnostic(
-                "run.in_use",
-                "another Paceline process is writing this run directory right now",
-                "training.output_dir",
-                str(run.root),
-                "wait for it, stop it, or set another training.output_dir or training.experiment_name",
-            )
-        ) from None
+        raise ConfigError(in_use(run)) from None
     if not overwrite and not resume:
         raise ConfigError(
             Diagnostic(
@@ -64,6 +56,17 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
                 "or training.overwrite_output_dir=true to set the old one aside",
             )
         )
+
+
+def in_use(run: RunDir) -> Diagnostic:
+    """Another process holds the run directory."""
+    return Diagnostic(
+        "run.in_use",
+        "another Paceline process is writing this run directory right now",
+        "training.output_dir",
+        str(run.root),
+        "wait for it, stop it, or set another training.output_dir or training.experiment_name",
+    )
 
 
 def claim(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
@@ -63,6 +62,8 @@ class Observers:
             self.heartbeat.beat(event.step, "train")
         logs = not isinstance(event, events.Step) or self.is_logged(event)
         self.log.write(event, text=logs)
+        if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
+            print(event.diagnostic.render(), flush=True)  # before the first step there is no console yet
         if self.console is not None:
             if isinstance(event, events.Step):
                 self.console.step(event)
@@ -87,11 +88,6 @@ class Observers:
         self.log.say(text)
         if self.console is not None:
             self.console.say(text)
-
-    def saved(self, step: int, path: Path) -> None:
-        """A checkpoint is durable."""
-        size = sum(p.stat().st_size for p in Path(path).rglob("*") if p.is_file())
-        self.hear(events.CheckpointSaved(step, str(path), 0.0, size))
 
     def finish(self, event: events.Finished, checkpoint: str) -> None:
         """The run ended well: say where everything lies, and let go."""

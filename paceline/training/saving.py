@@ -16,6 +16,7 @@ def run_state(state: TrainState, algorithm: Any, plan: Any, data_fingerprint: st
     return {
         "train": state.to_json(),
         "algorithm": algorithm.state() if algorithm is not None else {},
+        "config": dict(plan.config),
         "config_digest": plan.config_digest,
         "data_fingerprint": data_fingerprint,
         "global_batch": plan.batch.global_batch,

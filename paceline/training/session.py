@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
+from paceline.runlog import events
 from paceline.runtime.device import matmul_rate, memory_bytes
 from paceline.runtime.seed import seed_for
 from paceline.seam.optimizer import OptimizerSpec
@@ -34,6 +35,7 @@ from paceline.training.state import BestRule, TrainState
 from paceline.training.trainer import Observer, Trainer
 from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
 
+Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -178,8 +180,8 @@ class Session:
             save_steps=every(t.save_steps, total_steps),
         )
 
-    def checkpoint_saver(self, trainer: Trainer, published: Callable[[int, Any], None]) -> Callable[[int], None]:
-        """``save(step)`` for the trainer; ``published(step, path)`` hears of every durable checkpoint on this rank."""
+    def checkpoint_saver(self, trainer: Trainer, published: Published) -> Callable[[int], None]:
+        """``save(step)`` for the trainer; ``published`` hears of every durable checkpoint on this rank."""
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
         root = next(iter(trainer.handles.values())).root
         files = hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path) if self.world.rank == 0 else {}
@@ -189,7 +191,9 @@ class Session:
                 checkpointer.protect(trainer.state.best_step)
             state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint)
             shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm)
-            published(step, checkpointer.save(step, shards, state, files))
+            path = checkpointer.save(step, shards, state, files)
+            cost = checkpointer.last
+            published(events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes())
 
         return save
 

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 
-from paceline.checkpoint.resume import CheckpointReader, find_checkpoint, open_checkpoint, same_run
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
-from paceline.launch.claim import claim
+from paceline.launch.claim import claim, in_use
 from paceline.launch.environ import cache_folder, current
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
@@ -36,6 +36,7 @@ from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.observers import Observers
 from paceline.training.result import write_result
+from paceline.training.resuming import open_resume
 from paceline.training.saving import run_state
 from paceline.training.session import Session
 from paceline.training.signals import StopSignals
@@ -110,6 +111,7 @@ class Worker:
         self.started = time.time()
         self.observers: Observers | None = None
         self.trainer: Trainer | None = None
+        self.lock: FileLock | None = None
         self.checkpoint = ""
 
     def run(self) -> int:
@@ -141,7 +143,12 @@ class Worker:
         self.observers = Observers(self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared)
         for note in (*self.start.notes, *self.prepared.notes):
             self.observers.note(note)
-        reader = self.open_resume(world)
+        now = run_state(TrainState(), None, self.plan, self.prepared.fingerprint)
+        resumed = open_resume(world, self.config.training.resume_from_checkpoint, self.run_dir, self.plan, now)
+        self.plan, reader = resumed.plan, resumed.reader
+        self.checkpoint = str(reader.path) if reader else ""
+        for note in resumed.notes:
+            self.observers.note(note)
         session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
         trainer = self.trainer = session.build(self.observers.all(), signals.requested)
         if self.config.training.save_strategy != "no":
@@ -172,6 +179,7 @@ class Worker:
             if self.start.plan is None:
                 t = self.config.training
                 claim(self.run_dir, plan=data, config_file=self.start.config_file, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
+            self.hold()
             return data
 
         shared = Plan.from_json(share_plan(world, make))
@@ -179,32 +187,22 @@ class Worker:
         self.plan = shared
         self.run_dir = RunDir.at(shared.run_dir)
 
-    def open_resume(self, world: World) -> CheckpointReader | None:
-        """The checkpoint to go on from, found by rank 0, verified by every rank that reads it."""
-        where = self.config.training.resume_from_checkpoint
-        if not where:
-            return None
-        where = "latest" if where is True else str(where)
+    def hold(self) -> None:
+        """Rank 0 holds the run directory until it ends: nobody else may write there. An earlier attempt's result no longer counts."""
+        self.lock = FileLock(str(self.run_dir.lock))
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise PacelineError(in_use(self.run_dir)) from None
+        self.run_dir.result_json.unlink(missing_ok=True)
 
-        def find() -> dict[str, Any]:
-            notes: list[Diagnostic] = []
-            path = find_checkpoint(where, self.run_dir, notes)
-            return {"path": None if path is None else str(path), "notes": [n.to_json() for n in notes]}
-
-        found = share_plan(world, find)
-        for note in found["notes"]:
-            self.observers.note(Diagnostic.from_json(note))
-        if found["path"] is None:
-            return None
-        reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
-        now = run_state(TrainState(), None, self.plan, self.prepared.fingerprint)
-        same_run(reader.state, now)
-        return reader
-
-    def published(self, step: int, path: Any) -> None:
-        self.checkpoint = str(path)
-        if self.observers is not None:
-            self.observers.saved(step, path)
+    def published(self, event: events.CheckpointSaved, notes: Sequence[Diagnostic]) -> None:
+        """A checkpoint is durable."""
+        assert self.observers is not None
+        self.checkpoint = event.path
+        self.observers.hear(event)
+        for note in notes:
+            self.observers.note(note)
 
     def load_best(self, world: World, trainer: Trainer) -> None:
         """With load_best_model_at_end: the best checkpoint's weights, as the result names them."""

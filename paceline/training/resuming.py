@@ -1,0 +1,85 @@
+"""Going on from a checkpoint: found once, verified, compared with this run, its global batch kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.resume import CheckpointReader, find_checkpoint, open_checkpoint, same_run
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.rundir import RunDir
+from paceline.plan.batch import resplit
+from paceline.plan.plan import Plan
+from paceline.training.agree import share_plan
+
+# What a resumed run may not change: the order of samples, and what they are.
+FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """``reader`` is None when the run starts fresh; ``plan`` has the global batch of the first run."""
+
+    reader: CheckpointReader | None
+    plan: Plan
+    notes: tuple[Diagnostic, ...]
+
+
+def open_resume(world: Any, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Any]) -> Resumed:
+    """Collective. ``state_now`` is what this run would save. Raises CheckpointError or ConfigError, the same on all ranks."""
+    if not where:
+        return Resumed(None, plan, ())
+
+    def find() -> dict[str, Any]:
+        notes: list[Diagnostic] = []
+        path = find_checkpoint(where, run, notes)
+        return {"path": None if path is None else str(path), "notes": [n.to_json() for n in notes]}
+
+    found = share_plan(world, find)
+    notes = [Diagnostic.from_json(note) for note in found["notes"]]
+    if found["path"] is None:
+        return Resumed(None, plan, tuple(notes))
+    reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
+    kept, said = keep_global_batch(reader.state, plan)
+    same_run(reader.state, {**{field: state_now[field] for field in FIXED}, "global_batch": kept.batch.global_batch})
+    return Resumed(reader, kept, (*notes, *said, *changed_keys(reader.state.get("config", {}), plan.config)))
+
+
+def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[Diagnostic]]:
+    """On another number of ranks, micro-batch and accumulation are derived anew so that a step takes the same rows (contract 4)."""
+    rows, ranks = int(state.get("global_batch", plan.batch.global_batch)), int(state.get("world_size", plan.world_size))
+    if rows == plan.batch.global_batch or ranks == plan.world_size:
+        return plan, []  # the same ranks with another batch: same_run names it
+    batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
+    note = Diagnostic(
+        "resume.batch_resplit",
+        f"the run takes {rows} rows a step since its start on {ranks} ranks; on {plan.world_size} ranks that is {batch}",
+        "training.per_device_train_batch_size",
+        f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
+        severity=Severity.NOTE,
+    )
+    return replace(plan, batch=batch), [note]
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
+    """One warning a config key that differs from the run's first start and is allowed to."""
+    found = []
+    for section in ("model", "training"):
+        old, new = before.get(section) or {}, now.get(section) or {}
+        for key in sorted(set(old) & set(new)):
+            if old[key] != new[key] and key not in QUIET:
+                found.append(
+                    Diagnostic("resume.config_changed", f"{section}.{key} differs from the run that saved this checkpoint", f"{section}.{key}", f"{new[key]} now, {old[key]} then", severity=Severity.WARNING)
+                )
+    return found
+
+
+# Keys that change nothing of what is learnt.
+QUIET = frozenset(
+    {
+        "output_dir", "experiment_name", "run_name", "resume_from_checkpoint", "overwrite_output_dir", "logging_steps", "report_to", "save_steps",
+        "save_total_limit", "log_level", "per_device_train_batch_size", "gradient_accumulation_steps", "distributed",
+    }
+)  # fmt: skip
