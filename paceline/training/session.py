@@ -184,7 +184,8 @@ class Session:
         """``save(step)`` for the trainer; ``published`` hears of every durable checkpoint on this rank."""
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
         root = next(iter(trainer.handles.values())).root
-        files = hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path) if self.world.rank == 0 else {}
+        generation = {"eos_token_id": list(self.prepared.stop_token_ids), "pad_token_id": self.prepared.pad_token_id}
+        files = hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path, generation) if self.world.rank == 0 else {}
 
         def save(step: int) -> None:
             if self.config.training.load_best_model_at_end:

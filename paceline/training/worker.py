@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)
         begun = time.monotonic()
-        prepared = prepare_data(start, rank, environ)
+        prepared = prepare_data(start, plan, rank, environ)
         seconds = time.monotonic() - begun
     except PacelineError as exc:
         tell(exc.diagnostics, rank, only_first=True)
@@ -81,15 +81,18 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
     )
 
 
-def prepare_data(start: Start, rank: int, environ: Mapping[str, str]) -> Prepared:
+def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
     """Rows tokenised and on disk; the first process does it, the others wait on its file lock, with no process group to time out."""
     c = start.config
-    cache = Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ)
-    seed = c.training.seed if c.data.seed is None else c.data.seed
+    arguments: dict[str, Any] = {
+        "seed": c.training.seed if c.data.seed is None else c.data.seed,
+        "cache_dir": Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ),
+        "max_positions": plan.shape.max_position_embeddings if plan.shape else None,
+    }
     if rank != 0:
-        return prepare(c.data, c.model, seed=seed, cache_dir=cache)
+        return prepare(c.data, c.model, **arguments)
     with Bar(Console()) as bar:
-        return prepare(c.data, c.model, seed=seed, cache_dir=cache, report=bar)
+        return prepare(c.data, c.model, report=bar, **arguments)
 
 
 def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
