@@ -72,14 +72,17 @@ class World:
             )
         store = connect_store(env, timeout_seconds)
         _await_all_ranks(store, env, timeout_seconds)
-        dist.init_process_group(
-            name,
-            store=dist.PrefixStore("group", store),
-            rank=env.rank,
-            world_size=env.world_size,
-            timeout=datetime.timedelta(seconds=timeout_seconds),
-            device_id=chosen if name == "nccl" else None,
-        )
+        try:
+            dist.init_process_group(
+                name,
+                store=dist.PrefixStore("group", store),
+                rank=env.rank,
+                world_size=env.world_size,
+                timeout=datetime.timedelta(seconds=timeout_seconds),
+                device_id=chosen if name == "nccl" else None,
+            )
+        except RuntimeError as exc:
+            raise _group_error(exc, env, name) from exc
         return World(env.rank, env.local_rank, env.world_size, env.num_nodes, chosen, name, store, env, timeout_seconds)
 
     @property
@@ -134,24 +137,29 @@ class World:
         dist.all_gather(gathered, padded)
         return [json.loads(bytes(t[:n].cpu().numpy())) for t, n in zip(gathered, lengths, strict=True)]
 
-    def close(self, ok: bool) -> None:
-        """End the process group (contract 10: engines first, then this, then flush and exit).
+    def close(self, ok: bool) -> bool:
+        """End the process group (contract 10: engines first, then this, then flush and exit). Returns whether all ranks left in order.
 
-        ``ok=True``: all ranks meet, then leave; the host of the store leaves last. ``ok=False``: others may be gone or stuck, so
-        nobody is waited for and the group is left to die with the process: the caller ends it with ``os._exit``
-        after flushing (``runtime.leave``), because destructors of a broken group can hang.
+        ``ok=True``: all ranks meet, then leave; the host of the store leaves last. False means that one died on the way out
+        (``ExitCode.CLOSING``: the result is durable all the same). ``ok=False``: others may be gone or stuck, so nobody is waited for
+        and the group is left to die with the process, which the caller ends by ``runtime.alarm.leave``: destructors
+        of a broken group can hang.
         """
         if self.closed or self.world_size == 1:
             self.closed = True
-            return
+            return True
         self.closed = True
         if not ok:
-            return
-        self.barrier()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        dist.destroy_process_group()
+            return True
+        try:
+            self.barrier()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            dist.destroy_process_group()
+        except RuntimeError:
+            return False
         self._leave_store()
+        return True
 
     def _leave_store(self) -> None:
         """The rank that hosts the store stays until the others have let go of it (or a few seconds have passed)."""
@@ -232,6 +240,18 @@ def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
             where="MASTER_ADDR, MASTER_PORT",
             found=text,
             hint="an address of rank 0's node that all nodes reach, and a port that no firewall closes",
+        )
+    )
+
+
+def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
+    variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
+    return PacelineError(
+        Diagnostic(
+            "runtime.group",
+            f"the ranks met at {env.master_addr}:{env.master_port}, but rank {env.rank} cannot connect to the others over {backend}",
+            found=str(exc).splitlines()[0][:300],
+            hint=f"{variable}=<the network interface that the nodes share>",
         )
     )
 

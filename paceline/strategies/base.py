@@ -209,7 +209,7 @@ class Strategy(ABC):
         for group in handle.optimizer.param_groups:
             group["lr"] = lr
         if apply:
-            if max_grad_norm:
+            if max_grad_norm and float(norm) + 1e-6 > max_grad_norm:  # else torch would multiply every gradient by 1
                 torch.nn.utils.clip_grads_with_norm_(handle.parameters(), max_grad_norm, norm)
             handle.optimizer.step()
             handle.root.refresh_compute_weights()  # type: ignore[operator]

@@ -16,6 +16,10 @@ from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 
+# Over gloo on loopback 226 MB cost 0.16 CPU seconds a rank in buckets of 5 MB, 0.13 in 25 MB (torch's default), 0.11 in 50 MB and more:
+# where cores both compute and send, fewer buckets are cheaper and overlap gains nothing.
+CPU_BUCKET_CAP_MB = 50
+
 
 class DDP(Strategy):
     """``torch.nn.parallel.DistributedDataParallel`` around the root module, with the guide's knobs from ``training``.
@@ -39,7 +43,7 @@ class DDP(Strategy):
         return DistributedDataParallel(
             root,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
-            bucket_cap_mb=self.bucket_cap_mb,
+            bucket_cap_mb=self.bucket_cap_mb or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
             find_unused_parameters=self.find_unused_parameters,
             broadcast_buffers=self.broadcast_buffers,
             static_graph=self.static_graph,
