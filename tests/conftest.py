@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-WORDS = ["red", "blue", "green", "stone", "river", "cloud", "bread", "lamp", "chair", "horse", "apple", "tiger"]
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>"
-    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|end|>{% endgeneration %}"
-    "{% else %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+from support import CHAT_TEMPLATE, WORDS, Run, instruction_rows, run_process
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +20,11 @@ def no_leaks() -> Iterator[None]:
     before, threads = dict(os.environ), set(threading.enumerate())
     yield
     changed = {k for k in set(before) | set(os.environ) if before.get(k) != os.environ.get(k)} - {"PYTEST_CURRENT_TEST"}
-    ours = {k for k in changed if not k.startswith(("KINETO", "TORCH", "TF_", "HF_", "TOKENIZERS", "KMP", "MPL", "LC_", "CUDA"))}
+    ours = {
+        k
+        for k in changed
+        if not k.startswith(("KINETO", "TORCH", "TF_", "HF_", "TOKENIZERS", "KMP", "MPL", "LC_", "CUDA"))
+    }
     assert not ours, f"environment variables leaked: {sorted(ours)}"
     left = [t for t in set(threading.enumerate()) - threads if t.is_alive() and not t.daemon]
     assert not left, f"threads leaked: {left}"
@@ -47,7 +40,12 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator([" ".join(WORDS)] * 20, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
     fast.chat_template = CHAT_TEMPLATE
@@ -56,30 +54,12 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def instruction_rows(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Learnable rows of very unequal length: the answer is the word said again, in capitals."""
-    rows = []
-    for i in range(count):
-        words = [WORDS[(i * 7 + seed + j * 5) % len(WORDS)] for j in range(1 + (i * 13 + seed) % 9)]
-        rows.append({"instruction": f"Shout {i}: " + " ".join(words), "input": "", "output": " ".join(w.upper() for w in words)})
-    return rows
-
-
 @pytest.fixture(scope="session")
 def alpaca_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 instruction rows in Alpaca's format."""
     path = tmp_path_factory.mktemp("data") / "train.json"
     path.write_text(json.dumps(instruction_rows(60)))
     return path
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished process with what it printed."""
-
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -105,12 +85,6 @@ def tiny(tmp_path: Path, tokenizer_dir: Path, alpaca_file: Path) -> Callable[...
     return make
 
 
-def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This environment, quiet and with one thread a process."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "PACELINE_"))}
-    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
-
-
 @pytest.fixture
 def paceline(tmp_path: Path) -> Callable[..., Run]:
     """Run ``python -m paceline.cli.main ARGS`` as a user would; a hang is killed with its children after ``deadline`` seconds."""
@@ -119,21 +93,3 @@ def paceline(tmp_path: Path) -> Callable[..., Run]:
         return run_process([sys.executable, "-m", "paceline.cli.main", *args], deadline, env, cwd or tmp_path)
 
     return run
-
-
-def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None, cwd: Path) -> Run:
-    """A process in a session of its own, so that nothing of it outlives the test."""
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=worker_environment(env), cwd=cwd, start_new_session=True)
-    try:
-        out, err = process.communicate(timeout=deadline)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        pytest.fail(f"no end within {deadline} s: {argv}\n{out[-3000:]}\n{err[-3000:]}")
-    return Run(process.returncode, out, err)
-
-
-def write_yaml(path: Path, config: Mapping[str, Any]) -> Path:
-    """JSON is YAML."""
-    path.write_text(json.dumps(config, indent=1))
-    return path

@@ -1,11 +1,11 @@
 """The exception tree and the exit codes.
 
-    PacelineError          carries one or more diagnostics
-    ├── ConfigError        the YAML, flags or data description are wrong: nothing was started (exit code 2)
-    ├── DataError          rows, files or tokens cannot be used
-    ├── CheckpointError    a checkpoint is missing, incomplete or does not fit
-    ├── RemoteError        another rank failed; carries that rank's diagnostic
-    └── StopRequested      the run stopped on request, its checkpoint is durable
+PacelineError          carries one or more diagnostics
+├── ConfigError        the YAML, flags or data description are wrong: nothing was started (exit code 2)
+├── DataError          rows, files or tokens cannot be used
+├── CheckpointError    a checkpoint is missing, incomplete or does not fit
+├── RemoteError        another rank failed; carries that rank's diagnostic
+└── StopRequested      the run stopped on request, its checkpoint is durable
 """
 
 from __future__ import annotations

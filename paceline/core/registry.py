@@ -15,18 +15,32 @@ def load_attr(target: str) -> Any:
     """Import ``module:attr``. Raises ConfigError when the module or the attribute does not exist."""
     module_name, _, attr = target.partition(":")
     if not module_name or not attr:
-        raise ConfigError(Diagnostic("core.target", "a class of your own is named as module:Class", found=target, hint="my_module:MyClass"))
+        raise ConfigError(
+            Diagnostic(
+                "core.target", "a class of your own is named as module:Class", found=target, hint="my_module:MyClass"
+            )
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         raise ConfigError(
-            Diagnostic("core.target_module", f"module '{module_name}' cannot be imported", found=str(exc), hint="put its folder on PYTHONPATH or beside the YAML")
+            Diagnostic(
+                "core.target_module",
+                f"module '{module_name}' cannot be imported",
+                found=str(exc),
+                hint="put its folder on PYTHONPATH or beside the YAML",
+            )
         ) from exc
     if not hasattr(module, attr):
         names = [n for n in vars(module) if not n.startswith("_")]
         near = difflib.get_close_matches(attr, names, n=3)
         raise ConfigError(
-            Diagnostic("core.target_attr", f"module '{module_name}' has no '{attr}'", found=target, hint=f"nearest: {', '.join(near) or 'none'}")
+            Diagnostic(
+                "core.target_attr",
+                f"module '{module_name}' has no '{attr}'",
+                found=target,
+                hint=f"nearest: {', '.join(near) or 'none'}",
+            )
         )
     return getattr(module, attr)
 
@@ -50,4 +64,6 @@ class Registry:
             return load_attr(name)
         near = difflib.get_close_matches(name, self._entries, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:Class"
-        raise ConfigError(Diagnostic(f"{self.kind}.unknown", f"no {self.kind} is called '{name}'", found=name, hint=hint))
+        raise ConfigError(
+            Diagnostic(f"{self.kind}.unknown", f"no {self.kind} is called '{name}'", found=name, hint=hint)
+        )

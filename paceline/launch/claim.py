@@ -14,6 +14,8 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 
+_LOOK_BYTES = 1 << 20  # the first step is among the first events of a run
+
 
 def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
     """Raise ConfigError unless a run may write into ``run``: new, to be resumed, or to be set aside by ``overwrite_output_dir``."""
@@ -38,14 +40,14 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
                 "name a directory you may write to",
             )
         )
-    if not run.exists():
+    if not run.root.is_dir():
         return
     try:
         with FileLock(str(run.lock), timeout=0):
             pass
     except Timeout:
         raise ConfigError(in_use(run)) from None
-    if not overwrite and not resume:
+    if holds_work(run) and not overwrite and not resume:
         raise ConfigError(
             Diagnostic(
                 "run.exists",
@@ -56,6 +58,17 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
                 "or training.overwrite_output_dir=true to set the old one aside",
             )
         )
+
+
+def holds_work(run: RunDir) -> bool:
+    """Whether something was learnt here: a step was made or a checkpoint saved. A start that failed before its first step holds nothing."""
+    if any(run.checkpoints.glob("step-*")):
+        return True
+    for path in run.events_dir.glob("*.jsonl"):
+        with path.open("rb") as file:
+            if b'"kind":"step"' in file.read(_LOOK_BYTES):
+                return True
+    return False
 
 
 def in_use(run: RunDir) -> Diagnostic:
@@ -79,7 +92,7 @@ def claim(
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []
     try:
-        if run.exists() and overwrite and not resume:
+        if holds_work(run) and overwrite and not resume:
             aside = next(
                 p for n in range(1, 10_000) if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists()
             )

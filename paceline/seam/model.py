@@ -30,5 +30,8 @@ class ModelFactory(Protocol):
 
     def __call__(self) -> nn.Module: ...
 
-    role: Role
-    hf_config: Mapping[str, object]
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def hf_config(self) -> Mapping[str, object]: ...

@@ -13,7 +13,9 @@ from paceline.seam.data import RowSource
 from paceline.training.windows import Cut
 
 
-def evaluate(strategy: Any, handles: Mapping[Any, Any], algorithm: Objective, source: RowSource, cut: Cut) -> dict[str, float]:
+def evaluate(
+    strategy: Any, handles: Mapping[Any, Any], algorithm: Objective, source: RowSource, cut: Cut
+) -> dict[str, float]:
     """``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set.
 
     All ranks run the same number of micro-batches; beyond the end they get fillers of weight 0. Sums and weights are reduced
@@ -25,7 +27,13 @@ def evaluate(strategy: Any, handles: Mapping[Any, Any], algorithm: Objective, so
     sums = strategy.eval_window(handles, batches, algorithm)
     if sums.rows != num_rows:
         raise PacelineError(
-            Diagnostic("training.eval_rows", "evaluation did not see every row exactly once", "data.eval", f"{sums.rows} rows evaluated of {num_rows}", "report this: it is a defect of Paceline")
+            Diagnostic(
+                "training.eval_rows",
+                "evaluation did not see every row exactly once",
+                "data.eval",
+                f"{sums.rows} rows evaluated of {num_rows}",
+                "report this: it is a defect of Paceline",
+            )
         )
     metrics = {"eval_rows": float(num_rows)}
     total, weight = 0.0, 0

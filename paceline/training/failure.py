@@ -9,6 +9,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.runtime.alarm import is_cascade
 
+
 def diagnose(error: BaseException, rank: int, silent_ranks: Sequence[int] = ()) -> Diagnostic:
     """The finding behind an exception: its own first diagnostic, or type, message and the innermost line of code.
 
@@ -17,8 +18,14 @@ def diagnose(error: BaseException, rank: int, silent_ranks: Sequence[int] = ()) 
     if isinstance(error, PacelineError):
         first = error.diagnostics[0]
         place = first.where or f"rank {rank}"
-        return Diagnostic(first.code, first.what, place, first.found, first.hint, first.severity, {**first.evidence, "rank": rank})
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
+        return Diagnostic(
+            first.code, first.what, place, first.found, first.hint, first.severity, {**first.evidence, "rank": rank}
+        )
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    ):
         return Diagnostic(
             "training.out_of_memory",
             f"rank {rank} ran out of memory",
@@ -40,7 +47,13 @@ def diagnose(error: BaseException, rank: int, silent_ranks: Sequence[int] = ()) 
             "see that rank's log; a process that was killed (out of memory, kill -9) leaves none",
             evidence={"rank": rank, "silent_ranks": list(silent_ranks)},
         )
-    return Diagnostic("training.exception", f"rank {rank} raised {type(error).__name__}: {text}", where, hint="the traceback is in this rank's log", evidence={"rank": rank})
+    return Diagnostic(
+        "training.exception",
+        f"rank {rank} raised {type(error).__name__}: {text}",
+        where,
+        hint="the traceback is in this rank's log",
+        evidence={"rank": rank},
+    )
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -22,7 +22,9 @@ from paceline.training.trainer import Observer
 class Observers:
     """Opens, feeds and closes them."""
 
-    def __init__(self, run: RunDir, rank: int, plan: Plan, config: Config, environ: Mapping[str, str], prepared: Any) -> None:
+    def __init__(
+        self, run: RunDir, rank: int, plan: Plan, config: Config, environ: Mapping[str, str], prepared: Any
+    ) -> None:
         self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
         self.log = RunLog(run, rank, secrets_in(environ))
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
@@ -41,7 +43,13 @@ class Observers:
         total = event.total_steps or 0
         self.logging_steps = every(t.logging_steps, max(total, 1))
         if self.rank == 0:
-            self.console = Console(total, enabled=True, logging_steps=self.logging_steps, logging_first_step=t.logging_first_step, start_step=event.start_step)
+            self.console = Console(
+                total,
+                enabled=True,
+                logging_steps=self.logging_steps,
+                logging_first_step=t.logging_first_step,
+                start_step=event.start_step,
+            )
             self.trackers, notes = open_trackers(
                 t.report_to,
                 self.run,

@@ -11,7 +11,9 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
 
 
-def write_result(run: RunDir, outcome: str, exit_code: int, facts: Mapping[str, Any], diagnostics: Sequence[Diagnostic] = ()) -> None:
+def write_result(
+    run: RunDir, outcome: str, exit_code: int, facts: Mapping[str, Any], diagnostics: Sequence[Diagnostic] = ()
+) -> None:
     """Durable when it returns: written beside, fsynced, renamed. ``outcome``: completed, early_stopped, stopped or failed."""
     data = {"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": [d.to_json() for d in diagnostics]}
     staged = run.result_json.with_suffix(".json.tmp")

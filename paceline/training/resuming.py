@@ -71,7 +71,13 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
         for key in sorted(set(old) & set(new)):
             if old[key] != new[key] and key not in QUIET:
                 found.append(
-                    Diagnostic("resume.config_changed", f"{section}.{key} differs from the run that saved this checkpoint", f"{section}.{key}", f"{new[key]} now, {old[key]} then", severity=Severity.WARNING)
+                    Diagnostic(
+                        "resume.config_changed",
+                        f"{section}.{key} differs from the run that saved this checkpoint",
+                        f"{section}.{key}",
+                        f"{new[key]} now, {old[key]} then",
+                        severity=Severity.WARNING,
+                    )
                 )
     return found
 

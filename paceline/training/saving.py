@@ -29,11 +29,20 @@ def run_state(state: TrainState, algorithm: Any, plan: Any, data_fingerprint: st
     }
 
 
-def hugging_face_files(hf_config: Mapping[str, Any], tokenizer: Path, generation: Mapping[str, Any]) -> dict[str, bytes]:
+def hugging_face_files(
+    hf_config: Mapping[str, Any], tokenizer: Path, generation: Mapping[str, Any]
+) -> dict[str, bytes]:
     """``config.json``, ``generation_config.json`` and the tokenizer's files: a checkpoint can be exported without the place it came from."""
-    files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir()) if path.suffix in {".json", ".jinja", ".txt", ".model"}}
+    files = {
+        path.name: path.read_bytes()
+        for path in sorted(tokenizer.iterdir())
+        if path.suffix in {".json", ".jinja", ".txt", ".model"}
+    }
     configs = {"config.json": hf_config, "generation_config.json": generation}
-    return {**files, **{name: json.dumps(dict(values), indent=2, ensure_ascii=False).encode() for name, values in configs.items()}}
+    return {
+        **files,
+        **{name: json.dumps(dict(values), indent=2, ensure_ascii=False).encode() for name, values in configs.items()},
+    }
 
 
 def exported_shards(strategy: Any, handles: Mapping[Role, Any], algorithm: Any) -> Any:

@@ -30,9 +30,19 @@ def learning_rate_schedule(
 
     names = [member.value for member in SchedulerType if member.value not in STATEFUL]
     if name not in names:
-        why = "it depends on measured losses, so a resumed run could not reproduce it" if name in STATEFUL else "unknown name"
+        why = (
+            "it depends on measured losses, so a resumed run could not reproduce it"
+            if name in STATEFUL
+            else "unknown name"
+        )
         raise ConfigError(
-            Diagnostic("training.lr_scheduler_type", f"lr_scheduler_type '{name}' is not available: {why}", "training.lr_scheduler_type", name, f"one of: {', '.join(names)}")
+            Diagnostic(
+                "training.lr_scheduler_type",
+                f"lr_scheduler_type '{name}' is not available: {why}",
+                "training.lr_scheduler_type",
+                name,
+                f"one of: {', '.join(names)}",
+            )
         )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)  # polynomial reads it
     try:
@@ -44,6 +54,13 @@ def learning_rate_schedule(
             scheduler_specific_kwargs=dict(kwargs or {}),
         )
     except TypeError as exc:
-        raise ConfigError(Diagnostic("training.lr_scheduler_kwargs", f"'{name}' does not take these arguments", "training.lr_scheduler_kwargs", str(exc))) from exc
+        raise ConfigError(
+            Diagnostic(
+                "training.lr_scheduler_kwargs",
+                f"'{name}' does not take these arguments",
+                "training.lr_scheduler_kwargs",
+                str(exc),
+            )
+        ) from exc
     factor = scheduler.lr_lambdas[0]
     return lambda step: base_lr * float(factor(step))

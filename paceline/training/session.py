@@ -63,7 +63,9 @@ class Session:
         first = source.batch(0, cut.positions(0, 0, source.num_rows(0)))
         for handle in handles.values():
             strategy.warm_up(handle, first, algorithm)
-        trainer = self.trainer(strategy, algorithm, handles, WindowSource(source, cut, epochs, state.step), epochs, state)
+        trainer = self.trainer(
+            strategy, algorithm, handles, WindowSource(source, cut, epochs, state.step), epochs, state
+        )
         trainer.observers, trainer.stop_requested = observers, stop_requested
         return trainer
 
@@ -138,7 +140,15 @@ class Session:
         algorithm.load_state(self.reader.state.get("algorithm", {}))
         return TrainState.from_json(self.reader.state["train"])
 
-    def trainer(self, strategy: Any, algorithm: Any, handles: dict[Role, Any], windows: WindowSource, epochs: Epochs, state: TrainState) -> Trainer:
+    def trainer(
+        self,
+        strategy: Any,
+        algorithm: Any,
+        handles: dict[Role, Any],
+        windows: WindowSource,
+        epochs: Epochs,
+        state: TrainState,
+    ) -> Trainer:
         t = self.config.training
         total = epochs.total_steps
         shape = self.plan.shape
@@ -150,10 +160,14 @@ class Session:
             windows=windows,
             epochs=epochs,
             cadence=self.cadence(total),
-            lr=learning_rate_schedule(t.lr_scheduler_type, t.learning_rate, t.warmup_steps, total, t.lr_scheduler_kwargs),
+            lr=learning_rate_schedule(
+                t.lr_scheduler_type, t.learning_rate, t.warmup_steps, total, t.lr_scheduler_kwargs
+            ),
             max_grad_norm=t.max_grad_norm,
             seed_for=lambda step, micro: seed_for(t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank),
-            throughput=Throughput(shape.matmul_parameters if shape else 0, self.plan.world_size, measured if shape else None),
+            throughput=Throughput(
+                shape.matmul_parameters if shape else 0, self.plan.world_size, measured if shape else None
+            ),
             memory_bytes=lambda: memory_bytes(self.world.device),
             agree=self.world.any,
             stop_requested=lambda: False,
@@ -185,7 +199,11 @@ class Session:
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
         root = next(iter(trainer.handles.values())).root
         generation = {"eos_token_id": list(self.prepared.stop_token_ids), "pad_token_id": self.prepared.pad_token_id}
-        files = hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path, generation) if self.world.rank == 0 else {}
+        files = (
+            hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path, generation)
+            if self.world.rank == 0
+            else {}
+        )
 
         def save(step: int) -> None:
             if self.config.training.load_best_model_at_end:
@@ -194,6 +212,7 @@ class Session:
             shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm)
             path = checkpointer.save(step, shards, state, files)
             cost = checkpointer.last
+            assert cost is not None
             published(events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes())
 
         return save

@@ -34,7 +34,9 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     source.add_argument("--plan", help="plan.json written by the parent")
     source.add_argument("--config", help="the YAML, when started by torchrun, mpirun, accelerate or srun")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override of one config key")
-    parser.add_argument("--local-rank", "--local_rank", type=int, default=None, help="as given by torch.distributed.launch")
+    parser.add_argument(
+        "--local-rank", "--local_rank", type=int, default=None, help="as given by torch.distributed.launch"
+    )
     args = parser.parse_args(list(argv))
     if args.plan is not None:
         return from_plan(Path(args.plan), args.local_rank)
@@ -53,6 +55,12 @@ def from_plan(path: Path, local_rank: int | None) -> Start:
         config = Config.from_json(dict(plan.config))
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise ConfigError(
-            Diagnostic("training.plan_file", "the plan cannot be read", str(path), f"{type(exc).__name__}: {exc}", "start with `paceline train config.yaml`")
+            Diagnostic(
+                "training.plan_file",
+                "the plan cannot be read",
+                str(path),
+                f"{type(exc).__name__}: {exc}",
+                "start with `paceline train config.yaml`",
+            )
         ) from exc
     return Start(config, plan, None, local_rank)

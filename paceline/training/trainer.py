@@ -104,10 +104,20 @@ class Trainer:
         step = self.state.step
         if result.skipped == "no_labels":
             self.state.skipped_no_labels += 1
-            self._notice("training.no_labels", f"step {step} had no labelled token on any rank: no update was made", "check data.train_on and data.max_length", step)
+            self._notice(
+                "training.no_labels",
+                f"step {step} had no labelled token on any rank: no update was made",
+                "check data.train_on and data.max_length",
+                step,
+            )
         elif result.skipped == "overflow":
             self.state.skipped_overflow += 1
-            self._notice("training.overflow", f"step {step}: fp16 gradients overflowed, the update was skipped and the loss scale lowered", "", step)
+            self._notice(
+                "training.overflow",
+                f"step {step}: fp16 gradients overflowed, the update was skipped and the loss scale lowered",
+                "",
+                step,
+            )
         elif not math.isfinite(sum(result.losses.values())) or not math.isfinite(result.grad_norm or 0.0):
             raise PacelineError(
                 Diagnostic(

@@ -62,7 +62,9 @@ class Epochs:
         return epoch + (within + 1) / self.steps[epoch]
 
 
-def count_epochs(source: RowSource, global_batch: int, num_train_epochs: float, max_steps: int, drop_last: bool) -> Epochs:
+def count_epochs(
+    source: RowSource, global_batch: int, num_train_epochs: float, max_steps: int, drop_last: bool
+) -> Epochs:
     """The epochs that a run walks through: ``max_steps`` > 0 wins over ``num_train_epochs`` (which may be fractional)."""
     steps: list[int] = []
     total = 0

@@ -87,7 +87,7 @@ def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]
     arguments: dict[str, Any] = {
         "seed": c.training.seed if c.data.seed is None else c.data.seed,
         "cache_dir": Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ),
-        "max_positions": plan.shape.max_position_embeddings if plan.shape else None,
+        "max_positions": (plan.shape.max_position_embeddings or None) if plan.shape else None,
     }
     if rank != 0:
         return prepare(c.data, c.model, **arguments)
@@ -106,7 +106,15 @@ def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = Fal
 class Worker:
     """The life of one rank from the first handshake to the exit code."""
 
-    def __init__(self, start: Start, env: RankEnv, plan: Plan, prepared: Prepared, prepare_seconds: float, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        start: Start,
+        env: RankEnv,
+        plan: Plan,
+        prepared: Prepared,
+        prepare_seconds: float,
+        environ: Mapping[str, str],
+    ) -> None:
         self.start, self.env, self.plan, self.prepared, self.environ = start, env, plan, prepared, environ
         self.prepare_seconds = prepare_seconds
         self.config = start.config
@@ -120,7 +128,9 @@ class Worker:
     def run(self) -> int:
         """Open the world, train, close. Every error becomes one named finding, here and on the other ranks."""
         try:
-            world = World.open(self.env, device=self.plan.device, backend=self.plan.backend, timeout_seconds=self.plan.timeout_seconds)
+            world = World.open(
+                self.env, device=self.plan.device, backend=self.plan.backend, timeout_seconds=self.plan.timeout_seconds
+            )
         except PacelineError as exc:
             tell(exc.diagnostics, self.env.rank)
             return int(exc.exit_code)
@@ -157,7 +167,16 @@ class Worker:
         if self.config.training.save_strategy != "no":
             trainer.save = session.checkpoint_saver(trainer, self.published)
         total = trainer.cadence.total_steps
-        self.observers.begin(events.RunStarted(self.plan.digest(), world.world_size, str(reader.path) if reader else None, trainer.state.step, total, self.plan.headline()))
+        self.observers.begin(
+            events.RunStarted(
+                self.plan.digest(),
+                world.world_size,
+                str(reader.path) if reader else None,
+                trainer.state.step,
+                total,
+                self.plan.headline(),
+            )
+        )
         self.say_data()
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.run_evaluation()
@@ -171,7 +190,9 @@ class Worker:
         assert self.observers is not None
         t = self.config.training
         seed = t.seed if t.data_seed is None else t.data_seed
-        for line in summary(self.prepared, seq_len=self.plan.seq_len, packing=self.plan.packing, seed=seed, seconds=self.prepare_seconds):
+        for line in summary(
+            self.prepared, seq_len=self.plan.seq_len, packing=self.plan.packing, seed=seed, seconds=self.prepare_seconds
+        ):
             self.observers.say(line)
 
     def agree_on_plan(self, world: World) -> None:
@@ -181,7 +202,13 @@ class Worker:
             data = self.plan.to_json()
             if self.start.plan is None:
                 t = self.config.training
-                claim(self.run_dir, plan=data, config_file=self.start.config_file, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
+                claim(
+                    self.run_dir,
+                    plan=data,
+                    config_file=self.start.config_file,
+                    overwrite=t.overwrite_output_dir,
+                    resume=bool(t.resume_from_checkpoint),
+                )
             self.hold()
             return data
 
@@ -213,9 +240,18 @@ class Worker:
             return
         best = self.run_dir.checkpoint(trainer.state.best_step)
         if not best.is_dir():
-            raise CheckpointError(Diagnostic("training.best_checkpoint", "the best checkpoint is gone", str(best), hint="keep it: training.save_total_limit"))
+            raise CheckpointError(
+                Diagnostic(
+                    "training.best_checkpoint",
+                    "the best checkpoint is gone",
+                    str(best),
+                    hint="keep it: training.save_total_limit",
+                )
+            )
         if world.rank == 0 and self.observers is not None:
-            self.observers.say(f"best: step {trainer.state.best_step}, {trainer.best.metric} {trainer.state.best_metric:.4g}; `paceline export` takes it")
+            self.observers.say(
+                f"best: step {trainer.state.best_step}, {trainer.best.metric} {trainer.state.best_metric:.4g}; `paceline export` takes it"
+            )
         self.checkpoint = str(best)
 
     def finish(self, world: World, outcome: str, code: int) -> None:
@@ -230,9 +266,15 @@ class Worker:
     def leave_word(self) -> None:
         """The plot, and where everything lies. The run is over and durable: nothing here can harm it."""
         plot = self.draw_plot() if self.config.training.report_to else "none (training.report_to is none)"
-        print(f"run         {self.run_dir.root}\ncheckpoint  {self.checkpoint or 'none (training.save_strategy is no)'}\nplot        {plot}", flush=True)
+        print(
+            f"run         {self.run_dir.root}\ncheckpoint  {self.checkpoint or 'none (training.save_strategy is no)'}\nplot        {plot}",
+            flush=True,
+        )
         if self.checkpoint:
-            print(f"next        paceline chat {self.run_dir.root}   |   paceline export {self.run_dir.root} --to DIR", flush=True)
+            print(
+                f"next        paceline chat {self.run_dir.root}   |   paceline export {self.run_dir.root} --to DIR",
+                flush=True,
+            )
 
     def draw_plot(self) -> str:
         """Where the PNG lies, or why it was not drawn. A process of its own: plotting needs no torch and may not disturb a run."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import worker_environment
+from support import worker_environment
 
 from paceline.launch.ports import free_port
 

@@ -11,7 +11,15 @@ from paceline.training.state import BestRule, TrainState
 
 
 def cadence(**changes: object) -> Cadence:
-    values = dict(total_steps=20, logging_steps=5, logging_first_step=False, eval_strategy="steps", eval_steps=6, save_strategy="steps", save_steps=8)
+    values: dict[str, object] = {
+        "total_steps": 20,
+        "logging_steps": 5,
+        "logging_first_step": False,
+        "eval_strategy": "steps",
+        "eval_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 8,
+    }
     return Cadence(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -25,7 +33,9 @@ def test_steps() -> None:
 def test_epoch_best_and_no() -> None:
     assert cadence(eval_strategy="epoch").evaluates(7, True) and not cadence(eval_strategy="epoch").evaluates(7, False)
     assert not cadence(eval_strategy="no").evaluates(20, True)
-    assert cadence(save_strategy="best").saves(7, False, True) and not cadence(save_strategy="best").saves(7, False, False)
+    assert cadence(save_strategy="best").saves(7, False, True) and not cadence(save_strategy="best").saves(
+        7, False, False
+    )
     assert not cadence(save_strategy="no").saves(20, True, True)
     assert cadence(logging_first_step=True).logs(1)
 
@@ -34,7 +44,9 @@ def test_an_interval_below_one_is_a_share_of_the_run() -> None:
     assert (every(0.25, 40), every(7, 40), every(0.001, 40)) == (10, 7, 1)
 
 
-@pytest.mark.parametrize(("greater", "values", "best"), [(False, [3.0, 2.0, 2.5], 2.0), (True, [0.1, math.nan, 0.4, 0.3], 0.4)])
+@pytest.mark.parametrize(
+    ("greater", "values", "best"), [(False, [3.0, 2.0, 2.5], 2.0), (True, [0.1, math.nan, 0.4, 0.3], 0.4)]
+)
 def test_best(greater: bool, values: list[float], best: float) -> None:
     rule, state = BestRule("eval_loss", greater), TrainState()
     for step, value in enumerate(values, 1):

@@ -29,7 +29,15 @@ class Rows:
         n = len(ids)
         flat = torch.zeros(1, 2 * n, dtype=torch.int64)
         real = sum(i >= 0 for i in ids)
-        return Batch(flat, flat + IGNORE_INDEX, flat, torch.arange(0, 2 * n + 1, 2, dtype=torch.int32), 2, torch.tensor(ids), real)
+        return Batch(
+            flat,
+            flat + IGNORE_INDEX,
+            flat,
+            torch.arange(0, 2 * n + 1, 2, dtype=torch.int32),
+            2,
+            torch.tensor(ids),
+            real,
+        )
 
 
 def ids_of_run(rows: Rows, dp: int, micro: int, accumulation: int, epochs: float) -> list[list[int]]:
@@ -61,7 +69,10 @@ def test_epochs_of_different_length_are_located() -> None:
     assert table.progress(3) == 1.0 and table.progress(5) == 1.5
 
 
-@pytest.mark.parametrize(("epochs", "max_steps", "drop_last", "total"), [(2.5, -1, False, 8), (1.0, -1, True, 2), (1.0, 7, False, 7), (1.0, 2, False, 2), (0.5, -1, False, 2)])
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "drop_last", "total"),
+    [(2.5, -1, False, 8), (1.0, -1, True, 2), (1.0, 7, False, 7), (1.0, 2, False, 2), (0.5, -1, False, 2)],
+)
 def test_length_of_a_run(epochs: float, max_steps: int, drop_last: bool, total: int) -> None:
     assert count_epochs(Rows(10), 4, epochs, max_steps, drop_last).total_steps == total
 
@@ -77,7 +88,9 @@ def test_resuming_reads_the_same_windows() -> None:
     for start in (1, random.Random(0).randrange(2, table.total_steps), table.total_steps):
         rest = list(WindowSource(rows, cut, table, start))
         assert [w.sample_digest for w in rest] == [w.sample_digest for w in whole[start:]]
-        assert [b.document_ids.tolist() for w in rest for b in w.micro_batches] == [b.document_ids.tolist() for w in whole[start:] for b in w.micro_batches]
+        assert [b.document_ids.tolist() for w in rest for b in w.micro_batches] == [
+            b.document_ids.tolist() for w in whole[start:] for b in w.micro_batches
+        ]
 
 
 def test_the_digest_does_not_depend_on_the_ranks() -> None:
@@ -86,5 +99,9 @@ def test_the_digest_does_not_depend_on_the_ranks() -> None:
         cut = Cut(8 // dp, 1, dp - 1, dp)
         table = count_epochs(rows, 8, 1.0, -1, False)
         digests = [w.sample_digest for w in WindowSource(rows, cut, table, 0)]
-        assert digests == [sample_digest(list(range(8))), sample_digest(list(range(8, 16))), sample_digest(list(range(16, 20)))]
+        assert digests == [
+            sample_digest(list(range(8))),
+            sample_digest(list(range(8, 16))),
+            sample_digest(list(range(16, 20))),
+        ]
     assert len(set(digests)) == math.ceil(20 / 8)

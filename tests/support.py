@@ -1,0 +1,79 @@
+"""Helpers that suites share: rows that can be learnt, processes that cannot hang or outlive a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = ["red", "blue", "green", "stone", "river", "cloud", "bread", "lamp", "chair", "horse", "apple", "tiger"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|end|>{% endgeneration %}"
+    "{% else %}{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def instruction_rows(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Learnable rows of very unequal length: the answer is the word said again, in capitals."""
+    rows = []
+    for i in range(count):
+        words = [WORDS[(i * 7 + seed + j * 5) % len(WORDS)] for j in range(1 + (i * 13 + seed) % 9)]
+        rows.append(
+            {"instruction": f"Shout {i}: " + " ".join(words), "input": "", "output": " ".join(w.upper() for w in words)}
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished process with what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This environment, quiet and with one thread a process."""
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "PACELINE_"))
+    }
+    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
+
+
+def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None, cwd: Path) -> Run:
+    """A process in a session of its own, so that nothing of it outlives the test."""
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=worker_environment(env),
+        cwd=cwd,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"no end within {deadline} s: {argv}\n{out[-3000:]}\n{err[-3000:]}")
+    return Run(process.returncode, out, err)
+
+
+def write_yaml(path: Path, config: Mapping[str, Any]) -> Path:
+    """JSON is YAML."""
+    path.write_text(json.dumps(config, indent=1))
+    return path
