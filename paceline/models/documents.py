@@ -34,15 +34,16 @@ class CpuDocuments(torch.autograd.Function):
             o, lse = _flash(q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, True, scale=scale)
             out[:, :, start:end] = o
             sums.append(lse)
-        ctx.save_for_backward(query, key, value, out, *sums)
+        result = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, result, *sums)
         ctx.bounds, ctx.scale, ctx.product = bounds, scale, product
-        return out.to(query.dtype)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """The kernel's own backward a document."""
         query, key, value, out, *sums = ctx.saved_tensors
-        g, q, k, v = (x.to(ctx.product) for x in (grad, query, key, value))
+        g, q, k, v, out = (x.to(ctx.product) for x in (grad, query, key, value, out))
         grads = [torch.empty_like(x) for x in (q, k, v)]
         for (start, end), lse in zip(zip(ctx.bounds, ctx.bounds[1:], strict=False), sums, strict=True):
             part = (g, q, k, v, out)

@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.models.precision import compute_copy, product_dtype
 
 CHUNK_BYTES = 64 * 2**20
+_CACHE_BYTES = 2**20
 _TINY = 1e-30  # below this a probability has lost its digits: the row's loss is taken from its logits again
 
 
@@ -42,8 +43,11 @@ class Products:
         self.hidden = hidden.to(self.product)
         self.wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self.shape = shape
-        width = torch.finfo(self.wide).bits // 8
-        self.rows = max(1, shape.chunk_bytes // (width * weight.shape[0]))
+        self.rows = self._fitting(self.wide)
+
+    def _fitting(self, dtype: torch.dtype) -> int:
+        """Rows of logits of ``dtype`` within the byte budget."""
+        return max(1, self.shape.chunk_bytes // (torch.finfo(dtype).bits // 8 * self.weight.shape[0]))
 
     def chunks(self) -> Iterator[slice]:
         """Row ranges within the byte budget, of nearly equal size."""
@@ -52,13 +56,26 @@ class Products:
         for i in range(count):
             yield slice(total * i // count, total * (i + 1) // count)
 
+    def parts(self, rows: slice) -> Iterator[slice]:
+        """Pieces of a chunk: all of it where products are ``wide``, else so few rows that their wide copy stays in the cache."""
+        step = (
+            rows.stop - rows.start if self.product == self.wide else max(1, _CACHE_BYTES // (4 * self.weight.shape[0]))
+        )
+        for start in range(rows.start, rows.stop, step):
+            yield slice(start, min(start + step, rows.stop))
+
     def logits(self, rows: slice, out: Tensor | None = None) -> Tensor:
         """[rows, V] in ``wide``; ``out`` (flat, in ``product``) is the buffer to write the product to."""
+        return self.finish(self.raw(rows, out))
+
+    def raw(self, rows: slice, out: Tensor | None = None) -> Tensor:
+        """h·w + b, [rows, V] in ``product``."""
         h = self.hidden[rows]
-        view = None if out is None else out[: h.shape[0]]
-        raw = torch.mm(h, self.weight.t(), out=view)
-        if self.bias is not None:
-            raw.add_(self.bias)
+        raw = torch.mm(h, self.weight.t(), out=None if out is None else out[: h.shape[0]])
+        return raw if self.bias is None else raw.add_(self.bias)
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """Logits in ``wide``: ``raw`` itself, overwritten, where it is of that dtype."""
         logits = raw.to(self.wide)
         if self.shape.scale != 1.0:
             logits.mul_(self.shape.scale)
@@ -96,18 +113,17 @@ class FusedNll(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
         total = hidden.new_zeros((), dtype=head.wide)
         right = labels.new_zeros(())
+        head.rows = head._fitting(head.product)
         buffer = head.buffer()
         for rows in head.chunks():
-            logits = head.logits(rows, buffer)
-            target = labels[rows, None]
-            if correct:
-                right += (logits.argmax(-1) == labels[rows]).sum()
-            slope = head.slope(logits) if head.shape.softcap is not None else head.shape.scale
-            total += _softmax_(head, rows, logits, target)
-            logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
-            if not (isinstance(slope, float) and slope == 1.0):
-                logits.mul_(slope)
-            _accumulate(head, rows, logits, grad_hidden, grad_weight, grad_bias)
+            raw = head.raw(rows, buffer)
+            for part in head.parts(rows):
+                nll, hits = _to_gradient_(
+                    head, part, raw[part.start - rows.start : part.stop - rows.start], labels[part], correct
+                )
+                total += nll
+                right += hits
+            _accumulate(head, rows, raw, grad_hidden, grad_weight, grad_bias)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(right)
@@ -124,6 +140,22 @@ class FusedNll(torch.autograd.Function):
             None if bias is None else bias.mul_(grad).to(weight_dtype),
             None, None, None,
         )  # fmt: skip
+
+
+def _to_gradient_(
+    head: Products, rows: slice, raw: Tensor, labels: Tensor, correct: bool
+) -> tuple[Tensor, Tensor | int]:
+    """``raw`` = h·w + b of these rows becomes dLoss/d(raw) in place; returns their summed loss and correct argmaxes."""
+    logits, target = head.finish(raw), labels[:, None]
+    hits = (logits.argmax(-1) == labels).sum() if correct else 0
+    slope = head.slope(logits)
+    nll = _softmax_(head, rows, logits, target)
+    logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
+    if not (isinstance(slope, float) and slope == 1.0):
+        logits.mul_(slope)
+    if logits.data_ptr() != raw.data_ptr():
+        raw.copy_(logits)
+    return nll, hits
 
 
 def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Tensor:
@@ -170,7 +202,7 @@ def _accumulate(
             piece = low.t().mm(head.hidden[rows])
             grad_weight.copy_(piece) if first else grad_weight.add_(piece)
     if grad_bias is not None:
-        grad_bias.add_(grad.sum(0))
+        grad_bias.add_(grad.sum(0, dtype=grad_bias.dtype))
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.models.swap import swapped
+
 
 class RmsNorm(torch.autograd.Function):
     """y = x / sqrt(mean(x²) + eps) · (offset + weight), over the last dim; statistics in fp32 (fp64 for fp64 input).
@@ -59,7 +61,7 @@ class FusedRMSNorm(nn.Module):
 def fuse_norms(model: nn.Module) -> int:
     """Swap the RMSNorms of ``model`` that compute exactly this; returns how many. Nothing else of the module changes."""
     verdicts: dict[tuple[type, float, int], float | None] = {}
-    swapped = 0
+    count = 0
     module: Any
     for module in model.modules():
         kind, eps = type(module), _eps(module)
@@ -78,9 +80,9 @@ def fuse_norms(model: nn.Module) -> int:
         offset = verdicts[key]
         if offset is not None:
             module.paceline_eps, module.paceline_offset = eps, offset
-            module.__class__ = type("FusedRMSNorm", (FusedRMSNorm, kind), {})
-            swapped += 1
-    return swapped
+            module.__class__ = swapped(FusedRMSNorm, kind)
+            count += 1
+    return count
 
 
 def _wide(x: Tensor) -> Tensor:

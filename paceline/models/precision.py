@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.models.swap import based_on, swapped
+
 _COPY = "_paceline_copy"
 
 
@@ -102,12 +104,17 @@ class ComputeLayerNorm(nn.LayerNorm):
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-def _conv1d_forward(module: nn.Module, x: Tensor) -> Tensor:
-    """GPT-2's ``Conv1D``: a linear layer whose weight is [in, out]."""
-    weight, bias = module.weight, module.bias
-    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
-    copy = LowCast.apply(weight)  # type: ignore[no-untyped-call]
-    return torch.matmul(x.to(copy.dtype), copy) + LowCast.apply(bias)  # type: ignore[no-untyped-call]
+class ComputeConv1D(nn.Module):
+    """GPT-2's ``Conv1D``, a linear layer whose weight is [in, out], on low-precision copies."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., in] -> [.., out] in the copy's dtype."""
+        copy: Tensor = LowCast.apply(self.weight)  # type: ignore[no-untyped-call]
+        bias: Tensor = LowCast.apply(self.bias)  # type: ignore[no-untyped-call]
+        return torch.matmul(x.to(copy.dtype), copy) + bias
 
 
 class LowCast(torch.autograd.Function):
@@ -176,22 +183,20 @@ def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | 
     if isinstance(
         module, nn.Embedding
     ):  # a subclass that does more with the looked-up rows (Gemma scales them) calls ours as its base
-        return lambda m: _become(m, type("ComputeEmbedding", (kind, ComputeEmbedding), {}))
+        return lambda m: _become(m, based_on(kind, ComputeEmbedding))
     if kind in (nn.LayerNorm, ComputeLayerNorm):
         return lambda m: _become(m, ComputeLayerNorm, copies=False)
     if getattr(
         module, "low_precision_ready", False
     ):  # norms.FusedRMSNorm: fp32 weight and statistics, low-precision input and output
         return lambda m: []
-    if kind.__name__ in ("Conv1D", "ComputeConv1D") and hasattr(module, "nf"):
-        return lambda m: _become(m, _conv1d_class(type(m)))
+    if isinstance(module, ComputeConv1D):
+        return lambda m: _become(m, kind)
+    if kind.__name__ == "Conv1D" and hasattr(module, "nf"):
+        return lambda m: _become(m, swapped(ComputeConv1D, kind))
     return None
 
 
 def _become(module: nn.Module, kind: type[nn.Module], copies: bool = True) -> list[nn.Parameter]:
     module.__class__ = kind
     return list(module.parameters(recurse=False)) if copies else []
-
-
-def _conv1d_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return kind if kind.__name__ == "ComputeConv1D" else type("ComputeConv1D", (kind,), {"forward": _conv1d_forward})

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from paceline.models.attention import PACKED, packed_attention
 from paceline.models.layout import layout_of, recording
 from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+from paceline.models.swap import swapped
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -121,16 +122,16 @@ def fuse_attention(model: Any) -> int:
     """Swap the attention modules of ``model`` that compute exactly this; returns how many."""
     if model.config._attn_implementation != PACKED:
         return 0
-    swapped = 0
+    count = 0
     for module in model.modules():
         if isinstance(module, FusedAttention) or not _looks_plain(module):
             continue
         passes = _passes(module)
         if passes is not None:
             module.paceline_passes = passes
-            module.__class__ = type("FusedAttention", (FusedAttention, type(module)), {})
-            swapped += 1
-    return swapped
+            module.__class__ = swapped(FusedAttention, type(module))
+            count += 1
+    return count
 
 
 def _project(module: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+from paceline.models.swap import swapped
 
 _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
 
@@ -105,7 +106,7 @@ class FusedSwiGLU(nn.Module):
 def fuse_mlps(model: nn.Module) -> int:
     """Swap the gated MLPs of ``model`` that compute exactly this; returns how many."""
     verdicts: dict[tuple[object, ...], bool] = {}
-    swapped = 0
+    count = 0
     module: Any
     for module in model.modules():
         if isinstance(module, FusedSwiGLU) or not _looks_gated(module):
@@ -114,9 +115,9 @@ def fuse_mlps(model: nn.Module) -> int:
         if key not in verdicts:
             verdicts[key] = _same(module)
         if verdicts[key]:
-            module.__class__ = type("FusedSwiGLU", (FusedSwiGLU, type(module)), {})
-            swapped += 1
-    return swapped
+            module.__class__ = swapped(FusedSwiGLU, type(module))
+            count += 1
+    return count
 
 
 def _looks_gated(module: nn.Module) -> bool:

@@ -157,3 +157,18 @@ def test_whole_model_loss_and_gradients_in_float64() -> None:
     other = dict(module.hf.reference[0].named_parameters())
     for name, parameter in module.plain_named_parameters():
         torch.testing.assert_close(parameter.grad, other[name].grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_low_precision_head_goes_over_its_chunk_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})  # products stay bf16
+    monkeypatch.setattr("paceline.models.head_kernels._CACHE_BYTES", 4 * VOCAB * 2)  # two rows a piece
+    hidden, weight, _, labels = _inputs(False)
+    low = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
+    exact = [x.detach().float().requires_grad_() for x in low]
+    total, right = FusedNll.apply(*low, None, labels, HeadShape(chunk_bytes=5 * VOCAB * 2), True)
+    expected = F.cross_entropy(exact[0] @ exact[1].t(), labels, reduction="sum")
+    assert total.dtype == torch.float32
+    assert int(right) == int(((exact[0] @ exact[1].t()).argmax(-1) == labels).sum())
+    torch.testing.assert_close(total, expected, rtol=1e-2, atol=1e-2)
+    for ours, theirs in zip(torch.autograd.grad(total, low), torch.autograd.grad(expected, exact), strict=True):
+        assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.02
