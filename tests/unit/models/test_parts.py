@@ -56,6 +56,7 @@ def test_frozen_parts_get_no_gradient() -> None:
         assert (parameter.grad is not None) == ("v_proj" in name), name
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # from dynamo itself
 def test_compiled_trunk_changes_nothing() -> None:
     plain, traced = build_family("llama"), build_family("llama", compile=True, compile_options={"backend": "eager"})
     for seed, lengths in enumerate([(5, 9, 3), (4, 8), (11,)]):
