@@ -164,8 +164,9 @@ class Worker:
             self.observers.note(note)
         session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
         trainer = self.trainer = session.build(self.observers.all(), signals.requested)
-        if self.config.training.save_strategy != "no":
-            trainer.save = session.checkpoint_saver(trainer, self.published)
+        trainer.save = session.checkpoint_saver(
+            trainer, self.published
+        )  # also under save_strategy no: a stop on request saves
         total = trainer.cadence.total_steps
         self.observers.begin(
             events.RunStarted(
@@ -322,7 +323,10 @@ class Worker:
         if self.observers is not None:
             self.observers.failed(events.Error(rank, finding), trace)
             if self.observers.rank == 0:
-                write_result(self.run_dir, "failed", code, self.facts(), (finding,))
+                try:
+                    write_result(self.run_dir, "failed", code, self.facts(), (finding,))
+                except OSError as exc:  # the disk that ended the run may refuse this too: the error was told above
+                    print(f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True)
         elif trace and not isinstance(error, PacelineError):
             print(trace, file=sys.stderr, flush=True)
 
