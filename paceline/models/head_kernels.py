@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.models.precision import compute_copy, product_dtype
+from paceline.models.precision import compute_copy, low_dtype, product_dtype
 
 CHUNK_BYTES = 64 * 2**20
 _CACHE_BYTES = 2**20
@@ -37,7 +37,7 @@ class Products:
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape) -> None:
         copy = compute_copy(weight)
-        self.product = product_dtype(copy.dtype, hidden.device)
+        self.product = product_dtype(low_dtype(weight), hidden.device)
         self.weight = copy.to(self.product)
         self.bias = None if bias is None else compute_copy(bias).to(self.product)
         self.hidden = hidden.to(self.product)

@@ -4,8 +4,9 @@
 each optimizer step (``refresh``); layers read the copy and return fp32 gradients to the master, so that DDP, clipping and the optimizer
 see fp32 only. Activations are low precision from the embedding to the head, as under FSDP2's ``MixedPrecisionPolicy(param_dtype)``.
 
-On a CPU without bf16 (fp16) instructions a bf16 matrix product runs at a fifth of the fp32 rate. There operands are widened, the product
-is made in fp32 and its result rounded: the same numbers to bf16's tolerance, at the fp32 rate (``product_dtype``).
+On a CPU without bf16 (fp16) instructions a bf16 matrix product runs at a fifth of the fp32 rate. There activations are kept in low
+precision but widened for each product, which is made in fp32 with the master itself and rounded (``product_dtype``): the same numbers to
+bf16's tolerance, at the fp32 rate, and no copies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from paceline.models.swap import based_on, swapped
 
-_COPY = "_paceline_copy"
+_COPY, _DTYPE = "_paceline_copy", "_paceline_dtype"
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -35,6 +36,12 @@ def compute_copy(parameter: Tensor) -> Tensor:
     """The low-precision copy of a master, or the master itself where there is none."""
     copy: Tensor | None = getattr(parameter, _COPY, None)
     return parameter if copy is None else copy
+
+
+def low_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype of the activations around this parameter: its own where nothing was swapped."""
+    dtype: torch.dtype = getattr(parameter, _DTYPE, parameter.dtype)
+    return dtype
 
 
 class LowLinear(torch.autograd.Function):
@@ -70,7 +77,7 @@ class LowEmbedding(torch.autograd.Function):
         """Look-up in the copy."""
         ctx.save_for_backward(ids)
         ctx.rows, ctx.padding_idx = weight.shape[0], padding_idx
-        return F.embedding(ids, compute_copy(weight))
+        return F.embedding(ids, compute_copy(weight)).to(low_dtype(weight))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -84,7 +91,7 @@ class ComputeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
-        dtype = compute_copy(self.weight).dtype
+        dtype = low_dtype(self.weight)
         return LowLinear.apply(input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device))  # type: ignore[no-untyped-call]
 
 
@@ -114,7 +121,7 @@ class ComputeConv1D(nn.Module):
         """[.., in] -> [.., out] in the copy's dtype."""
         copy: Tensor = LowCast.apply(self.weight)  # type: ignore[no-untyped-call]
         bias: Tensor = LowCast.apply(self.bias)  # type: ignore[no-untyped-call]
-        return torch.matmul(x.to(copy.dtype), copy) + bias
+        return (torch.matmul(x.to(copy.dtype), copy) + bias).to(low_dtype(self.weight))
 
 
 class LowCast(torch.autograd.Function):
@@ -148,7 +155,7 @@ class LowPrecision:
         self.reason = (
             f"no low-precision form of {', '.join(unknown)}: torch.autocast"
             if unknown
-            else "cached low-precision weights"
+            else f"fp32 masters, {str(dtype).removeprefix('torch.')} activations"
         )
         if not self.cached:
             return
@@ -160,6 +167,11 @@ class LowPrecision:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     self._masters.append(parameter)
+        for master in self._masters:
+            setattr(master, _DTYPE, dtype)
+        if all(product_dtype(dtype, master.device) != dtype for master in self._masters):
+            self._masters.clear()  # products are made in fp32 with the masters: no copies
+            self.reason += ", products in fp32 (this CPU has no instructions for them)"
         self.refresh()
 
     @torch.no_grad()

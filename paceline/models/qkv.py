@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.models.attention import PACKED, packed_attention
 from paceline.models.layout import layout_of, recording
-from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+from paceline.models.precision import ComputeLinear, compute_copy, low_dtype, product_dtype
 from paceline.models.swap import swapped
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -136,7 +136,7 @@ def fuse_attention(model: Any) -> int:
 
 def _project(module: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     layers = [getattr(module, name) for name in _PROJECTIONS]
-    dtype = compute_copy(layers[0].weight).dtype
+    dtype = low_dtype(layers[0].weight)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     out: tuple[Tensor, Tensor, Tensor] = RotaryQkv.apply(  # type: ignore[no-untyped-call]
         x.to(dtype), cos, sin, module.head_dim, product_dtype(dtype, x.device), *weights, *biases

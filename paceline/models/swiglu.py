@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
+from paceline.models.precision import ComputeLinear, compute_copy, low_dtype, product_dtype
 from paceline.models.swap import swapped
 
 _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
@@ -98,7 +98,7 @@ class FusedSwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[.., H] -> [.., H]."""
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        dtype = compute_copy(weights[0]).dtype
+        dtype = low_dtype(weights[0])
         out: Tensor = SwiGlu.apply(x.to(dtype), *weights, product_dtype(dtype, x.device))  # type: ignore[no-untyped-call]
         return out
 

@@ -11,7 +11,6 @@ from paceline.seam.roles import Ask
 
 NLL = frozenset({Ask.NLL})
 LOGPROBS = frozenset({Ask.LOGPROBS})
-NATIVE = "paceline.models.precision.torch.cpu.get_capabilities"
 
 
 @pytest.fixture(params=["native", "widened"])
@@ -57,7 +56,15 @@ def test_every_family_runs_in_bf16(family: str) -> None:
     assert all(p.grad is None or p.grad.dtype == torch.float32 for _, p in module.plain_named_parameters())
 
 
-def test_refresh_follows_the_masters_in_place() -> None:
+def test_without_instructions_there_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    module = build_family("llama", compute_dtype=torch.bfloat16)
+    assert all(compute_copy(p) is p for p in module.parameters())
+    assert "products in fp32" in module.notes()["precision"]
+
+
+def test_refresh_follows_the_masters_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     module, batch = build_family("llama", compute_dtype=torch.bfloat16), make_batch()
     weight = module.hf.model.layers[0].self_attn.q_proj.weight
     copy, before = compute_copy(weight), module(batch, NLL)["nll"].detach()
