@@ -185,23 +185,6 @@ def load_hf_config(model: ModelSource) -> Any:
         raise ConfigError(_no_weights(model.name_or_path, error)) from error
 
 
-def check_positions(hf_config: Mapping[str, object], seq_len: int) -> None:
-    """Raises ConfigError ``models.too_long`` where ``seq_len`` tokens do not fit the model's positions."""
-    limit = next(
-        (v for k in ("max_position_embeddings", "n_positions") if isinstance(v := hf_config.get(k), int)), None
-    )
-    if limit is not None and seq_len > limit:
-        raise ConfigError(
-            Diagnostic(
-                code="models.too_long",
-                what=f"sequences of {seq_len} tokens do not fit the model's {limit} positions",
-                where="data.max_length",
-                found=str(seq_len),
-                hint=f"data.max_length: {limit}",
-            )
-        )
-
-
 @torch.no_grad()
 def resize_embeddings(hf: Any, rows: int, seed: int) -> None:
     """Grow or cut the embedding (and the head) to ``rows``.

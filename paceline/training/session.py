@@ -19,6 +19,7 @@ from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
+from paceline.models.heap import keep_heap
 from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runtime.device import matmul_rate, memory_bytes
@@ -33,7 +34,7 @@ from paceline.training.saving import exported_shards, hugging_face_files, run_st
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import BestRule, TrainState
 from paceline.training.trainer import Observer, Trainer
-from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
+from paceline.training.windows import FILLER, Cut, Epochs, WindowSource, count_epochs
 
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,6 +53,8 @@ class Session:
 
     def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
         """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
+        if self.world.device.type == "cpu":
+            keep_heap()
         algorithm = ALGORITHMS.load(self.plan.algorithm)()
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         handles = {role: strategy.prepare(role, self.factory(role), self.optimizer()) for role in algorithm.trains}
@@ -60,9 +63,9 @@ class Session:
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         epochs = self.epochs(source, cut)
         state = self.restore(strategy, handles, algorithm)
-        first = source.batch(0, cut.positions(0, 0, source.num_rows(0)))
+        filler = source.batch(0, [FILLER])
         for handle in handles.values():
-            strategy.warm_up(handle, first, algorithm)
+            strategy.warm_up(handle, filler, algorithm)
         trainer = self.trainer(
             strategy, algorithm, handles, WindowSource(source, cut, epochs, state.step), epochs, state
         )
@@ -81,7 +84,14 @@ class Session:
             recompute=self.plan.recompute,
             device=self.world.device,
             compile=self.plan.compile,
+            compile_options=self.compile_options(),
         )
+
+    def compile_options(self) -> dict[str, str]:
+        """``torch.compile``'s backend and mode, where the config names them."""
+        t = self.config.training
+        asked = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
+        return {name: value for name, value in asked.items() if value}
 
     def optimizer(self) -> OptimizerSpec:
         spec = dict(self.plan.optimizer)
@@ -152,7 +162,7 @@ class Session:
         t = self.config.training
         total = epochs.total_steps
         shape = self.plan.shape
-        measured = matmul_rate(self.world.device, DTYPES[self.plan.precision.compute])
+        measured = peak_rate(self.world.device, DTYPES[self.plan.precision.compute])
         trainer = Trainer(
             strategy=strategy,
             algorithm=algorithm,
@@ -216,6 +226,12 @@ class Session:
             published(events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes())
 
         return save
+
+
+def peak_rate(device: torch.device, compute: torch.dtype) -> float:
+    """What MFU divides by (FLOP/s): a processor without instructions for ``compute`` is used through float32, so the faster of both counts."""
+    rate = matmul_rate(device, compute)
+    return rate if device.type == "cuda" or compute == torch.float32 else max(rate, matmul_rate(device, torch.float32))
 
 
 def best_rule(training: Any) -> BestRule:

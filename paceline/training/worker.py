@@ -145,10 +145,10 @@ class Worker:
             return self.fail(world, alarm, exc)
         alarm.stop()
         signals.restore()
-        world.close(ok=True)
+        closed = world.close(ok=True)
         if world.rank == 0:
             self.leave_word()
-        return int(code)
+        return int(code) if closed else int(ExitCode.CLOSING)
 
     def train(self, world: World, signals: StopSignals) -> str:
         """Agree on the plan, build, run. Returns the outcome."""
@@ -179,6 +179,9 @@ class Worker:
             )
         )
         self.say_data()
+        for handle in trainer.handles.values():
+            for subject, reason in handle.root.notes().items():
+                self.observers.say(f"{subject:<9} {reason}")
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.run_evaluation()
         outcome = trainer.train()

@@ -33,7 +33,7 @@ class Dataset(Section):
     weight: Float = Field(
         default=1.0,
         gt=0,
-        description="Share of the mixture relative to the others; 1 everywhere means plain concatenation.",
+        description="How often each row is drawn an epoch: 2 is twice, 0.5 half of the rows; 1 everywhere means plain concatenation.",
     )
     split: Text = Field(default="train", description="Split of a hub data set.")
     name: OptText = Field(default=None, description="Configuration name of a hub data set.")
@@ -89,7 +89,11 @@ class DataSection(Section):
     on_too_long: Annotated[str, Word("truncate", "skip", "refuse")] = Field(
         default="truncate", description="Rows longer than max_length: cut at the end, skip, or stop."
     )
-    num_proc: OptInt = Field(default=None, ge=1, description="Processes that tokenise; all processors when empty.")
+    num_proc: OptInt = Field(
+        default=None,
+        ge=1,
+        description="Processes that tokenise; when empty as many as have enough to do to pay for their start.",
+    )
     cache_dir: OptText = Field(
         default=None, description="Folder of prepared data; $PACELINE_CACHE or ~/.cache/paceline when empty."
     )

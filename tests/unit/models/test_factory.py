@@ -11,7 +11,7 @@ from model_families import FAMILIES, VOCAB, Source, build_family, make_batch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import ConfigError
-from paceline.models.factory import HFModelFactory, check_positions
+from paceline.models.factory import HFModelFactory
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
@@ -112,9 +112,6 @@ def test_refusals_have_names(folder: Path, tmp_path: Path) -> None:
     _refused("models.no_model")
     _refused("models.cannot_load", name_or_path=str(tmp_path / "missing"))
     _refused("models.not_causal", config={"model_type": "vit"})
-    with pytest.raises(ConfigError, match="64 positions"):
-        check_positions(FAMILIES["llama"], 65)
-    check_positions(FAMILIES["llama"], 64)
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
