@@ -22,6 +22,7 @@ class Algorithm(ABC):
 
     trains: tuple[Role, ...] = (Role.POLICY,)
     frozen: tuple[Role, ...] = ()
+    metric_names: tuple[str, ...] = ("eval_loss",)  # what an evaluation yields
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Iterator[Window]:
         """The windows to train on: offline algorithms pass the data's own through; on-policy ones make theirs from rollouts."""

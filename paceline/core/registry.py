@@ -28,7 +28,7 @@ def load_attr(target: str) -> Any:
                 "core.target_module",
                 f"module '{module_name}' cannot be imported",
                 found=str(exc),
-                hint="put its folder on PYTHONPATH or beside the YAML",
+                hint="start from its folder, or put the folder on PYTHONPATH",
             )
         ) from exc
     if not hasattr(module, attr):

@@ -21,6 +21,9 @@ class Cadence:
     eval_steps: int
     save_strategy: str
     save_steps: int
+    keep_best: bool = (
+        False  # load_best_model_at_end: the best evaluation's weights must be on disk, whatever save_steps says
+    )
 
     def logs(self, step: int) -> bool:
         """Whether the console and the trackers hear of this step (events hear of every one)."""
@@ -38,7 +41,7 @@ class Cadence:
         """Whether to publish a checkpoint now; the last step always does unless saving is off."""
         if self.save_strategy == "no":
             return False
-        if step == self.total_steps:
+        if step == self.total_steps or (improved and self.keep_best):
             return True
         if self.save_strategy == "best":
             return improved

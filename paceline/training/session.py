@@ -13,7 +13,7 @@ from paceline.checkpoint.resume import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import DataError
+from paceline.core.errors import ConfigError, DataError
 from paceline.core.rundir import RunDir
 from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
@@ -182,7 +182,7 @@ class Session:
             agree=self.world.any,
             stop_requested=lambda: False,
             observers=(),
-            best=best_rule(t),
+            best=best_rule(t, algorithm.metric_names),
             state=state,
         )
         if self.prepared.eval is not None and t.eval_strategy != "no":
@@ -202,6 +202,7 @@ class Session:
             eval_steps=every(t.eval_steps, total_steps) if t.eval_steps else logging_steps,
             save_strategy=t.save_strategy,
             save_steps=every(t.save_steps, total_steps),
+            keep_best=t.load_best_model_at_end,
         )
 
     def checkpoint_saver(self, trainer: Trainer, published: Published) -> Callable[[int], None]:
@@ -234,9 +235,18 @@ def peak_rate(device: torch.device, compute: torch.dtype) -> float:
     return rate if device.type == "cuda" or compute == torch.float32 else max(rate, matmul_rate(device, torch.float32))
 
 
-def best_rule(training: Any) -> BestRule:
-    """``metric_for_best_model`` (default eval_loss) as Transformers reads it: larger is better unless its name ends in ``loss``."""
+def best_rule(training: Any, names: Sequence[str]) -> BestRule:
+    """``metric_for_best_model`` (default eval_loss) as Transformers reads it: larger is better unless its name ends in ``loss``.
+
+    Raises ConfigError when no evaluation will yield it (``names`` are those that do).
+    """
     metric = training.metric_for_best_model or "loss"
     metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+    if metric not in names:
+        what = "no evaluation of this algorithm yields this metric"
+        hint = f"one of: {', '.join(names)}"
+        raise ConfigError(
+            Diagnostic("training.metric_for_best_model", what, "training.metric_for_best_model", metric, hint)
+        )
     greater = training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
     return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

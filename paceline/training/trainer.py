@@ -144,24 +144,19 @@ class Trainer:
             return "stopped"
         return "early_stopped" if exhausted and step < self.cadence.total_steps else None
 
-    def run_evaluation(self) -> tuple[bool, bool]:
-        """Evaluate now. Returns (best so far, early stopping is due)."""
+    def measure(self) -> dict[str, float]:
+        """Evaluate now and tell the observers; nothing is remembered of it."""
         assert self.evaluate is not None
         started = time.perf_counter()
         metrics = self.evaluate()
         seconds = time.perf_counter() - started
         rows = int(metrics.pop("eval_rows", 0))
         self._emit(events.Eval(self.state.step, metrics, seconds, rows=rows))
-        if self.best.metric not in metrics:
-            raise PacelineError(
-                Diagnostic(
-                    "training.metric_for_best_model",
-                    f"'{self.best.metric}' is not among the evaluation's metrics",
-                    "training.metric_for_best_model",
-                    self.best.metric,
-                    f"one of: {', '.join(metrics)}",
-                )
-            )
+        return metrics
+
+    def run_evaluation(self) -> tuple[bool, bool]:
+        """Evaluate now and remember the best. Returns (best so far, early stopping is due)."""
+        metrics = self.measure()
         improved = self.best.record(metrics, self.state)
         return improved, self.best.exhausted(self.state)
 

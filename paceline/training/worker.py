@@ -6,7 +6,6 @@ trainer → train → result and last checkpoint durable → teardown → exit. 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 import traceback
@@ -34,6 +33,7 @@ from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.world import RankEnv, World
 from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
+from paceline.training.last_words import leave_word
 from paceline.training.observers import Observers
 from paceline.training.result import write_result
 from paceline.training.resuming import open_resume
@@ -147,7 +147,7 @@ class Worker:
         signals.restore()
         closed = world.close(ok=True)
         if world.rank == 0:
-            self.leave_word()
+            leave_word(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
         return int(code) if closed else int(ExitCode.CLOSING)
 
     def train(self, world: World, signals: StopSignals) -> str:
@@ -164,9 +164,7 @@ class Worker:
             self.observers.note(note)
         session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
         trainer = self.trainer = session.build(self.observers.all(), signals.requested)
-        trainer.save = session.checkpoint_saver(
-            trainer, self.published
-        )  # also under save_strategy no: a stop on request saves
+        trainer.save = session.checkpoint_saver(trainer, self.published)  # under save_strategy no too: a stop saves
         total = trainer.cadence.total_steps
         self.observers.begin(
             events.RunStarted(
@@ -183,7 +181,7 @@ class Worker:
             for subject, reason in handle.root.notes().items():
                 self.observers.say(f"{subject:<9} {reason}")
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
-            trainer.run_evaluation()
+            trainer.measure()
         outcome = trainer.train()
         if outcome != "stopped":
             self.load_best(world, trainer)
@@ -266,25 +264,6 @@ class Worker:
         if world.rank == 0:
             write_result(self.run_dir, outcome, code, self.facts())
         world.barrier()
-
-    def leave_word(self) -> None:
-        """The plot, and where everything lies. The run is over and durable: nothing here can harm it."""
-        plot = self.draw_plot() if self.config.training.report_to else "none (training.report_to is none)"
-        print(
-            f"run         {self.run_dir.root}\ncheckpoint  {self.checkpoint or 'none (training.save_strategy is no)'}\nplot        {plot}",
-            flush=True,
-        )
-        if self.checkpoint:
-            print(
-                f"next        paceline chat {self.run_dir.root}   |   paceline export {self.run_dir.root} --to DIR",
-                flush=True,
-            )
-
-    def draw_plot(self) -> str:
-        """Where the PNG lies, or why it was not drawn. A process of its own: plotting needs no torch and may not disturb a run."""
-        argv = [sys.executable, "-m", "paceline.watch.plot", str(self.run_dir.root)]
-        drawn = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-        return str(self.run_dir.plot_png) if drawn.returncode == 0 else f"not drawn: {drawn.stderr.strip()[-300:]}"
 
     def facts(self) -> dict[str, Any]:
         """What the result says beyond the outcome."""

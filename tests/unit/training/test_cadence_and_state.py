@@ -37,6 +37,7 @@ def test_epoch_best_and_no() -> None:
         7, False, False
     )
     assert not cadence(save_strategy="no").saves(20, True, True)
+    assert cadence(keep_best=True).saves(7, False, True) and not cadence(keep_best=True).saves(7, False, False)
     assert cadence(logging_first_step=True).logs(1)
 
 
