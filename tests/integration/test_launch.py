@@ -20,7 +20,8 @@ DEADLINE = 60.0
 LAUNCHERS = ["spawn", "torchrun"]
 
 DRIVER = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored, and children inherit that
 from paceline.launch import supervise
 from paceline.launch.spec import Cluster
 from paceline.launch.start import launch

@@ -149,7 +149,7 @@ def test_sigterm_saves_at_the_next_step_and_resume_goes_on(tiny: Tiny, paceline:
     again = tiny(max_steps=100000, save_strategy="steps", save_steps=100000, resume_from_checkpoint="latest")
     process = start(again, tmp_path, 2)
     wait_for_step(run, last + 3, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     assert end(process).code == 75
 
 
