@@ -175,8 +175,10 @@ class _Supervisor:
         """Our handlers; only a main thread may set them (elsewhere the caller keeps its own)."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        # What is ignored from the start stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
-        ours = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        # nohup ignores SIGHUP and means it. A shell's background job has SIGINT ignored too, but who sends it there wants a stop.
+        ours = [
+            number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        ]
         return {number: signal.signal(number, self._on_signal) for number in ours}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

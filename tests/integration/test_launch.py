@@ -21,7 +21,7 @@ LAUNCHERS = ["spawn", "torchrun"]
 
 DRIVER = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored, and children inherit that
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell's background job has it: a stop asked for is obeyed all the same
 from paceline.launch import supervise
 from paceline.launch.spec import Cluster
 from paceline.launch.start import launch
