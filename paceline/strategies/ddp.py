@@ -45,7 +45,7 @@ class DDP(Strategy):
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
             bucket_cap_mb=self.bucket_cap_mb or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
             find_unused_parameters=self.find_unused_parameters,
-            broadcast_buffers=self.broadcast_buffers,
+            forward_sync_buffers=self.broadcast_buffers,  # torch 2.13's name of the guide's knob
             static_graph=self.static_graph,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
         )
