@@ -29,6 +29,8 @@ from paceline.core.units import human_bytes
 from paceline.demo.files import write_questions
 from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
+from paceline.launch.environ import current
+from paceline.plan.hardware import cpu_count
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--processes",
         type=int,
         nargs="+",
+        action="extend",
         metavar="N",
         help="process counts (default: 1, 2, 4, … up to the cores or GPUs of this machine)",
     )
@@ -116,18 +119,22 @@ def measure(folder: Path, options: argparse.Namespace, processes: Sequence[int])
     cells = []
     for size, count in dict.fromkeys(wanted):
         print(f"measuring: {size} model, {count} process{'es' if count > 1 else ''} …", file=sys.stderr, flush=True)
-        cells.append(run_cell(folder, size, count, options))
-    return cells
+        cells.append(run_cell(folder, size, count, options, largest))
+    return sorted(cells, key=lambda cell: (cell.size != options.size, cell.size, cell.processes))
 
 
-def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespace) -> Cell:
-    """Train a few steps and read the speed from the run's events. Raises PacelineError with the training's own output when it fails."""
+def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespace, largest: int) -> Cell:
+    """Train a few steps and read the speed from the run's events. Raises PacelineError with the training's own output when it fails.
+
+    Every process has the threads that it has in the ``largest`` run: one "device" is the same in all rows.
+    """
     run = RunDir.at(folder / f"{size}-{processes}")
     config = folder / f"{size}-{processes}.yaml"
     strategy = "single" if processes == 1 else "ddp"
     config.write_text(json.dumps(run_config(folder, run, size, strategy, options)), encoding="utf-8")
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(config), "--nproc", str(processes)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    environ = {"OMP_NUM_THREADS": str(max(1, cpu_count() // largest)), **current()}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environ)
     if done.returncode:
         end = "\n      ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise PacelineError(
