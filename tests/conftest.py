@@ -23,7 +23,9 @@ def no_leaks() -> Iterator[None]:
     ours = {
         k
         for k in changed
-        if not k.startswith(("KINETO", "TORCH", "TF_", "HF_", "TOKENIZERS", "KMP", "MPL", "LC_", "CUDA"))
+        if not k.startswith(
+            ("KINETO", "TORCH", "TF_", "HF_", "TOKENIZERS", "KMP", "MPL", "LC_", "CUDA", "PYTORCH_NVML", "DS_")
+        )
     }
     assert not ours, f"environment variables leaked: {sorted(ours)}"
     left = [t for t in set(threading.enumerate()) - threads if t.is_alive() and not t.daemon]

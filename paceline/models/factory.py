@@ -16,6 +16,7 @@ from paceline.models.qkv import fuse_attention
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import fuse_mlps
+from paceline.seam.model import WHOLE, BuildOptions
 from paceline.seam.roles import Role
 
 _STRIPPED = (
@@ -50,6 +51,7 @@ class HFModelFactory:
     vocab_size    rows the tokenizer needs (None: leave the embedding as it is)
     seed          of the initial weights, and of new rows; equal on all ranks
     attention     ``auto``, ``paceline`` or a Transformers name
+    master_dtype  of the parameters: fp32, or fp64 for verification
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
 
@@ -65,10 +67,11 @@ class HFModelFactory:
         device: torch.device | str = "cpu",
         compile: bool = False,
         compile_options: Mapping[str, Any] | None = None,
+        master_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.role = role
         self._model, self._vocab_size, self._seed = model, vocab_size, seed
-        self._compute_dtype, self._attention = compute_dtype, attention
+        self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
         self._config = load_hf_config(model)
@@ -80,9 +83,10 @@ class HFModelFactory:
         """The Hugging Face config as plain JSON types, embedding rows already as they will be."""
         return {**self._config.to_dict(), "vocab_size": self._rows}
 
-    def __call__(self) -> RoleModule:
+    def __call__(self, options: BuildOptions = WHOLE) -> RoleModule:
         """Build, load or initialise, resize, move, swap."""
         register()
+        device = options.device or self._device
         choice = choose_attention(
             self._attention,
             self._config.to_dict(),
@@ -95,11 +99,12 @@ class HFModelFactory:
         else:
             hf = self._from_weights(implementation)
         hf.config.use_cache = False
-        hf.to(self._device)
-        fuse_norms(hf)
-        fuse_mlps(hf)
-        fuse_attention(hf)
-        module = RoleModule(self.role, hf, choice, self._compute_dtype)
+        hf.to(device=device, dtype=self._master_dtype)
+        if options.fused:
+            fuse_norms(hf)
+            fuse_mlps(hf)
+            fuse_attention(hf)
+        module = RoleModule(self.role, hf, choice, self._compute_dtype, engine_casts=options.engine_casts)
         if self._recompute:
             enable_recompute(hf, module.slot)
         if self._compile:

@@ -142,10 +142,11 @@ class LowPrecision:
     """The low-precision copies of one model and the swaps that read them.
 
     ``cached`` is False where some module with parameters of its own is of no known class: such a model runs under ``torch.autocast``
-    (``reason`` names the module).
+    (``reason`` names the module). ``copies=False``: an engine gives the layers low-precision weights itself (FSDP2's policy, DeepSpeed);
+    the swaps then only make products in a dtype that this processor is fast in, and an unknown module runs as it is.
     """
 
-    def __init__(self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype) -> None:
+    def __init__(self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, copies: bool = True) -> None:
         self.dtype = dtype
         self._masters: list[nn.Parameter] = []
         modules = [*trunk.modules(), *(() if head is None else head.modules())]
@@ -157,6 +158,9 @@ class LowPrecision:
             if unknown
             else f"fp32 masters, {str(dtype).removeprefix('torch.')} activations"
         )
+        if not copies:
+            self._swap_only(owners, unknown)
+            return
         if not self.cached:
             return
         seen: set[int] = set()
@@ -173,6 +177,19 @@ class LowPrecision:
             self._masters.clear()  # products are made in fp32 with the masters: no copies
             self.reason += ", products in fp32 (this CPU has no instructions for them)"
         self.refresh()
+
+    def _swap_only(self, owners: list[nn.Module], unknown: list[str]) -> None:
+        """Classes that compute in the dtype of the weights they are given."""
+        self.cached = True
+        self.reason = (
+            f"{str(self.dtype).removeprefix('torch.')} weights and activations, fp32 masters kept by the engine"
+        )
+        if unknown:
+            self.reason += f"; {', '.join(unknown)} as the model's own class computes"
+        for module in owners:
+            swap = _swap_for(module)
+            if swap is not None:
+                swap(module)
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -25,7 +25,12 @@ class RoleModule(nn.Module):
     """
 
     def __init__(
-        self, role: Role, hf: Any, attention: AttentionChoice, compute_dtype: torch.dtype = torch.float32
+        self,
+        role: Role,
+        hf: Any,
+        attention: AttentionChoice,
+        compute_dtype: torch.dtype = torch.float32,
+        engine_casts: bool = False,
     ) -> None:
         super().__init__()
         self.role = role
@@ -37,7 +42,7 @@ class RoleModule(nn.Module):
         self._head = Head(hf)
         self._low: LowPrecision | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
-            self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype)
+            self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
         self._call: Callable[..., Any] = self._trunk().__call__
 
     def forward(self, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ def make_plan(
     batch = split_batch(
         training["per_device_train_batch_size"], training["gradient_accumulation_steps"], mesh.data_parallel_size
     )
-    precision = choose_precision(training["mixed_precision"], hardware)
+    precision = choose_precision(training["mixed_precision"], hardware, model["dtype"])
     backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
     return Plan(

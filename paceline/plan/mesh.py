@@ -10,6 +10,17 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 @dataclass(frozen=True)
+class Coordinates:
+    """Where one rank stands on each axis."""
+
+    pp: int
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+
+
+@dataclass(frozen=True)
 class Mesh:
     """``pp × dp_replicate × dp_shard × cp × tp``, the first axis outermost: a tp group is made of consecutive ranks."""
 
@@ -28,6 +39,23 @@ class Mesh:
     def data_parallel_size(self) -> int:
         """How many ranks see different rows."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def model_copies(self) -> int:
+        """How many ranks see the same rows: the members of a pp × cp × tp block."""
+        return self.pp * self.cp * self.tp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where ``rank`` stands, the last axis counting fastest."""
+        places = {}
+        for axis in reversed(AXES):
+            rank, places[axis] = divmod(rank, getattr(self, axis))
+        return Coordinates(**places)
+
+    def data_parallel_rank(self, rank: int) -> int:
+        """The coordinate of ``rank`` among those that see different rows."""
+        at = self.coordinates(rank)
+        return at.dp_replicate * self.dp_shard + at.dp_shard
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.core.units import human_count
@@ -41,6 +41,7 @@ class Plan:
 
     ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``optimizer`` holds the
     fields of ``seam.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
+    ``engine`` holds the strategy's own resolved options (``plan.engine``), ``adapter`` those of LoRA or None (``plan.adapter``).
     """
 
     algorithm: str
@@ -67,6 +68,8 @@ class Plan:
     shape: ModelShape | None
     launcher: str
     paceline_version: str
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    adapter: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -79,6 +82,8 @@ class Plan:
             "decisions": [asdict(decision) for decision in self.decisions],
             "config": dict(self.config),
             "shape": self.shape.to_json() if self.shape else None,
+            "engine": json.loads(json.dumps(dict(self.engine))),
+            "adapter": dict(self.adapter) if self.adapter else None,
         }
 
     @staticmethod

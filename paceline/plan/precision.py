@@ -8,8 +8,13 @@ from paceline.plan.plan import Precision
 _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def choose_precision(asked: str, hardware: Hardware) -> Precision:
-    """The precision for ``auto``, ``no``, ``fp16`` or ``bf16``. What the device cannot do at all is refused by the config rules."""
+def choose_precision(asked: str, hardware: Hardware, master: str = "float32") -> Precision:
+    """The precision for ``auto``, ``no``, ``fp16`` or ``bf16``. What the device cannot do at all is refused by the config rules.
+
+    ``master`` float64 (``model.dtype``) computes everything in float64: for comparing strategies, not for training.
+    """
+    if master == "float64":
+        return Precision("float64", "float64", "float64", False, "model.dtype: float64")
     if asked == "auto":
         return _auto(hardware)
     if asked == "no":

@@ -36,6 +36,14 @@ class ShardReader(Protocol):
 
     def kinds(self, role: str, name: str) -> tuple[str, ...]: ...
 
+    def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        ...
+
     def read(self, role: str, name: str, kind: str) -> Tensor:
         """The whole tensor on the CPU."""
+        ...
+
+    def read_block(self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """The block of ``shape`` at ``offsets``, on the CPU."""
         ...

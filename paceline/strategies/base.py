@@ -67,12 +67,21 @@ class Strategy(ABC):
     @property
     def data_parallel_rank(self) -> int:
         """This rank's coordinate among those that see different rows."""
-        return self.world.rank
+        return self.plan.mesh.data_parallel_rank(self.world.rank)
 
     @property
     def data_parallel_size(self) -> int:
         """How many ranks see different rows."""
-        return self.world.world_size
+        return self.plan.mesh.data_parallel_size
+
+    @property
+    def loss_copies(self) -> int:
+        """How many ranks compute the same loss sums: members of a tp group each have the whole sum, members of a cp group a part of it."""
+        return self.plan.mesh.tp
+
+    def place(self, batch: Batch) -> Batch:
+        """What this rank computes of a micro-batch, on its device: all of it, unless the sequence is shared out."""
+        return batch.to(self.world.device)
 
     @property
     def averaging_factor(self) -> float:
@@ -142,7 +151,7 @@ class Strategy(ABC):
         Numbers that are not finite: under fp16 the step is skipped as ``overflow`` and the scale halved (``grad_norm`` is then inf or nan);
         else the parameters are left as they were and the values are returned: raising is the caller's.
         """
-        weights, tokens = self._global_weights(micro_batches, algorithm)
+        weights, tokens = self.global_weights(micro_batches, algorithm)
         if not any(weights.values()):
             return StepResult(dict.fromkeys(weights, 0.0), weights, None, "no_labels", tokens)
         scales = {term: self.averaging_factor / w if w else 0.0 for term, w in weights.items()}
@@ -154,11 +163,11 @@ class Strategy(ABC):
         for j, batch in enumerate(micro_batches):
             if generator_seed is not None:
                 torch.manual_seed(generator_seed(j))
-            placed = batch.to(self.world.device)
+            placed = self.place(batch)
             for handle in trained:
                 self.microstep(handle, placed, algorithm, scales, sums, last=j == len(micro_batches) - 1)
         norms = {handle.role: self.grad_norm(handle) for handle in trained}
-        losses, grad_norms = self._global_results(sums, norms, weights)
+        losses, grad_norms = self.global_results(sums, norms, weights)
         finite = all(map(math.isfinite, [*losses.values(), *grad_norms.values()]))
         for handle in trained:
             norm = torch.full_like(norms[handle.role], grad_norms[handle.role])
@@ -239,33 +248,41 @@ class Strategy(ABC):
                 rows += batch.num_rows
                 for term, weight in algorithm.weights(batch).items():
                     weights[term] = weights.get(term, 0) + int(weight)
-                self._evaluate(handles, batch.to(self.world.device), algorithm, sums)
+                self._evaluate(handles, self.place(batch), algorithm, sums)
         names, terms = sorted(sums), sorted(weights)
         local = torch.stack([sums[n] for n in names]).tolist()
-        total = self.world.all_reduce_sum_float(local)
-        counts = self.world.all_reduce_sum([weights[t] for t in terms] + [rows])
+        total = [value / self.loss_copies for value in self.world.all_reduce_sum_float(local)]
+        counts = self._count([weights[t] for t in terms] + [rows])
         return EvalSums(dict(zip(names, total, strict=True)), dict(zip(terms, counts[:-1], strict=True)), counts[-1])
 
     def _evaluate(self, handles: Handles, batch: Batch, algorithm: Objective, sums: dict[str, Tensor]) -> None:
         for role in algorithm.trains:
-            outputs = handles[role].root(batch, algorithm.ask(role, training=False))
+            outputs = self.evaluation_module(handles[role])(batch, algorithm.ask(role, training=False))
             found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().to(torch.float64)
 
     # --- arithmetic over ranks -------------------------------------------------------------------------------------
 
-    def _global_weights(self, micro_batches: Sequence[Batch], algorithm: Objective) -> tuple[dict[str, int], int]:
+    def evaluation_module(self, handle: Handle) -> nn.Module:
+        """What is called without gradients: the root, unless an engine must know of every forward."""
+        return handle.root
+
+    def _count(self, local: list[int]) -> list[int]:
+        """Sums over the data-parallel ranks of what every rank counted in its rows: those who see the same rows count once."""
+        return [total // self.plan.mesh.model_copies for total in self.world.all_reduce_sum(local)]
+
+    def global_weights(self, micro_batches: Sequence[Batch], algorithm: Objective) -> tuple[dict[str, int], int]:
         """The window's weight by term and its real tokens, over all ranks: one int64 all-reduce before the first forward."""
         local: dict[str, int] = {}
         for batch in micro_batches:
             for term, weight in algorithm.weights(batch).items():
                 local[term] = local.get(term, 0) + int(weight)
         terms = sorted(local)
-        counts = self.world.all_reduce_sum([local[t] for t in terms] + [sum(b.num_tokens for b in micro_batches)])
+        counts = self._count([local[t] for t in terms] + [sum(b.num_tokens for b in micro_batches)])
         return dict(zip(terms, counts[:-1], strict=True)), counts[-1]
 
-    def _global_results(
+    def global_results(
         self, sums: Mapping[str, Tensor], norms: Mapping[Role, Tensor], weights: Mapping[str, int]
     ) -> tuple[dict[str, float], dict[Role, float]]:
         """Mean loss by term and norm by role, equal on every rank, in one float64 all-reduce.
@@ -275,7 +292,7 @@ class Strategy(ABC):
         stacked = torch.stack([*sums.values(), *(n.to(torch.float64) for n in norms.values())]).tolist()
         local = [v if i < len(sums) or self.world.rank == 0 else 0.0 for i, v in enumerate(stacked)]
         reduced = self.world.all_reduce_sum_float(local)
-        losses = {t: reduced[i] / weights[t] if weights[t] else 0.0 for i, t in enumerate(sums)}
+        losses = {t: reduced[i] / self.loss_copies / weights[t] if weights[t] else 0.0 for i, t in enumerate(sums)}
         return losses, dict(zip(norms, reduced[len(sums) :], strict=True))
 
     def _skip_reason(self, trained: Sequence[Handle], finite: bool) -> str | None:

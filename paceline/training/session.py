@@ -37,7 +37,7 @@ from paceline.training.trainer import Observer, Trainer
 from paceline.training.windows import FILLER, Cut, Epochs, WindowSource, count_epochs
 
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -85,6 +85,7 @@ class Session:
             device=self.world.device,
             compile=self.plan.compile,
             compile_options=self.compile_options(),
+            master_dtype=DTYPES[precision.master],
         )
 
     def compile_options(self) -> dict[str, str]:

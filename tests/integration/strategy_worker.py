@@ -30,7 +30,7 @@ SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
 
 def build(world: World, root: TinyRoot, warm: bool = True, **options: Any) -> tuple[Strategy, Handle]:
     name = "single" if world.world_size == 1 else "ddp"
-    strategy = make_strategy(name, world, plan(**options))
+    strategy = make_strategy(name, world, plan(world_size=world.world_size, **options))
     handle = strategy.prepare(Role.POLICY, lambda: root, SPEC)
     if warm:
         strategy.warm_up(handle, make_batch([-1]), TinyObjective())
@@ -134,7 +134,7 @@ def resume_cold(world: World) -> dict[str, Any]:
 def mixed(world: World) -> dict[str, Any]:
     """fp16 with a scaler that starts far too high; a window without labels; one where a single rank has labels."""
     name = "single" if world.world_size == 1 else "ddp"
-    strategy = make_strategy(name, world, plan(scaler=True))
+    strategy = make_strategy(name, world, plan(scaler=True, world_size=world.world_size))
     handle = strategy.prepare(Role.POLICY, lambda: TinyRoot(torch.float32, compute=torch.float16), SPEC)
     assert handle.scaler is not None
     handle.scaler.load_state_dict({**handle.scaler.state_dict(), "scale": 2.0**24})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
-from paceline.config.sections.training_scale import STRATEGIES
+from paceline.config.sections.training_scale import MESH_SIZES, STRATEGIES
 from paceline.core.diagnostics import Diagnostic, Severity
 
 _STRATEGY = "training.distributed_strategy"
@@ -154,7 +154,7 @@ def mesh(c: Context) -> Iterator[Diagnostic]:
     sizes = c.config.training.parallelism
     if sizes is None:
         return
-    by_name = {name: getattr(sizes, name) for name in type(sizes).model_fields}
+    by_name = {name: getattr(sizes, name) for name in type(sizes).model_fields if name in MESH_SIZES}
     low = [name for name, size in by_name.items() if size < 1]
     written = ", ".join(f"{name}: {size}" for name, size in by_name.items())
     for name in low:

@@ -31,9 +31,9 @@ class ModelSection(Section):
         default="auto",
         description="Attention kernel: auto, eager, sdpa, flash_attention_2, flex_attention; auto chooses by device and packing.",
     )
-    dtype: Annotated[str, Word("auto", "float32", "bfloat16", "float16")] = Field(
+    dtype: Annotated[str, Word("auto", "float32", "bfloat16", "float16", "float64")] = Field(
         default="float32",
-        description="Type the weights are read in; trained weights are kept in float32 whatever stands here.",
+        description="Type the weights are read in; trained weights are kept in float32 whatever stands here, but for float64, in which everything is then computed (to compare strategies).",
     )
     chat_template: OptText = Field(
         default=None,

@@ -44,6 +44,10 @@ def to_fsdp(value: Any) -> Any:
     return to_texts(value.replace(" ", ",") if isinstance(value, str) else value)
 
 
+#: The mesh, outermost first; their product is the number of processes.
+MESH_SIZES = ("pp_size", "dp_replicate_size", "dp_shard_size", "cp_size", "tp_size")
+
+
 class Parallelism(Section):
     """Sizes of the mesh axes; their product is the number of processes."""
 
@@ -51,7 +55,25 @@ class Parallelism(Section):
     dp_shard_size: Int = Field(default=1, description="Processes that share one copy of the weights (FSDP, ZeRO).")
     cp_size: Int = Field(default=1, description="Processes that share one sequence (context parallel).")
     tp_size: Int = Field(default=1, description="Processes that share one matrix (tensor parallel).")
-    pp_size: Int = Field(default=1, description="Pipeline stages.")
+    pp_size: Int = Field(default=1, description="Pipeline stages (processes in a row).")
+    sequence_parallel: Bool = Field(
+        default=False, description="With tp_size: norms and residuals are shared out along the sequence too."
+    )
+    loss_parallel: Bool = Field(
+        default=True, description="With tp_size: the head and the loss stay shared out along the vocabulary."
+    )
+    cp_method: Annotated[str, Word("ulysses", "allgather")] = Field(
+        default="ulysses",
+        description="With cp_size: ulysses exchanges heads for sequence (needs as many heads); allgather collects keys and values.",
+    )
+    pp_schedule: Annotated[str, Word("1f1b", "gpipe", "interleaved", "zero_bubble", "zbv")] = Field(
+        default="1f1b", description="With pp_size: the order of forwards and backwards over the micro-batches."
+    )
+    pp_stages_per_rank: OptInt = Field(
+        default=None,
+        ge=1,
+        description="Stages a process holds; 2 under interleaved, zero_bubble and zbv when empty, else 1.",
+    )
 
 
 class ScaleFields(Section):

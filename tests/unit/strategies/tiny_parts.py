@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from paceline.plan.mesh import Mesh
 from paceline.seam.batch import IGNORE_INDEX, Batch
 from paceline.seam.roles import Ask, Role
 
@@ -112,9 +113,14 @@ def window(step: int, rank: int, world_size: int, rows_per_step: int = 16, accum
     return [make_batch(list(range(s, s + micro))) for s in starts]
 
 
-def plan(scaler: bool = False, **training: object) -> SimpleNamespace:
+def plan(scaler: bool = False, world_size: int = 1, **training: object) -> SimpleNamespace:
     """As much of a Plan as a strategy reads."""
-    return SimpleNamespace(config={"training": training}, precision=SimpleNamespace(scaler=scaler), num_nodes=1)
+    return SimpleNamespace(
+        config={"training": training},
+        precision=SimpleNamespace(scaler=scaler),
+        num_nodes=1,
+        mesh=Mesh(dp_replicate=world_size),
+    )
 
 
 class MemoryReader:
@@ -129,5 +135,12 @@ class MemoryReader:
     def kinds(self, role: str, name: str) -> tuple[str, ...]:
         return tuple(k for r, n, k in self.tensors if (r, n) == (role, name))
 
+    def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
+        return tuple(self.tensors[role, name, kind].shape)
+
     def read(self, role: str, name: str, kind: str) -> Tensor:
         return self.tensors[role, name, kind]
+
+    def read_block(self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        place = tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))
+        return self.tensors[role, name, kind][place]
