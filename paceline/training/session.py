@@ -26,10 +26,12 @@ from paceline.runtime.device import matmul_rate, memory_bytes
 from paceline.runtime.seed import seed_for
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
+from paceline.seam.window import Window
 from paceline.strategies.registry import make_strategy
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
+from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.saving import exported_shards, hugging_face_files, run_state
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import BestRule, TrainState
@@ -186,11 +188,22 @@ class Session:
             best=best_rule(t, algorithm.metric_names),
             state=state,
         )
+        if self.plan.mesh.model_copies > 1:
+            trainer.inspect = self.rows_inspector(strategy, until=state.step + CHECKED_STEPS)
         if self.prepared.eval is not None and t.eval_strategy != "no":
             eval_source = self.source(train=False)
             eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)
             trainer.evaluate = lambda: evaluate(strategy, handles, algorithm, eval_source, eval_cut)
         return trainer
+
+    def rows_inspector(self, strategy: Any, until: int) -> Callable[[Window], None]:
+        """Compares the rows of the ranks that share one copy of the model, in the windows before step ``until``."""
+
+        def inspect(window: Window) -> None:
+            if window.step < until:
+                check_same_rows(self.world, strategy.data_parallel_rank, window)
+
+        return inspect
 
     def cadence(self, total_steps: int) -> Cadence:
         t = self.config.training

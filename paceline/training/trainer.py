@@ -50,6 +50,7 @@ class Trainer:
     observers: Iterable[Observer]
     best: BestRule
     state: TrainState = field(default_factory=TrainState)
+    inspect: Callable[[Window], None] | None = None  # looks at every window before its step
     evaluate: Callable[[], dict[str, float]] | None = None
     save: Callable[[int], None] | None = None
     failed_saves: int = 0
@@ -64,6 +65,8 @@ class Trainer:
         return "completed"
 
     def _step(self, window: Window) -> None:
+        if self.inspect is not None:
+            self.inspect(window)
         started = time.perf_counter()
         lr = self.lr(window.step)
         result = self.strategy.train_window(

@@ -1,0 +1,49 @@
+"""The members of one tp, cp or pp group compute parts of the same rows: seen to be so in the first steps, instead of believed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.seam.window import Window
+
+CHECKED_STEPS = 3  # of every attempt: an order that is wrong is wrong from the start
+
+
+class Ranks(Protocol):
+    """What of ``runtime.World`` the check needs."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def all_gather_json(self, value: Any) -> list[Any]: ...
+
+
+def rows_digest(window: Window) -> str:
+    """Hash of everything this rank reads in a window: ids of the documents, their tokens and labels, micro-batch by micro-batch."""
+    digest = hashlib.blake2b(digest_size=8)
+    for batch in window.micro_batches:
+        for tensor in (batch.document_ids, batch.cu_seqlens, batch.input_ids, batch.labels):
+            digest.update(tensor.cpu().numpy().tobytes())
+        digest.update(b"|")
+    return digest.hexdigest()
+
+
+def check_same_rows(world: Ranks, data_parallel_rank: int, window: Window) -> None:
+    """Collective. Raises PacelineError on every rank when two ranks of equal ``data_parallel_rank`` were given different rows."""
+    everyone = world.all_gather_json([data_parallel_rank, rows_digest(window)])
+    first: dict[int, tuple[int, str]] = {}
+    for rank, (place, digest) in enumerate(everyone):
+        other, expected = first.setdefault(place, (rank, digest))
+        if digest != expected:
+            raise PacelineError(
+                Diagnostic(
+                    "training.rows_differ",
+                    "ranks that share one copy of the model were given different rows",
+                    f"step {window.step + 1}",
+                    f"rank {other}: {expected}, rank {rank}: {digest}",
+                    "the strategy's data_parallel_rank must be equal for all ranks of a tp, cp or pp group",
+                )
+            )
