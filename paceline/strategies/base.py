@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -160,12 +160,7 @@ class Strategy(ABC):
         for handle in trained:
             handle.module.train()
             self.zero_grad(handle)
-        for j, batch in enumerate(micro_batches):
-            if generator_seed is not None:
-                torch.manual_seed(generator_seed(j))
-            placed = self.place(batch)
-            for handle in trained:
-                self.microstep(handle, placed, algorithm, scales, sums, last=j == len(micro_batches) - 1)
+        self.accumulate(trained, micro_batches, algorithm, scales, sums, generator_seed)
         norms = {handle.role: self.grad_norm(handle) for handle in trained}
         losses, grad_norms = self.global_results(sums, norms, weights)
         finite = all(map(math.isfinite, [*losses.values(), *grad_norms.values()]))
@@ -180,6 +175,23 @@ class Strategy(ABC):
             tokens,
             self._extras(trained, grad_norms),
         )
+
+    def accumulate(
+        self,
+        trained: Sequence[Handle],
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+        generator_seed: Callable[[int], int] | None,
+    ) -> None:
+        """Forward and backward of every micro-batch, gradients synchronised at the end; an engine with an order of its own (a pipeline) overrides it."""
+        for j, batch in enumerate(micro_batches):
+            if generator_seed is not None:
+                torch.manual_seed(generator_seed(j))
+            placed = self.place(batch)
+            for handle in trained:
+                self.microstep(handle, placed, algorithm, scales, sums, last=j == len(micro_batches) - 1)
 
     def microstep(
         self,
@@ -244,23 +256,26 @@ class Strategy(ABC):
         with contextlib.ExitStack() as stack:
             for role in algorithm.trains:
                 stack.enter_context(_evaluating(handles[role].root))
-            for batch in micro_batches:
+            for batch in self.evaluated(handles, micro_batches, algorithm, sums):
                 rows += batch.num_rows
                 for term, weight in algorithm.weights(batch).items():
                     weights[term] = weights.get(term, 0) + int(weight)
-                self._evaluate(handles, self.place(batch), algorithm, sums)
         names, terms = sorted(sums), sorted(weights)
         local = torch.stack([sums[n] for n in names]).tolist()
         total = [value / self.loss_copies for value in self.world.all_reduce_sum_float(local)]
         counts = self._count([weights[t] for t in terms] + [rows])
         return EvalSums(dict(zip(names, total, strict=True)), dict(zip(terms, counts[:-1], strict=True)), counts[-1])
 
-    def _evaluate(self, handles: Handles, batch: Batch, algorithm: Objective, sums: dict[str, Tensor]) -> None:
-        for role in algorithm.trains:
-            outputs = self.evaluation_module(handles[role])(batch, algorithm.ask(role, training=False))
-            found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().to(torch.float64)
+    def evaluated(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
+    ) -> Iterator[Batch]:
+        """The micro-batches, each computed by the time the next is asked for; ``sums`` has the same names on every rank at the end."""
+        for batch in micro_batches:
+            placed = self.place(batch)
+            for role in algorithm.trains:
+                outputs = self.evaluation_module(handles[role])(placed, algorithm.ask(role, training=False))
+                add_evaluation(algorithm, role, outputs, placed, sums)
+            yield batch
 
     # --- arithmetic over ranks -------------------------------------------------------------------------------------
 
@@ -307,6 +322,15 @@ class Strategy(ABC):
         if len(trained) > 1:
             extras |= {f"grad_norm/{role.value}": norm for role, norm in grad_norms.items()}
         return extras
+
+
+def add_evaluation(
+    algorithm: Objective, role: Role, outputs: Mapping[str, Tensor], batch: Batch, sums: dict[str, Tensor]
+) -> None:
+    """Adds one micro-batch's losses and metrics to ``sums`` (float64)."""
+    found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
+    for name, value in found.items():
+        sums[name] = sums.get(name, 0.0) + value.detach().to(torch.float64)
 
 
 def _joint(norms: Mapping[Role, float]) -> float:
