@@ -18,7 +18,7 @@ from paceline.core.errors import ConfigError
 PACKAGE = ROOT / "paceline"
 _CODE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 _FIELDS = ("code", "what", "where", "found", "hint")
-_MAKERS = ("Diagnostic", "problem")  # problem: Context.problem of config/rules
+_MAKERS = ("Diagnostic", "problem", "refuse")  # Context.problem of config/rules, Findings.refuse of plan/engine
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from paceline import __version__
@@ -11,14 +12,16 @@ from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.plan.adapter import adapter_decisions, adapter_of, check_adapter
 from paceline.plan.batch import BatchSplit, split_batch
+from paceline.plan.engine import Job, resolve_engine, resolve_mesh
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, knob_decisions, optimizer_spec
-from paceline.plan.mesh import mesh_for
+from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Plan, Precision
 from paceline.plan.precision import choose_precision
 from paceline.plan.shape import ModelShape, shape_from_config
-from paceline.plan.strategy import SHARDED, check_algorithm, choose_strategy
+from paceline.plan.strategy import Chosen, check_algorithm, choose_strategy
 
 T = TypeVar("T")
 
@@ -67,33 +70,35 @@ def make_plan(
     facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
     found += check(config, facts, starting=True, provenance=provenance)
     found += check_algorithm(training["algorithm"])
-    found += _check_lora(values.get("lora"))
+    adapter = _attempt(lambda: adapter_of(values.get("lora")), found)
     chosen = _attempt(
         lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size), found
     )
     optimizer = _attempt(lambda: optimizer_spec(training), found)
-    if errors(found) or chosen is None or optimizer is None:
-        raise ConfigError(*errors(found))
-    strategy, reason = chosen
-    mesh = mesh_for(training.get("parallelism"), world_size, sharded=strategy in SHARDED)
-    batch = split_batch(
-        training["per_device_train_batch_size"], training["gradient_accumulation_steps"], mesh.data_parallel_size
-    )
     precision = choose_precision(training["mixed_precision"], hardware, model["dtype"])
+    engine = None
+    if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
+        job = Job(_with_sharding(training, chosen), values.get("lora"), hardware, world_size, num_nodes, shape)
+        engine = _attempt(lambda: _engine(chosen, job, precision), found)
+    if chosen is not None and engine is not None:
+        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute)
+    if errors(found) or chosen is None or optimizer is None or engine is None:
+        raise ConfigError(*errors(found))
+    strategy, reason = chosen.strategy, chosen.reason
     backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
     return Plan(
         algorithm=training["algorithm"],
         strategy=strategy,
         strategy_reason=reason,
-        mesh=mesh,
+        mesh=engine.mesh,
         world_size=world_size,
         num_nodes=num_nodes,
         device=hardware.device,
         backend=backend,
         timeout_seconds=training["ddp_timeout"],
         precision=precision,
-        batch=batch,
+        batch=engine.batch,
         seq_len=data["max_length"],
         packing=data["packing"],
         attention=attention.choice,
@@ -101,9 +106,11 @@ def make_plan(
         compile=training["torch_compile"],
         optimizer=optimizer,
         decisions=(
-            *_main_decisions(hardware, world_size, num_nodes, strategy, reason, batch, precision),
+            *_main_decisions(hardware, world_size, num_nodes, strategy, reason, engine.batch, precision),
+            *engine.decisions,
             backend_decision,
             attention,
+            *adapter_decisions(adapter, shape),
             *knob_decisions(training, data, hardware, strategy),
             *(Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}") for d in found),
         ),
@@ -113,7 +120,31 @@ def make_plan(
         shape=shape,
         launcher=launcher,
         paceline_version=__version__,
+        engine=engine.options,
+        adapter=adapter,
     )
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """What follows from the strategy: mesh, batch, ``Plan.engine``, and what there is to say about them."""
+
+    mesh: Mesh
+    batch: BatchSplit
+    options: dict[str, Any]
+    decisions: tuple[Decision, ...]
+
+
+def _engine(chosen: Chosen, job: Job, precision: Precision) -> _Engine:
+    mesh, about_mesh = resolve_mesh(chosen.strategy, job)
+    t = job.training
+    batch = split_batch(t["per_device_train_batch_size"], t["gradient_accumulation_steps"], mesh.data_parallel_size)
+    options, about = resolve_engine(chosen.strategy, job, mesh, batch, precision)
+    return _Engine(mesh, batch, options, (*about_mesh, *about))
+
+
+def _with_sharding(training: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
+    return {**training, "fsdp": chosen.sharding} if chosen.sharding else training
 
 
 def _main_decisions(
@@ -183,20 +214,6 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
             )
         )
     return found
-
-
-def _check_lora(lora: Any) -> list[Diagnostic]:
-    if not lora:
-        return []
-    return [
-        Diagnostic(
-            "plan.lora_not_available",
-            "a lora: section is valid in a config but adapters cannot be trained by this version",
-            "lora",
-            "set",
-            "remove the section to train all weights",
-        )
-    ]
 
 
 def _attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:

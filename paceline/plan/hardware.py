@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NVIDIA_SMI_SECONDS = 10
+OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
 # CPU flags that say "this processor multiplies bf16 (fp16) itself or converts it in one instruction". bf16 is the upper half of
 # fp32, so torch computes it rightly on any CPU, only not fast; fp16 without a conversion instruction is refused.
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16", "avx_ne_convert"})
@@ -60,7 +62,7 @@ class Hardware:
     ``num_devices`` the accelerators of this node (1 on CPU). ``bf16`` and ``fp16`` say what the device computes in hardware.
     ``peak_flops`` is FLOP/s by dtype name where a data sheet says so, else None (the worker measures). ``emulated`` names dtypes that are
     computed rightly but without own instructions. ``device_note`` says why this device;
-    ``capability`` is CUDA's compute capability (8.0), None elsewhere.
+    ``capability`` is CUDA's compute capability (8.0), None elsewhere; ``packages`` those of ``OPTIONAL_PACKAGES`` that are installed (None: not looked).
     """
 
     device: str
@@ -77,6 +79,7 @@ class Hardware:
     device_note: str = ""
     emulated: tuple[str, ...] = ()
     capability: float | None = None
+    packages: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -85,13 +88,20 @@ class Hardware:
             "peak_flops": dict(self.peak_flops) if self.peak_flops else None,
             "torch_backends": list(self.torch_backends),
             "emulated": list(self.emulated),
+            "packages": None if self.packages is None else list(self.packages),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Hardware:
         """The inverse of ``to_json``."""
+        packages = data.get("packages")
         return Hardware(
-            **{**data, "torch_backends": tuple(data["torch_backends"]), "emulated": tuple(data.get("emulated", ()))}
+            **{
+                **data,
+                "torch_backends": tuple(data["torch_backends"]),
+                "emulated": tuple(data.get("emulated", ())),
+                "packages": None if packages is None else tuple(packages),
+            }
         )
 
 
@@ -122,6 +132,7 @@ def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = 
         torch_backends=("nccl", "gloo"),
         device_note=f"{len(gpus)} CUDA device{'s' if len(gpus) > 1 else ''}, compute capability {capability}",
         capability=capability,
+        packages=installed_packages(),
     )
 
 
@@ -141,7 +152,13 @@ def _cpu(host_memory: int, cpus: int, num_nodes: int, note: str) -> Hardware:
         torch_backends=("gloo",),
         device_note=note,
         emulated=() if flags & BF16_FLAGS else ("bf16",),
+        packages=installed_packages(),
     )
+
+
+def installed_packages() -> tuple[str, ...]:
+    """Those of ``OPTIONAL_PACKAGES`` that can be imported; none of them is."""
+    return tuple(name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name) is not None)
 
 
 def cpu_flags(text: str | None = None) -> tuple[frozenset[str], str]:

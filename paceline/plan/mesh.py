@@ -69,15 +69,13 @@ class Mesh:
         return " × ".join(used) or "one process"
 
 
-def mesh_for(parallelism: Mapping[str, int] | None, world_size: int, *, sharded: bool) -> Mesh:
-    """The mesh for ``training.parallelism`` on ``world_size`` processes.
+def mesh_for(parallelism: Mapping[str, int] | None, world_size: int) -> Mesh:
+    """The mesh of a strategy that keeps whole copies: ``training.parallelism``, or all processes on ``dp_replicate``.
 
-    Left out, all processes are data-parallel: ``dp_shard`` when the strategy shards, else ``dp_replicate``. Sizes that do not multiply to
-    ``world_size`` are refused by the config rules.
+    Sizes that do not multiply to ``world_size`` are refused by the config rules.
     """
-    if not parallelism:
-        return Mesh(dp_shard=world_size) if sharded else Mesh(dp_replicate=world_size)
-    return Mesh(**{axis: parallelism.get(f"{axis}_size", 1) for axis in AXES})
+    sizes = {axis: int((parallelism or {}).get(f"{axis}_size") or 1) for axis in AXES}
+    return Mesh(**sizes) if any(size > 1 for size in sizes.values()) else Mesh(dp_replicate=world_size)
 
 
 def divisors(number: int) -> list[int]:

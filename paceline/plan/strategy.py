@@ -3,61 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes, human_count
 from paceline.plan.hardware import Hardware
+from paceline.plan.mesh import AXES
 from paceline.plan.shape import ModelShape
 
 AVAILABLE_STRATEGIES = ("single", "ddp")
 AVAILABLE_ALGORITHMS = ("sft",)
-SHARDED = frozenset({"fsdp", "deepspeed", "zero1", "zero2", "zero3"})
+NEEDS_DEEPSPEED = frozenset({"deepspeed", "zero1", "zero2", "zero3"})
 KEY = "training.distributed_strategy"
 
 # fp32 weights and gradients and Adam's two fp32 moments (Rajbhandari et al. 2020, arXiv:1910.02054, §3.1, without the fp16 copy).
 REPLICATED_BYTES_PER_PARAMETER = 16
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A strategy and why; ``sharding``: FSDP's, where the plan chose it in place of a ZeRO stage (None: as the config says)."""
+
+    strategy: str
+    reason: str
+    sharding: str | None = None
+
+
 def choose_strategy(
     asked: str, training: Mapping[str, Any], shape: ModelShape | None, hardware: Hardware, world_size: int
-) -> tuple[str, str]:
-    """(strategy, reason). Raises ConfigError for one that this version cannot start; unknown names are the config rules' business."""
+) -> Chosen:
+    """The strategy that is run. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
     if ":" in asked:
-        return asked, "your own class, named in the config"
-    strategy, reason = _by_rule(training, shape, world_size) if asked == "auto" else (asked, "named in the config")
-    if strategy not in AVAILABLE_STRATEGIES:
-        raise ConfigError(_not_available(strategy, asked, reason, shape, hardware))
-    if strategy == "ddp" and world_size == 1:
-        return (
-            "single",
-            "ddp was asked for; with one process there is nothing to average, and 'single' computes the same",
-        )
-    return strategy, reason
+        return Chosen(asked, "your own class, named in the config")
+    chosen = _by_rule(training, shape, world_size) if asked == "auto" else Chosen(asked, "named in the config")
+    missing = (
+        chosen.strategy in NEEDS_DEEPSPEED and hardware.packages is not None and "deepspeed" not in hardware.packages
+    )
+    if missing and asked == "auto" and not training.get("deepspeed"):
+        chosen = _without_deepspeed(chosen)
+    elif missing:
+        raise ConfigError(_no_deepspeed(chosen.strategy))
+    if chosen.strategy not in AVAILABLE_STRATEGIES:
+        raise ConfigError(_not_available(chosen.strategy, asked, chosen.reason, shape, hardware))
+    if chosen.strategy == "ddp" and world_size == 1:
+        reason = "ddp was asked for; with one process there is nothing to average, and 'single' computes the same"
+        return Chosen("single", reason)
+    return chosen
 
 
-def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: int) -> tuple[str, str]:
+def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: int) -> Chosen:
     """``auto``: sections for an engine first, then one process, then the size rule (<1B DDP, 1 to 7B ZeRO-2, above ZeRO-3)."""
-    if training.get("deepspeed"):
-        return "deepspeed", "auto: the config has training.deepspeed"
-    if training.get("fsdp"):
-        return "fsdp", "auto: the config has training.fsdp"
     parallelism = training.get("parallelism") or {}
-    if (parallelism.get("pp_size") or 1) > 1:
-        return "pipeline", "auto: training.parallelism.pp_size is above 1"
-    if any((parallelism.get(f"{axis}_size") or 1) > 1 for axis in ("dp_shard", "cp", "tp")):
-        return "fsdp", "auto: training.parallelism shards the model or the sequence"
+    sizes = {axis: parallelism.get(f"{axis}_size") or 1 for axis in AXES}
+    if training.get("deepspeed"):
+        return Chosen("deepspeed", "auto: the config has training.deepspeed")
+    if sizes["pp"] > 1:
+        return Chosen("pipeline", "auto: training.parallelism.pp_size is above 1")
+    if training.get("fsdp"):
+        return Chosen("fsdp", "auto: the config has training.fsdp")
+    if any(sizes[axis] > 1 for axis in ("dp_shard", "cp", "tp")):
+        return Chosen("fsdp", "auto: training.parallelism shards the model or the sequence")
+    if sizes["dp_replicate"] > 1:
+        return Chosen("ddp", "auto: training.parallelism only replicates the model")
     if world_size == 1:
-        return "single", "auto: one process"
+        return Chosen("single", "auto: one process")
     if shape is None:
-        return "ddp", "auto: the model's size is not known before it is downloaded; below 1B parameters DDP is the rule"
+        why = "the model's size is not known before it is downloaded; below 1B parameters DDP is the rule"
+        return Chosen("ddp", f"auto: {why}")
     count = human_count(shape.num_parameters)
     if shape.num_parameters < 1_000_000_000:
-        return "ddp", f"auto: {count} parameters, below 1B: replicate the model, average the gradients"
+        return Chosen("ddp", f"auto: {count} parameters, below 1B: replicate the model, average the gradients")
     if shape.num_parameters <= 7_000_000_000:
-        return "zero2", f"auto: {count} parameters, from 1B to 7B: ZeRO-2"
-    return "zero3", f"auto: {count} parameters, above 7B: ZeRO-3"
+        return Chosen("zero2", f"auto: {count} parameters, from 1B to 7B: ZeRO-2")
+    return Chosen("zero3", f"auto: {count} parameters, above 7B: ZeRO-3")
+
+
+def _without_deepspeed(chosen: Chosen) -> Chosen:
+    """FSDP's sharding that keeps the same things on each rank as the ZeRO stage does."""
+    sharding = "full_shard" if chosen.strategy == "zero3" else "shard_grad_op"
+    reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shares out the same states"
+    return Chosen("fsdp", reason, sharding)
+
+
+def _no_deepspeed(strategy: str) -> Diagnostic:
+    sharding = "full_shard" if strategy == "zero3" else "shard_grad_op"
+    return Diagnostic(
+        "plan.deepspeed_missing",
+        f"the strategy '{strategy}' needs the package deepspeed, which is not installed here",
+        KEY,
+        strategy,
+        f"pip install 'paceline[deepspeed]', or distributed_strategy: fsdp with fsdp: {sharding}, which shares out the same states",
+    )
 
 
 def _not_available(strategy: str, asked: str, reason: str, shape: ModelShape | None, hardware: Hardware) -> Diagnostic:

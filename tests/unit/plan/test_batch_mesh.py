@@ -39,11 +39,11 @@ def test_a_wrong_pair_names_the_nearest_legal_ones() -> None:
 
 
 def test_without_sizes_all_processes_are_data_parallel() -> None:
-    assert mesh_for(None, 4, sharded=False) == Mesh(dp_replicate=4)
-    assert mesh_for(None, 4, sharded=True) == Mesh(dp_shard=4)
+    assert mesh_for(None, 4) == Mesh(dp_replicate=4)
+    assert mesh_for({"sequence_parallel": True, "tp_size": 1}, 4) == Mesh(dp_replicate=4)
 
 
 def test_written_sizes_are_taken_and_multiply() -> None:
-    mesh = mesh_for({"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2}, 8, sharded=True)
+    mesh = mesh_for({"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2}, 8)
     assert (mesh.size, mesh.data_parallel_size) == (8, 4) and Mesh.from_json(mesh.to_json()) == mesh
     assert str(mesh) == "dp_replicate 2 × dp_shard 2 × tp 2" and str(Mesh()) == "one process"

@@ -196,8 +196,10 @@ def test_rows_longer_than_the_positions_are_refused(config: Any) -> None:
     assert plan_of(config(model={"config": stretched})).seq_len == 128
 
 
-def test_lora_is_refused_by_name(config: Any) -> None:
-    assert codes(config(lora={"r": 8})) == ["plan.lora_not_available"]
+def test_an_adapter_is_in_the_plan(config: Any) -> None:
+    plan = plan_of(config(lora={"r": 4}))
+    assert plan.adapter is not None and plan.adapter["r"] == 4
+    assert Plan.from_json(json.loads(plan.dumps())) == plan
 
 
 def test_all_findings_come_at_once(config: Any) -> None:

@@ -1,0 +1,188 @@
+"""DeepSpeed: its stage, its mesh (ZeRO's ranks count as dp_shard, AutoTP as tp, Ulysses as cp), its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.deepspeed_config import compile_config, offload_device
+from paceline.plan.engine import Findings, Job
+from paceline.plan.mesh import Mesh
+from paceline.plan.plan import Precision
+
+KEY, PARALLELISM = "training.deepspeed", "training.parallelism"
+
+
+def user_config(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's DeepSpeed settings; empty when none were given (the short forms zero1, zero2, zero3)."""
+    given = training.get("deepspeed")
+    return dict(given) if isinstance(given, dict) else {}
+
+
+def zero_block(user: Mapping[str, Any]) -> dict[str, Any]:
+    """``zero_optimization`` as a mapping; DeepSpeed's oldest form (true) means stage 1."""
+    block = user.get("zero_optimization")
+    if isinstance(block, bool):
+        return {"stage": 1 if block else 0}
+    return dict(block) if isinstance(block, dict) else {}
+
+
+def asked_stage(strategy: str, user: Mapping[str, Any]) -> int:
+    """The ZeRO stage: of the strategy's name, else of the file; DeepSpeed's own default is 0."""
+    if strategy.startswith("zero"):
+        return int(strategy[-1])
+    stage = zero_block(user).get("stage", 0)
+    return int(stage) if isinstance(stage, (int, float)) and not isinstance(stage, bool) else 0
+
+
+def deepspeed_mesh(strategy: str, job: Job, findings: Findings) -> Mesh:
+    """``dp_shard × cp × tp``; sizes from the file and from ``training.parallelism`` must agree."""
+    user = user_config(job.training)
+    tp = _agreed("tp", autotp_size(user, Findings()), job, findings)
+    cp = _agreed("cp", _whole(user.get("sequence_parallel_size")), job, findings)
+    for axis, instead in (("pp", "distributed_strategy: pipeline"), ("dp_replicate", "distributed_strategy: fsdp")):
+        if job.axis(axis) > 1:
+            findings.refuse(
+                "par.deepspeed",
+                f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallel, AutoTP and Ulysses",
+                f"{PARALLELISM}.{axis}_size",
+                f"{axis}_size: {job.axis(axis)}",
+                f"{instead}, or {axis}_size: 1",
+            )
+    if tp > 1 and cp > 1:
+        findings.refuse(
+            "par.deepspeed",
+            "DeepSpeed's AutoTP and Ulysses do not combine",
+            KEY,
+            f"autotp_size {tp} with sequence_parallel_size {cp}",
+            "one of the two, or distributed_strategy: fsdp with tp_size and cp_size",
+        )
+    if job.world_size % (tp * cp):
+        findings.refuse(
+            "par.deepspeed",
+            f"{job.world_size} processes cannot be shared out in groups of {tp * cp}",
+            KEY,
+            f"autotp_size {tp}" if tp > 1 else f"sequence_parallel_size {cp}",
+            f"a divisor of {job.world_size}",
+        )
+        return Mesh(dp_shard=job.world_size)
+    shard, given = job.world_size // (tp * cp), job.axis("dp_shard")
+    if given not in (1, shard):
+        findings.refuse(
+            "par.product",
+            f"dp_shard_size {given} × AutoTP {tp} × Ulysses {cp} is not {job.world_size}",
+            f"{PARALLELISM}.dp_shard_size",
+            str(given),
+            f"dp_shard_size: {shard}",
+        )
+    return Mesh(dp_shard=shard, cp=cp, tp=tp)
+
+
+def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
+    """The size of an axis that both the file and ``training.parallelism`` may name."""
+    given = job.axis(axis)
+    if given > 1 and in_file > 1 and given != in_file:
+        name = "tensor_parallel.autotp_size" if axis == "tp" else "sequence_parallel_size"
+        findings.refuse(
+            "par.deepspeed",
+            f"{axis}_size and the DeepSpeed file's {name} differ",
+            f"{PARALLELISM}.{axis}_size",
+            f"{given} and {in_file}",
+            "the same number, or one of the two",
+        )
+    return max(given, in_file)
+
+
+def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
+    """AutoTP's degree by any of its spellings (1: off); what DeepSpeed would reject or silently ignore is translated and said."""
+    block = user.get("tensor_parallel")
+    if not isinstance(block, dict) or block.get("enabled") is False:
+        return 1
+    inner: dict[str, Any] = next(
+        (block[name] for name in ("tp", "tensor_parallel") if isinstance(block.get(name), dict)), {}
+    )
+    sizes = {
+        "autotp_size": _whole(block.get("autotp_size")),
+        "tp_size": _whole(block.get("tp_size")),
+        "tp.tp_size": _whole(inner.get("tp_size")),
+    }
+    given = {name: size for name, size in sizes.items() if size > 1}
+    if len(set(given.values())) > 1:
+        found = ", ".join(f"{name}: {size}" for name, size in given.items())
+        findings.refuse("par.ds_tp_mismatch", "the tensor-parallel degree is named twice", KEY, found, "autotp_size")
+    size = max(given.values(), default=1)
+    if size > 1 and "autotp_size" not in given:
+        said = next(iter(given))
+        why = (
+            "DeepSpeed rejects the key"
+            if said == "tp_size"
+            else "DeepSpeed accepts the key and silently trains without tensor parallel"
+        )
+        findings.say("tensor_parallel", f"autotp_size: {size}", f"{said} in the file: {why}; this is its own spelling")
+    return size
+
+
+def deepspeed_engine(
+    strategy: str, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+) -> dict[str, Any]:
+    """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
+    user = user_config(job.training)
+    stage = _safe_stage(asked_stage(strategy, user), precision, findings)
+    zero = zero_block(user)
+    engine: dict[str, Any] = {
+        "zero_stage": stage,
+        "autotp_size": max(mesh.tp, autotp_size(user, findings)),
+        "sequence_parallel_size": mesh.cp,
+        "offload_optimizer": offload_device(zero, "offload_optimizer"),
+        "offload_param": offload_device(zero, "offload_param") if stage == 3 else "none",
+    }
+    _say_engine(engine, mesh, findings)
+    engine["config"] = compile_config(user, engine, job, mesh, batch, precision, findings)
+    return engine
+
+
+def _safe_stage(stage: int, precision: Precision, findings: Findings) -> int:
+    """ZeRO-0 in half precision goes through optimizers of DeepSpeed that drift (bf16) or clip each part alone; stage 1 computes the same rightly."""
+    if stage == 0 and precision.compute in ("bfloat16", "float16"):
+        findings.say(
+            "zero_optimization.stage",
+            "1",
+            f"0 was asked for with {precision.compute}: DeepSpeed's optimizer without ZeRO keeps no fp32 sums and drifts from the reference; stage 1 is the same training with the optimizer shared out",
+        )
+        return 1
+    return stage
+
+
+def _say_engine(engine: Mapping[str, Any], mesh: Mesh, findings: Findings) -> None:
+    shared = {
+        0: "whole copies on every rank, gradients averaged",
+        1: "optimizer states shared out",
+        2: "optimizer states and gradients shared out",
+        3: "optimizer states, gradients and weights shared out",
+    }
+    findings.say(f"ZeRO-{engine['zero_stage']}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine["zero_stage"]])
+    if engine["autotp_size"] > 1:
+        findings.say(
+            "AutoTP",
+            f"{engine['autotp_size']} ranks share each matrix",
+            "checked at the start: the weights must really be cut, or the run ends",
+        )
+    if engine["sequence_parallel_size"] > 1:
+        findings.say(
+            "Ulysses",
+            f"{engine['sequence_parallel_size']} ranks share each row",
+            "heads are exchanged for sequence around attention",
+        )
+    for part, name in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
+        if engine[part] != "none":
+            findings.say(part, engine[part], f"asked for: {name} live there between steps")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return 1
+    try:
+        return max(1, int(value))
+    except ValueError:
+        return 1

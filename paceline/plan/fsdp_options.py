@@ -1,0 +1,58 @@
+"""FSDP's options as one value: ``training.fsdp`` (the sharding) and ``training.fsdp_config`` in the normal form of ``config.foreign``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+KEY, CONFIG = "training.fsdp", "training.fsdp_config"
+SIZE_BASED_DEFAULT = 100_000_000  # torch's own default of size_based_auto_wrap_policy
+
+
+@dataclass(frozen=True)
+class FsdpAsked:
+    """``sharding`` and ``wrap`` (transformer, size, none) are None when nothing said how; ``version`` is 1 or 2 as it was asked for."""
+
+    sharding: str | None
+    offload: bool
+    wrap: str | None
+    classes: tuple[str, ...]
+    min_num_params: int
+    backward_prefetch: str
+    forward_prefetch: bool
+    meta_start: bool
+    version: int | None
+    settings: Mapping[str, Any]
+
+
+def read_fsdp(training: Mapping[str, Any]) -> FsdpAsked:
+    """What the config asks of FSDP."""
+    words = str(training.get("fsdp") or "").lower().split()
+    given = training.get("fsdp_config")
+    settings = {key: value for key, value in (given if isinstance(given, dict) else {}).items() if value is not None}
+    classes = tuple(map(str, settings.get("transformer_layer_cls_to_wrap") or ()))
+    smallest = int(settings.get("min_num_params") or 0)
+    wrap = settings.get("auto_wrap_policy")
+    if wrap is None and (classes or "auto_wrap" in words):
+        wrap = "transformer"
+    elif wrap is None and smallest > 0:
+        wrap = "size"
+    if wrap == "size" and smallest <= 0:
+        smallest = SIZE_BASED_DEFAULT
+    sharding = next((word for word in words if word in SHARDINGS), None)
+    if sharding is None and isinstance(settings.get("reshard_after_forward"), bool):
+        sharding = "full_shard" if settings["reshard_after_forward"] else "shard_grad_op"
+    return FsdpAsked(
+        sharding=sharding,
+        offload="offload" in words or settings.get("cpu_offload") is True,
+        wrap=wrap,
+        classes=classes,
+        min_num_params=smallest,
+        backward_prefetch=str(settings.get("backward_prefetch") or "backward_pre"),
+        forward_prefetch=settings.get("forward_prefetch") is True,
+        meta_start=settings.get("cpu_ram_efficient_loading", True) is not False,
+        version=settings.get("version"),
+        settings=settings,
+    )
