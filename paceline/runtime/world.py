@@ -72,18 +72,29 @@ class World:
             )
         store = connect_store(env, timeout_seconds)
         _await_all_ranks(store, env, timeout_seconds)
+        world = World(
+            env.rank, env.local_rank, env.world_size, env.num_nodes, chosen, name, store, env, timeout_seconds
+        )
         try:
-            dist.init_process_group(
-                name,
-                store=dist.PrefixStore("group", store),
-                rank=env.rank,
-                world_size=env.world_size,
-                timeout=datetime.timedelta(seconds=timeout_seconds),
-                device_id=chosen if name == "nccl" else None,
-            )
+            world._open_group(name, dist.PrefixStore("group", store))
         except RuntimeError as exc:
             raise _group_error(exc, env, name) from exc
-        return World(env.rank, env.local_rank, env.world_size, env.num_nodes, chosen, name, store, env, timeout_seconds)
+        return world
+
+    def require_group(self) -> None:
+        """A process group in a world of one too, for engines that cannot do without (DeepSpeed); ``close`` ends it."""
+        if self.world_size == 1 and not dist.is_initialized():
+            self._open_group("nccl" if self.device.type == "cuda" else "gloo", dist.HashStore())
+
+    def _open_group(self, name: str, store: dist.Store) -> None:
+        dist.init_process_group(
+            name,
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=datetime.timedelta(seconds=self.timeout_seconds),
+            device_id=self.device if name == "nccl" else None,
+        )
 
     @property
     def is_main(self) -> bool:
@@ -146,6 +157,8 @@ class World:
         of a broken group can hang.
         """
         if self.closed or self.world_size == 1:
+            if not self.closed and dist.is_initialized():
+                dist.destroy_process_group()
             self.closed = True
             return True
         self.closed = True

@@ -18,6 +18,11 @@ STRATEGIES = Registry(
     {
         "single": "paceline.strategies.single:Single",
         "ddp": "paceline.strategies.ddp:DDP",
+        "fsdp": "paceline.strategies.fsdp:FSDP",
+        "deepspeed": "paceline.strategies.deepspeed:DeepSpeed",
+        "zero1": "paceline.strategies.deepspeed:DeepSpeed",
+        "zero2": "paceline.strategies.deepspeed:DeepSpeed",
+        "zero3": "paceline.strategies.deepspeed:DeepSpeed",
     },
 )
 

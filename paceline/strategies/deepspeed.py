@@ -1,0 +1,167 @@
+"""DeepSpeed: ZeRO stages 0 to 3, offload to CPU and NVMe, AutoTP and Ulysses, under the same window as every other strategy.
+
+One class for ``deepspeed`` (the stage is its JSON's), ``zero1``, ``zero2`` and ``zero3``; see ``deepspeed_config`` for who owns what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.runtime.world import World
+from paceline.seam.algorithm import Objective
+from paceline.seam.batch import Batch
+from paceline.seam.model import BuildOptions, ModelFactory
+from paceline.seam.optimizer import OptimizerSpec
+from paceline.seam.roles import Role
+from paceline.seam.shard import Shard, ShardReader
+from paceline.seam.window import StepResult
+from paceline.strategies import deepspeed_state
+from paceline.strategies.base import Handles, Strategy
+from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
+from paceline.strategies.deepspeed_start import start_engine
+from paceline.strategies.handle import Handle
+from paceline.strategies.optimizer import build_optimizer
+
+if TYPE_CHECKING:
+    from paceline.plan.plan import Plan
+
+
+class DeepSpeed(Strategy):
+    """``handle.module`` is the DeepSpeed engine; ``handle.optimizer`` the torch optimizer whose parameters it has partitioned."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        self.stage = zero_stage(plan)
+        self._averages = averages_gradients(plan.engine.get("config") or {})
+
+    @property
+    def averaging_factor(self) -> float:
+        """DeepSpeed averages over all ranks that do not share a tensor-parallel group, those of one sequence included."""
+        return self.world.world_size / self.plan.mesh.tp if self._averages else 1.0
+
+    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+        """Unused: ``prepare`` starts the engine, which needs the optimizer too."""
+        raise NotImplementedError
+
+    # --- life of a model -------------------------------------------------------------------------------------------
+
+    def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
+        """Build the whole model, start the engine over it (a frozen one stays whole and without an engine)."""
+        low = self.stage > 0 and self.plan.precision.compute in ("bfloat16", "float16")
+        root = build(BuildOptions(fused=self.stage < 3 and self.plan.mesh.tp == 1, engine_casts=low))
+        root = root.to(self.world.device)
+        if optimizer is None:
+            root.requires_grad_(False).eval()
+            return Handle(role, root, root)
+        check_optimizer(optimizer, self.stage)
+        config = engine_config(self.plan)
+        built = build_optimizer(optimizer, root.plain_named_parameters())  # type: ignore[operator]
+        engine = start_engine(self.world, config, root, built)
+        scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler and not self.stage else None
+        root.refresh_compute_weights()  # type: ignore[operator]
+        return Handle(role, root, engine, built, scaler)
+
+    def zero_grad(self, handle: Handle) -> None:
+        """Partitions of an abandoned window, too."""
+        engine: Any = handle.module
+        engine.optimizer.zero_grad()
+
+    def evaluation_module(self, handle: Handle) -> nn.Module:
+        """ZeRO-3 gathers parameters in hooks of the submodules: they work under the root as well."""
+        return handle.root
+
+    def export_state(self, handle: Handle) -> Iterator[Shard]:
+        """Each rank's partitions as blocks of plain parameters. Collective."""
+        return deepspeed_state.export_state(handle, self.world, self.plan.mesh)
+
+    def import_state(self, handle: Handle, reader: ShardReader) -> None:
+        """Each rank reads its own partitions; low-precision parameters follow."""
+        deepspeed_state.import_state(handle, reader, self.world, self.plan.mesh)
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def train_window(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        *,
+        lr: float,
+        max_grad_norm: float | None,
+        generator_seed: Callable[[int], int] | None = None,
+    ) -> StepResult:
+        """As the base class. From stage 1 on norm, clipping and step are one call of DeepSpeed's, made where the norm is asked for."""
+        for role in algorithm.trains:
+            for group in handles[role].optimizer.param_groups:  # type: ignore[union-attr]
+                group["lr"] = lr
+            if self.stage:
+                engine: Any = handles[role].module
+                engine.optimizer.clip_grad = float(max_grad_norm or 0.0)
+        return super().train_window(
+            handles, micro_batches, algorithm, lr=lr, max_grad_norm=max_grad_norm, generator_seed=generator_seed
+        )
+
+    def microstep(
+        self,
+        handle: Handle,
+        batch: Batch,
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+        *,
+        last: bool,
+    ) -> None:
+        """Gradients are reduced as DeepSpeed's stage does; the boundary is where the window ends, whatever it counts itself."""
+        engine: Any = handle.module
+        engine.set_gradient_accumulation_boundary(last)
+        super().microstep(handle, batch, algorithm, scales, sums, last=last)
+
+    def backward(self, handle: Handle, loss: Tensor) -> None:
+        """Through the engine, without its division by the accumulation steps."""
+        engine: Any = handle.module
+        engine.backward(loss if handle.scaler is None else handle.scaler.scale(loss), scale_wrt_gas=False)
+
+    def grad_norm(self, handle: Handle) -> Tensor:
+        """Stage 0: as the base class. Else DeepSpeed clips and steps here, unless the norm is not finite, and tells the norm before clipping."""
+        if not self.stage:
+            return super().grad_norm(handle)
+        engine: Any = handle.module
+        engine.step()
+        norm = engine.get_global_grad_norm()
+        return torch.as_tensor(norm, dtype=torch.float64, device=self.world.device)
+
+    def step(self, handle: Handle, norm: Tensor, *, lr: float, max_grad_norm: float | None, apply: bool) -> None:
+        """Stage 0: as the base class, by the engine's step. Else it was made with the norm."""
+        if self.stage:
+            return
+        engine: Any = handle.module
+        if apply:
+            if max_grad_norm and float(norm) + 1e-6 > max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(handle.parameters(), max_grad_norm, norm)
+            engine.step()
+            handle.root.refresh_compute_weights()  # type: ignore[operator]
+        if handle.scaler is not None:
+            handle.scaler.update()
+
+    def close(self) -> None:
+        """Nothing is left to the destructors of a process that is ending."""
+
+
+def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
+    """Raise ConfigError for an optimizer whose state is no array of the parameter's size: ZeRO cuts flat partitions."""
+    if stage and spec.name == "adafactor":
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_optimizer",
+                f"ZeRO-{stage} cuts the optimizer's state into flat partitions, and adafactor's rows and columns are lost in them",
+                "training.optim",
+                spec.name,
+                "adamw_torch_fused, sgd, rmsprop or adagrad; or training.distributed_strategy: fsdp",
+            )
+        )

@@ -1,0 +1,128 @@
+"""DeepSpeed itself: the only file that imports it, and the guards around that import."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.launch.deepspeed import publish
+from paceline.runtime.world import World
+
+INSTALL = "pip install 'paceline[deepspeed]'"
+
+
+def library(world: World) -> Any:
+    """The ``deepspeed`` package, told which device and rank this is. Raises ConfigError ``strategy.deepspeed_missing``."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_missing",
+                "DeepSpeed is not installed",
+                "training.distributed_strategy",
+                hint=f"{INSTALL}, or training.distributed_strategy: fsdp",
+            )
+        )
+    publish(
+        {
+            "DS_ACCELERATOR": world.device.type,
+            "RANK": str(world.rank),
+            "LOCAL_RANK": str(world.local_rank),
+            "WORLD_SIZE": str(world.world_size),
+            "MASTER_ADDR": world.env.master_addr,
+            "MASTER_PORT": str(world.env.master_port),
+        }
+    )
+    try:
+        import deepspeed
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_broken",
+                f"DeepSpeed {importlib.metadata.version('deepspeed')} is installed but cannot be imported",
+                "training.distributed_strategy",
+                f"{type(error).__name__}: {error}",
+                INSTALL,
+            )
+        ) from error
+    _check_accelerator(deepspeed, world)
+    return deepspeed
+
+
+@contextmanager
+def without_shared_memory_op(deepspeed: Any) -> Iterator[None]:
+    """Inside, DeepSpeed's start on a CPU compiles nothing.
+
+    Its shared-memory op serves ``inference_all_reduce`` only, but every start would build it (a C++ compiler, ninja and a minute), and an
+    ownerless lock of a killed build makes all later starts hang. Without it that call is torch's all-reduce.
+    """
+    from deepspeed import comm  # noqa: F401 - brings the module below into sys.modules
+
+    module: Any = sys.modules["deepspeed.comm.torch"]
+    builder = module.build_shm_op
+    module.build_shm_op = lambda: None
+    try:
+        yield
+    finally:
+        module.build_shm_op = builder
+
+
+def need_async_io(world: World) -> None:
+    """Build or load the op that NVMe offload reads and writes with, rank 0 of each node first (two builds at once spoil each other).
+
+    Raises ConfigError ``strategy.deepspeed_async_io`` on every rank where a library or a compiler is missing.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    problem = ""
+    for turn in (True, False):
+        if (world.local_rank == 0) == turn and not problem:
+            problem = _load_async_io(get_accelerator())
+        if world.any(bool(problem)):
+            break
+    if world.any(bool(problem)):
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_async_io",
+                "offload to NVMe needs DeepSpeed's async_io op, which cannot be built here",
+                "zero_optimization.offload_optimizer.device",
+                problem or "on another rank",
+                "apt-get install libaio-dev g++; pip install ninja; or device: cpu",
+            )
+        )
+
+
+def _load_async_io(accelerator: Any) -> str:
+    """What stands against the op, or nothing."""
+    missing = [tool for tool in ("ninja", "g++") if shutil.which(tool) is None]
+    if missing and not (missing == ["ninja"] and importlib.util.find_spec("ninja")):
+        return f"not found: {', '.join(missing)}"
+    builder = accelerator.create_op_builder("AsyncIOBuilder")
+    if builder is None or not builder.is_compatible(verbose=False):
+        return "libaio (its header and library) is not installed"
+    try:
+        builder.load(verbose=False)
+    except (RuntimeError, ImportError, OSError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+    return ""
+
+
+def _check_accelerator(deepspeed: Any, world: World) -> None:
+    """DeepSpeed settles on one kind of device when it is imported first; somebody may have done that before us."""
+    found = deepspeed.accelerator.get_accelerator().device_name()
+    if found != world.device.type:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_accelerator",
+                f"DeepSpeed has chosen another kind of device than this run's {world.device.type}",
+                "DS_ACCELERATOR",
+                str(found),
+                f"DS_ACCELERATOR={world.device.type}",
+            )
+        )

@@ -1,0 +1,160 @@
+"""What of each trained parameter lies on this rank: views into ZeRO's flat fp32 partitions and the optimizer's state over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.seam.shard import PARAM
+
+
+@dataclass
+class Part:
+    """``count`` elements from ``start`` of a flattened parameter of ``shape``, at ``at`` of the flat partition ``flat``.
+
+    master   fp32 [count], a view
+    moments  the optimizer's arrays over the partition, by name; views of ``count`` elements
+    step     the optimizer's step counter, fp32 scalar, or None before the first step
+    """
+
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    start: int
+    count: int
+    flat: Tensor
+    at: int
+    optimizer: Any
+    moments: dict[str, Tensor] = field(default_factory=dict)
+    step: Tensor | None = None
+
+    @property
+    def master(self) -> Tensor:
+        """fp32 [count], a view."""
+        return self.flat.detach().narrow(0, self.at, self.count)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Master and moments by kind."""
+        return {PARAM: self.master, **self.moments}
+
+    def moment(self, kind: str) -> Tensor:
+        """The state ``kind``, made when the optimizer has none yet."""
+        state = self.optimizer.state[self.flat]
+        if kind not in state:
+            state[kind] = torch.zeros_like(self.flat, requires_grad=False)
+        return state[kind].narrow(0, self.at, self.count)
+
+    def set_step(self, value: Tensor) -> None:
+        """The optimizer's counter of the whole partition: equal for all its parameters."""
+        self.optimizer.state[self.flat]["step"] = value.to(dtype=torch.float32, device="cpu", copy=True).reshape(())
+
+
+def local_parts(engine: Any, writing: bool = False) -> Iterator[Part]:
+    """This rank's parts, in an order that is the same on every rank of a topology.
+
+    With an optimizer on NVMe a sub-group's state is in memory only while its parts are being yielded, so they are copies then; ``writing``
+    keeps them views and writes the sub-group back afterwards.
+    """
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp16_groups") and hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        yield from _stage3(optimizer, writing)
+    else:
+        yield from _stage12(optimizer)
+
+
+def finish_import(engine: Any) -> None:
+    """Low-precision (or simply working) parameters from the masters, and state links as after a step. Collective."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp16_groups"):
+        timers: set[str] = set()
+        optimizer._partition_all_parameters()
+        for index in range(len(optimizer.fp16_groups)):
+            swapped = optimizer._swappable_optimizer_subgroup(index)
+            if swapped:
+                optimizer._optimizer_states_and_gradient_swap_in(index)
+            optimizer._reassign_or_swap_out_partitioned_parameters(index)
+            if swapped:
+                optimizer._release_swap_buffers(index)
+        optimizer._post_step(timers)
+        return
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state") and optimizer.optimizer.state:
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+    optimizer.update_lp_params()
+
+
+def _stage12(optimizer: Any) -> Iterator[Part]:
+    """ZeRO-1 and 2: each group's parameters end to end in one flat tensor that is cut into equal partitions."""
+    groups = optimizer.bit16_groups if hasattr(optimizer, "bit16_groups") else optimizer.bf16_groups
+    flats = (
+        optimizer.single_partition_of_fp32_groups
+        if hasattr(optimizer, "single_partition_of_fp32_groups")
+        else optimizer.fp32_groups_flat_partition
+    )
+    for group, flat in zip(groups, flats, strict=True):
+        moments, step = _state(optimizer.optimizer, flat)
+        for parameter in group:
+            mapping = parameter._hp_mapping
+            if mapping is None:
+                continue
+            at, count = mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel
+            yield Part(
+                parameter,
+                tuple(parameter.shape),
+                mapping.lp_fragment_address.start,
+                count,
+                flat,
+                at,
+                optimizer.optimizer,
+                {kind: values.narrow(0, at, count) for kind, values in moments.items()},
+                step,
+            )
+
+
+def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
+    """ZeRO-3: every parameter is cut into equal partitions, the last padded; a sub-group's partitions lie end to end."""
+    for index, group in enumerate(optimizer.fp16_groups):
+        swapped = optimizer._swappable_optimizer_subgroup(index)
+        if swapped:
+            optimizer._optimizer_states_and_gradient_swap_in(index)
+        flat = optimizer.fp32_partitioned_groups_flat[index]
+        moments, step = _state(optimizer.optimizer, flat)
+        at = 0
+        for parameter in group:
+            size = parameter.partition_numel()
+            start = size * optimizer._get_param_partition_rank(parameter)
+            count = max(0, min(size, parameter.ds_numel - start))
+            if count:
+                views = {kind: values.narrow(0, at, count) for kind, values in moments.items()}
+                part = Part(
+                    parameter, tuple(parameter.ds_shape), start, count, flat, at, optimizer.optimizer, views, step
+                )
+                yield _copied(part) if swapped and not writing else part
+            at += size
+        if swapped and writing:
+            optimizer._optimizer_states_and_gradient_swap_out(index)
+        elif swapped:
+            optimizer._release_swap_buffers(index)
+
+
+def _copied(part: Part) -> Part:
+    """The same on memory of its own: the buffers are used for the next sub-group."""
+    part.flat, part.at = part.master.clone(), 0
+    part.moments = {kind: values.clone() for kind, values in part.moments.items()}
+    part.step = None if part.step is None else part.step.clone()
+    return part
+
+
+def _state(optimizer: Any, flat: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The arrays over ``flat``, and the step counter."""
+    found = optimizer.state.get(flat, {})
+    moments = {
+        k: v for k, v in found.items() if isinstance(v, Tensor) and v.numel() == flat.numel() and v.ndim and k != "step"
+    }
+    step = found.get("step")
+    if step is not None:
+        step = torch.as_tensor(step, dtype=torch.float32).detach().cpu().reshape(())
+    return moments, step

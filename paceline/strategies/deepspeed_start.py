@@ -1,0 +1,104 @@
+"""Starting a DeepSpeed engine, and proving that it is what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.runtime.world import World
+from paceline.strategies.deepspeed_library import library, need_async_io, without_shared_memory_op
+
+
+def start_engine(world: World, config: dict[str, Any], root: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """``deepspeed.initialize`` around ``root`` and a torch optimizer over its trained parameters. Collective.
+
+    Raises ConfigError for what DeepSpeed refuses, in its own words, and ``strategy.deepspeed_trap`` where it started something else than
+    ``config`` says.
+    """
+    world.require_group()
+    deepspeed = library(world)
+    if "nvme" in offload_devices(config).values():
+        need_async_io(world)
+    try:
+        with without_shared_memory_op(deepspeed):
+            engine, *_ = deepspeed.initialize(
+                model=root,
+                optimizer=optimizer,
+                model_parameters=[p for p in root.parameters() if p.requires_grad],
+                config=config,
+                dist_init_required=None,
+            )
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_refused",
+                "DeepSpeed refuses this configuration",
+                "training.deepspeed",
+                f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                "the keys that its message names",
+            )
+        ) from error
+    check_engine(engine, config, world)
+    return engine
+
+
+def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
+    """Where ``offload_optimizer`` and ``offload_param`` put things: ``none``, ``cpu`` or ``nvme``."""
+    zero = config.get("zero_optimization") or {}
+    return {
+        name: str((zero.get(name) or {}).get("device") or "none") for name in ("offload_optimizer", "offload_param")
+    }
+
+
+def check_engine(engine: Any, config: Mapping[str, Any], world: World) -> None:
+    """Raise PacelineError when the engine silently is something else than was asked for."""
+    zero = config.get("zero_optimization") or {}
+    stage = int(zero.get("stage", 0))
+    tp = int((config.get("tensor_parallel") or {}).get("autotp_size") or 1)
+    wrong: list[str] = []
+    if int(engine.zero_optimization_stage()) != stage:
+        wrong.append(f"ZeRO stage {int(engine.zero_optimization_stage())} instead of {stage}")
+    if max(int(engine.autotp_size() or 1), 1) != tp:
+        wrong.append(f"AutoTP over {engine.autotp_size()} ranks instead of {tp}")
+    if engine.global_rank != world.rank or engine.world_size != world.world_size:
+        wrong.append(f"rank {engine.global_rank} of {engine.world_size} instead of {world.rank} of {world.world_size}")
+    if int(engine.seq_dp_world_size) != world.world_size // tp:
+        wrong.append(
+            f"gradients are averaged over {engine.seq_dp_world_size} ranks instead of {world.world_size // tp}"
+        )
+    if stage == 3:
+        wrong += _whole_parameters(engine, world)
+    if tp > 1:
+        wrong += _unsharded(engine)
+        check = getattr(engine, "first_dataloader_check", None)
+        if check is not None:  # it sends pickled batches around once; Paceline compares checksums of sample ids itself
+            check.remove()
+    if wrong:
+        raise PacelineError(
+            Diagnostic(
+                "strategy.deepspeed_trap",
+                "DeepSpeed has started, but not what the plan says",
+                "training.deepspeed",
+                "; ".join(wrong),
+                "an issue with this message: the run would have trained something else than it says",
+            )
+        )
+
+
+def _whole_parameters(engine: Any, world: World) -> list[str]:
+    """ZeRO-3 parameters that are no partition."""
+    if world.world_size == 1:
+        return []
+    whole = [n for n, p in engine.module.named_parameters() if not hasattr(p, "ds_tensor")]
+    return [f"{len(whole)} parameters are not partitioned ({whole[0]}, …)"] if whole else []
+
+
+def _unsharded(engine: Any) -> list[str]:
+    """AutoTP that matched nothing leaves plain linear layers and says nothing."""
+    sharded = [m for m in engine.module.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
+    return [] if sharded else ["AutoTP has replaced no layer: every rank computes the whole model"]

@@ -1,0 +1,188 @@
+"""One rank of DeepSpeed scenarios: ``python deepspeed_worker.py OUT_DIR WANTED.json``; writes ``OUT_DIR/<rank>.json``.
+
+One engine's globals leak into the next, so a process tree is for one DeepSpeed feature; the reference is one process with ``single``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tiny_parts import MemoryReader, TinyObjective, make_batch
+
+from paceline.models.factory import HFModelFactory
+from paceline.plan.batch import split_batch
+from paceline.plan.mesh import Mesh
+from paceline.runtime.seed import seed_for
+from paceline.runtime.world import RankEnv, World, environment
+from paceline.seam.batch import Batch
+from paceline.seam.optimizer import OptimizerSpec
+from paceline.seam.roles import Role
+from paceline.seam.shard import Shard
+from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handle
+from paceline.strategies.registry import make_strategy
+
+SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
+ROWS, ACCUMULATION, LR, CLIP = 16, 2, 1e-3, 0.5
+
+
+def model(**changes: Any) -> dict[str, Any]:
+    """A Llama of 4 heads and 2 key heads, every sort of parameter among its names."""
+    return {
+        "model_type": "llama",
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 88,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        **changes,
+    }
+
+
+def factory(wanted: dict[str, Any]) -> HFModelFactory:
+    source = SimpleNamespace(
+        name_or_path=None,
+        revision=None,
+        config=model(**wanted.get("model", {})),
+        trust_remote_code=False,
+        resize_embeddings="never",
+        embedding_multiple=1,
+    )
+    compute = getattr(torch, wanted.get("compute", "float32"))
+    return HFModelFactory(source, compute_dtype=compute, seed=5)
+
+
+def plan(wanted: dict[str, Any], world: World) -> Any:
+    mesh = Mesh(**wanted.get("mesh", {"dp_shard": world.world_size}))
+    compute = wanted.get("compute", "float32")
+    return SimpleNamespace(
+        strategy=wanted["strategy"],
+        config={"training": {}},
+        precision=SimpleNamespace(scaler=False, compute=compute, master="float32", reduce="float32"),
+        num_nodes=1,
+        mesh=mesh,
+        batch=split_batch(ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size),
+        engine=wanted.get("engine", {}),
+        world_size=world.world_size,
+        run_dir=wanted.get("run_dir", ""),
+    )
+
+
+def build(world: World, wanted: dict[str, Any]) -> tuple[Strategy, Handle]:
+    strategy = make_strategy(wanted["strategy"], world, plan(wanted, world))
+    make = factory(wanted)
+
+    def frozen_embedding(*args: Any) -> Any:
+        root = make(*args)
+        if wanted.get("freeze"):
+            for name, parameter in root.plain_named_parameters():
+                parameter.requires_grad_(wanted["freeze"] not in name)
+        return root
+
+    return strategy, strategy.prepare(Role.POLICY, frozen_embedding, SPEC)
+
+
+def window(step: int, strategy: Strategy) -> list[Batch]:
+    """The same global rows whatever the number of ranks; of very different lengths."""
+    size, rank = strategy.data_parallel_size, strategy.data_parallel_rank
+    micro = ROWS // (size * ACCUMULATION)
+    starts = [step % 3 * ROWS + (j * size + rank) * micro for j in range(ACCUMULATION)]
+    return [make_batch(list(range(s, s + micro))) for s in starts]
+
+
+def train(strategy: Strategy, handle: Handle, steps: range, clip: float = CLIP) -> list[dict[str, Any]]:
+    results = []
+    for step in steps:
+        result = strategy.train_window(
+            {Role.POLICY: handle},
+            window(step, strategy),
+            TinyObjective(),
+            lr=LR * (1 - step / 40),
+            max_grad_norm=clip,
+            generator_seed=lambda j, step=step: seed_for(3, step, j, "policy", strategy.data_parallel_rank),  # type: ignore[misc]
+        )
+        results.append({"loss": result.losses["nll"], "norm": result.grad_norm, "skipped": result.skipped})
+    return results
+
+
+def gathered(world: World, shards: list[Shard]) -> MemoryReader:
+    """All ranks' blocks put together, as a checkpoint on disk would give them; a hole or an overlap fails."""
+    mine = [
+        [s.role, s.name, s.kind, list(s.global_shape), list(s.offsets), list(s.tensor.shape), s.tensor.double().flatten().tolist()]
+        for s in shards
+    ]  # fmt: skip
+    whole: dict[tuple[str, str, str], Shard] = {}
+    seen: dict[tuple[str, str, str], torch.Tensor] = {}
+    for rows in world.all_gather_json(mine):
+        for role, name, kind, shape, offsets, block, values in rows:
+            key = (role, name, kind)
+            if key not in whole:
+                whole[key] = Shard(role, name, kind, tuple(shape), (0,) * len(shape), torch.zeros(shape))
+                seen[key] = torch.zeros(shape, dtype=torch.int64)
+            place = tuple(slice(o, o + n) for o, n in zip(offsets, block, strict=True))
+            whole[key].tensor[place] = torch.tensor(values, dtype=torch.float64).reshape(block).float()
+            seen[key][place] += 1
+    for key, count in seen.items():
+        assert bool((count == 1).all()), f"{key} is not stored exactly once"
+    return MemoryReader(list(whole.values()))
+
+
+def as_lists(reader: MemoryReader, kind: str = "param") -> dict[str, list[float]]:
+    return {name: t.double().flatten().tolist() for (_, name, k), t in sorted(reader.tensors.items()) if k == kind}
+
+
+def evaluate(strategy: Strategy, handle: Handle) -> dict[str, Any]:
+    """33 rows, one rank with a micro-batch more."""
+    rows = list(range(33))[strategy.data_parallel_rank :: strategy.data_parallel_size]
+    micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
+    if strategy.data_parallel_rank == strategy.data_parallel_size - 1:
+        micro.append(make_batch([-1]))
+    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    return {"sums": dict(sums.sums), "weights": dict(sums.weights), "rows": sums.rows}
+
+
+def generate(strategy: Strategy, handle: Handle) -> list[int]:
+    with strategy.generating(handle) as root:
+        ids: Any = root.hf.generate(torch.arange(6)[None], max_new_tokens=6, do_sample=False, pad_token_id=0)
+    return ids[0].tolist()
+
+
+def run(world: World, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Ten steps with clipping, an evaluation and an answer after the fifth; export there, import into a fresh engine, the last five again."""
+    strategy, handle = build(world, wanted)
+    steps = train(strategy, handle, range(5))
+    found: dict[str, Any] = {}
+    reader = gathered(world, list(strategy.export_state(handle)))
+    found["eval"], found["generated"] = evaluate(strategy, handle), generate(strategy, handle)
+    if hasattr(strategy, "state_bytes"):
+        found["bytes"] = strategy.state_bytes(handle)
+    steps += train(strategy, handle, range(5, 10))
+    final = gathered(world, list(strategy.export_state(handle)))
+    found |= {"steps": steps, "parameters": as_lists(final), "moments": as_lists(final, "exp_avg_sq")}
+    found["counters"] = sorted({float(t) for (_, _, k), t in final.tensors.items() if k == "step"})
+    if wanted.get("resume", True):
+        strategy, handle = build(world, wanted)
+        strategy.import_state(handle, reader)
+        found["again"] = train(strategy, handle, range(5, 10))
+        found["parameters_again"] = as_lists(gathered(world, list(strategy.export_state(handle))))
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out, wanted = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
+    (out / f"{world.rank}.json").write_text(json.dumps(run(world, wanted)))
+    world.close(ok=True)
+
+
+if __name__ == "__main__":
+    main()
