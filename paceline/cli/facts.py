@@ -43,6 +43,7 @@ def facts(
         launcher=launcher,
         max_position_embeddings=shape.max_position_embeddings if shape else None,
         num_attention_heads=shape.heads if shape else None,
+        num_key_value_heads=shape.kv_heads if shape else None,
         num_layers=shape.layers if shape else None,
         complete_checkpoints=complete,
         incomplete_checkpoints=incomplete,

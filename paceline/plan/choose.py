@@ -42,6 +42,7 @@ def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: s
         max_position_embeddings=shape.max_position_embeddings or None if shape else None,
         rope_scaling=False if shape else None,  # the shape's positions have it counted in
         num_attention_heads=shape.heads if shape else None,
+        num_key_value_heads=shape.kv_heads if shape else None,
         num_layers=shape.layers if shape else None,
     )
 

@@ -10,8 +10,10 @@ from paceline.config.rules.batch import BATCH_RULES
 from paceline.config.rules.data import DATA_RULES
 from paceline.config.rules.host import HOST_RULES
 from paceline.config.rules.model import MODEL_RULES
+from paceline.config.rules.parallel import PARALLEL_RULES
 from paceline.config.rules.precision import PRECISION_RULES
 from paceline.config.rules.save import SAVE_RULES
+from paceline.config.rules.strategy import STRATEGY_RULES
 from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic
@@ -20,6 +22,8 @@ RULES: tuple[Rule, ...] = (
     *BATCH_RULES,
     *PRECISION_RULES,
     *BACKEND_RULES,
+    *PARALLEL_RULES,
+    *STRATEGY_RULES,
     *SAVE_RULES,
     *DATA_RULES,
     *MODEL_RULES,

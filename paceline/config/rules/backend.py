@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
-from paceline.config.sections.training_scale import MESH_SIZES, STRATEGIES
+from paceline.config.sections.training_scale import STRATEGIES
 from paceline.core.diagnostics import Diagnostic, Severity
 
 _STRATEGY = "training.distributed_strategy"
@@ -149,52 +148,6 @@ def backend_built(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def mesh(c: Context) -> Iterator[Diagnostic]:
-    """par.sizes_ge1, par.product, par.tp_pure_dp, par.tp_heads"""
-    sizes = c.config.training.parallelism
-    if sizes is None:
-        return
-    by_name = {name: getattr(sizes, name) for name in type(sizes).model_fields if name in MESH_SIZES}
-    low = [name for name, size in by_name.items() if size < 1]
-    written = ", ".join(f"{name}: {size}" for name, size in by_name.items())
-    for name in low:
-        yield c.problem(
-            "par.sizes_ge1",
-            f"{name} must be at least 1",
-            f"training.parallelism.{name}",
-            found=f"{name}: {by_name[name]}",
-            hint=f"{name}: 1",
-        )
-    if low:
-        return
-    world, product = c.facts.world_size, math.prod(by_name.values())
-    if world is not None and product != world:
-        divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
-        yield c.problem(
-            "par.product",
-            f"the mesh holds {product} processes, {world} are started",
-            "training.parallelism",
-            found=written,
-            hint=f"sizes whose product is {world}; its divisors: {divisors}",
-        )
-    if (sizes.tp_size > 1 or sizes.cp_size > 1) and sizes.dp_replicate_size > 1 and sizes.dp_shard_size == 1:
-        yield c.problem(
-            "par.tp_pure_dp",
-            "tensor or context parallel with replicas needs sharding too",
-            "training.parallelism",
-            found=written,
-            hint="dp_shard_size above 1, dp_replicate_size: 1",
-        )
-    heads = c.facts.num_attention_heads
-    if heads is not None and heads % sizes.tp_size:
-        yield c.problem(
-            "par.tp_heads",
-            f"{heads} attention heads cannot be divided by {sizes.tp_size}",
-            "training.parallelism.tp_size",
-            hint=f"a divisor of {heads}",
-        )
-
-
 def launch(c: Context) -> Iterator[Diagnostic]:
     """back.master_port_range, back.node_rank, back.multi_node_port"""
     section = c.config.launch
@@ -250,5 +203,5 @@ def options(c: Context) -> Iterator[Diagnostic]:
 
 
 BACKEND_RULES: tuple[Rule, ...] = (
-    strategy_name, fsdp_and_deepspeed, strategy_against_file, distributed_flag, needs_processes, nccl, backend_built, mesh, launch, slurm, options,
+    strategy_name, fsdp_and_deepspeed, strategy_against_file, distributed_flag, needs_processes, nccl, backend_built, launch, slurm, options,
 )  # fmt: skip

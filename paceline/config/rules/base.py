@@ -35,6 +35,7 @@ class Facts:
     num_tokens: int | None = None
     pretrained_dtype: str | None = None
     num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
     num_layers: int | None = None
     complete_checkpoints: int | None = None
     incomplete_checkpoints: int | None = None

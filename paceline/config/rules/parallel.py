@@ -1,0 +1,160 @@
+"""The mesh: its sizes, and what they must divide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
+from paceline.core.diagnostics import Diagnostic
+
+_SIZES = "training.parallelism"
+_STRATEGY = "training.distributed_strategy"
+
+
+def _usable(c: Context) -> Parallelism | None:
+    """The sizes, when they were given and count something."""
+    sizes = c.config.training.parallelism
+    return sizes if sizes is not None and min(_by_name(sizes).values()) >= 1 else None
+
+
+def _by_name(sizes: Parallelism) -> dict[str, int]:
+    return {name: getattr(sizes, name) for name in type(sizes).model_fields if name in MESH_SIZES}
+
+
+def _written(sizes: Parallelism) -> str:
+    return ", ".join(f"{name}: {size}" for name, size in _by_name(sizes).items() if size != 1) or "all sizes 1"
+
+
+def sizes_positive(c: Context) -> Iterator[Diagnostic]:
+    """par.sizes_ge1"""
+    sizes = c.config.training.parallelism
+    for name, size in _by_name(sizes).items() if sizes is not None else ():
+        if size < 1:
+            yield c.problem(
+                "par.sizes_ge1",
+                f"{name} must be at least 1",
+                f"{_SIZES}.{name}",
+                found=f"{name}: {size}",
+                hint=f"{name}: 1",
+            )
+
+
+def product(c: Context) -> Iterator[Diagnostic]:
+    """par.product"""
+    sizes, world = _usable(c), c.facts.world_size
+    if sizes is None or world is None:
+        return
+    held = math.prod(_by_name(sizes).values())
+    open_data_axes = sizes.dp_replicate_size == sizes.dp_shard_size == 1  # the plan gives them what is left
+    hybrid = str(c.config.training.fsdp or "").startswith("hybrid") or sizes.dp_replicate_size > 1
+    if held == world or (world % held == 0 and (open_data_axes or (hybrid and _one_open(sizes)))):
+        return
+    divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+    yield c.problem(
+        "par.product",
+        f"the mesh holds {held} processes, {world} are started",
+        _SIZES,
+        found=_written(sizes),
+        hint=f"sizes whose product is {world} (its divisors: {divisors}); dp_shard_size left out takes what the others leave",
+    )
+
+
+def _one_open(sizes: Parallelism) -> bool:
+    return (sizes.dp_replicate_size == 1) != (sizes.dp_shard_size == 1)
+
+
+def replicas(c: Context) -> Iterator[Diagnostic]:
+    """par.tp_pure_dp"""
+    sizes, world = _usable(c), c.facts.world_size
+    if sizes is None or not (sizes.tp_size > 1 or sizes.cp_size > 1) or sizes.dp_replicate_size == 1:
+        return
+    left = None if world is None else world // math.prod(_by_name(sizes).values())
+    if sizes.dp_shard_size == 1 and left in (None, 1):
+        yield c.problem(
+            "par.tp_pure_dp",
+            "tensor or context parallel with replicas needs sharding too",
+            _SIZES,
+            found=_written(sizes),
+            hint="dp_shard_size above 1, dp_replicate_size: 1",
+        )
+
+
+def heads(c: Context) -> Iterator[Diagnostic]:
+    """par.tp_heads, par.tp_kv_heads, par.cp_heads"""
+    sizes, count, kv = _usable(c), c.facts.num_attention_heads, c.facts.num_key_value_heads
+    if sizes is None or count is None:
+        return
+    if count % sizes.tp_size:
+        yield c.problem(
+            "par.tp_heads",
+            f"{count} attention heads cannot be divided by {sizes.tp_size}",
+            f"{_SIZES}.tp_size",
+            hint=f"a divisor of {count}",
+        )
+    elif kv is not None and kv % sizes.tp_size:
+        yield c.problem(
+            "par.tp_kv_heads",
+            f"{kv} key-value heads cannot be divided by {sizes.tp_size}",
+            f"{_SIZES}.tp_size",
+            hint=f"tp_size: {math.gcd(kv, sizes.tp_size)}, and the other ranks by dp_shard_size",
+        )
+    if sizes.cp_method == "ulysses" and count % (sizes.cp_size * sizes.tp_size) and count % sizes.tp_size == 0:
+        yield c.problem(
+            "par.cp_heads",
+            f"Ulysses shares {count // sizes.tp_size} attention heads out over {sizes.cp_size} ranks",
+            f"{_SIZES}.cp_size",
+            hint="cp_method: allgather, or a cp_size that divides the heads",
+        )
+
+
+def inside_nodes(c: Context) -> Iterator[Diagnostic]:
+    """par.tp_node"""
+    sizes, world, nodes = _usable(c), c.facts.world_size, c.facts.num_nodes
+    if sizes is None or world is None or nodes is None or nodes < 2 or world % nodes:
+        return
+    per_node = world // nodes
+    if per_node % sizes.tp_size:
+        yield c.problem(
+            "par.tp_node",
+            f"a tensor-parallel group of {sizes.tp_size} would reach over nodes of {per_node} processes: it talks in every layer",
+            f"{_SIZES}.tp_size",
+            hint=f"tp_size: {math.gcd(per_node, sizes.tp_size)}, a divisor of the processes on a node",
+        )
+
+
+def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
+    """par.strategy, par.pp_cp"""
+    sizes, name = _usable(c), c.config.training.distributed_strategy
+    if sizes is None:
+        return
+    used = [axis for axis, size in _by_name(sizes).items() if size > 1]
+    allowed = {
+        "single": (),
+        "data_parallel": (),
+        "ddp": ("dp_replicate_size",),
+        "fsdp": ("dp_replicate_size", "dp_shard_size", "cp_size", "tp_size"),
+    }
+    wrong = [axis for axis in used if name in allowed and axis not in allowed[name]]
+    if wrong:
+        instead = "pipeline" if "pp_size" in wrong else "fsdp"
+        yield c.problem(
+            "par.strategy",
+            f"the strategy {name} has no axis {', '.join(axis.removesuffix('_size') for axis in wrong)}",
+            _SIZES,
+            _STRATEGY,
+            found=_written(sizes),
+            hint=f"distributed_strategy: {instead}, or these sizes 1",
+        )
+    if sizes.pp_size > 1 and sizes.cp_size > 1:
+        yield c.problem(
+            "par.pp_cp",
+            "stages of a pipeline pass whole rows on; context parallel cuts them",
+            _SIZES,
+            found=_written(sizes),
+            hint="cp_size: 1 with pp_size, or distributed_strategy: fsdp with cp_size",
+        )
+
+
+PARALLEL_RULES: tuple[Rule, ...] = (sizes_positive, product, replicas, heads, inside_nodes, axes_of_strategy)

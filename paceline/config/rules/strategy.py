@@ -1,0 +1,133 @@
+"""What a strategy cannot be combined with, and the nearest thing that works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.config.rules.base import Context, Rule
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_STRATEGY = "training.distributed_strategy"
+
+
+def _deepspeed(c: Context) -> dict[str, Any]:
+    given = c.config.training.deepspeed
+    return given if isinstance(given, dict) else {}
+
+
+def _zero(c: Context) -> dict[str, Any]:
+    block = _deepspeed(c).get("zero_optimization")
+    return block if isinstance(block, dict) else {}
+
+
+def _stage(c: Context) -> int | None:
+    """The ZeRO stage, or None when DeepSpeed is not what runs."""
+    name = c.config.training.distributed_strategy
+    if name.startswith("zero") and name[-1].isdigit():
+        return int(name[-1])
+    if name == "deepspeed" or (name == "auto" and _deepspeed(c)):
+        stage = _zero(c).get("stage", 0)
+        return int(stage) if isinstance(stage, (int, float)) else 0
+    return None
+
+
+def _engine(c: Context) -> str:
+    """fsdp, pipeline, deepspeed, or the strategy's own name."""
+    t = c.config.training
+    if _stage(c) is not None:
+        return "deepspeed"
+    if t.distributed_strategy != "auto":
+        return t.distributed_strategy
+    if t.parallelism is not None and t.parallelism.pp_size > 1:
+        return "pipeline"
+    sharded = t.parallelism is not None and (t.parallelism.dp_shard_size, t.parallelism.cp_size, t.parallelism.tp_size) != (1, 1, 1)  # fmt: skip
+    return "fsdp" if t.fsdp or sharded else "auto"
+
+
+def zero_stage(c: Context) -> Iterator[Diagnostic]:
+    """zero.stage"""
+    stage = _zero(c).get("stage", 0)
+    if isinstance(stage, bool) or not isinstance(stage, (int, float)) or stage not in (0, 1, 2, 3):
+        yield c.problem(
+            "zero.stage", "ZeRO has the stages 0 to 3", "training.deepspeed", found=f"stage: {stage}", hint='"stage": 2'
+        )
+
+
+def float64(c: Context) -> Iterator[Diagnostic]:
+    """strategy.float64"""
+    if c.config.model.dtype == "float64" and _stage(c) is not None:
+        yield c.problem(
+            "strategy.float64",
+            "DeepSpeed keeps its flat buffers in float32: float64 would be rounded on the way",
+            "model.dtype",
+            _STRATEGY,
+            hint="dtype: float32, or distributed_strategy: fsdp",
+        )
+
+
+def fp16(c: Context) -> Iterator[Diagnostic]:
+    """strategy.fp16_offload, strategy.fp16_pipeline"""
+    t = c.config.training
+    if t.mixed_precision != "fp16":
+        return
+    options = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
+    offload = options.get("cpu_offload") is True or "offload" in str(t.fsdp or "")
+    if offload and _engine(c) in ("fsdp", "pipeline"):
+        yield c.problem(
+            "strategy.fp16_offload",
+            "the loss scale of fp16 is checked on the device, and offloaded gradients are in host memory",
+            "training.mixed_precision",
+            "training.fsdp",
+            hint="bf16: true, or fsdp without offload",
+        )
+    if _engine(c) == "pipeline":
+        yield c.problem(
+            "strategy.fp16_pipeline",
+            "stages run their backwards inside the schedule, where no loss scale is applied",
+            "training.mixed_precision",
+            _STRATEGY,
+            hint="bf16: true, or mixed_precision: no",
+        )
+
+
+def compiled(c: Context) -> Iterator[Diagnostic]:
+    """strategy.compile"""
+    if c.config.training.torch_compile and _engine(c) in ("fsdp", "pipeline", "deepspeed"):
+        yield c.problem(
+            "strategy.compile",
+            f"torch.compile is built for whole models; {_engine(c)} gathers or cuts weights inside the forward",
+            "training.torch_compile",
+            _STRATEGY,
+            hint="torch_compile: false, or distributed_strategy: ddp",
+        )
+
+
+def factored(c: Context) -> Iterator[Diagnostic]:
+    """strategy.adafactor"""
+    if c.config.training.optim == "adafactor" and _engine(c) in ("fsdp", "pipeline", "deepspeed"):
+        yield c.problem(
+            "strategy.adafactor",
+            "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them",
+            "training.optim",
+            _STRATEGY,
+            hint="optim: adamw_torch_fused, or distributed_strategy: ddp",
+        )
+
+
+def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
+    """strategy.data_parallel"""
+    t = c.config.training
+    if t.distributed_strategy == "data_parallel" and (t.fsdp or t.deepspeed):
+        return  # back.strategy_vs_file tells it
+    if t.distributed_strategy == "data_parallel":
+        yield c.problem(
+            "strategy.data_parallel",
+            "nn.DataParallel copies the model to every device in each step, in threads of one process; DistributedDataParallel is faster on the same devices",
+            _STRATEGY,
+            hint="distributed_strategy: ddp, started with one process a device",
+            severity=Severity.WARNING,
+        )
+
+
+STRATEGY_RULES: tuple[Rule, ...] = (zero_stage, float64, fp16, compiled, factored, threads_of_one_process)
