@@ -5,7 +5,8 @@ One class for ``deepspeed`` (the stage is its JSON's), ``zero1``, ``zero2`` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,8 @@ from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
-from paceline.strategies import deepspeed_state
-from paceline.strategies.base import Handles, Strategy
+from paceline.strategies import deepspeed_state, deepspeed_zero3
+from paceline.strategies.base import Handles, Strategy, add_evaluation, evaluating
 from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
 from paceline.strategies.deepspeed_start import start_engine
 from paceline.strategies.handle import Handle
@@ -63,6 +64,8 @@ class DeepSpeed(Strategy):
         config = engine_config(self.plan)
         built = build_optimizer(optimizer, root.plain_named_parameters())  # type: ignore[operator]
         engine = start_engine(self.world, config, root, built)
+        if self.stage == 3:
+            deepspeed_zero3.register_head(root)
         scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler and not self.stage else None
         root.refresh_compute_weights()  # type: ignore[operator]
         return Handle(role, root, engine, built, scaler)
@@ -72,9 +75,12 @@ class DeepSpeed(Strategy):
         engine: Any = handle.module
         engine.optimizer.zero_grad()
 
-    def evaluation_module(self, handle: Handle) -> nn.Module:
-        """ZeRO-3 gathers parameters in hooks of the submodules: they work under the root as well."""
-        return handle.root
+    @contextlib.contextmanager
+    def generating(self, handle: Handle) -> Iterator[nn.Module]:
+        """The whole model: under ZeRO-3 every rank gathers it. Collective at both ends there."""
+        gather = self.stage == 3 and handle.trained
+        with evaluating(handle.root), deepspeed_zero3.gathered(handle.module) if gather else contextlib.nullcontext():
+            yield handle.root
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """Each rank's partitions as blocks of plain parameters. Collective."""
@@ -148,6 +154,28 @@ class DeepSpeed(Strategy):
             handle.root.refresh_compute_weights()  # type: ignore[operator]
         if handle.scaler is not None:
             handle.scaler.update()
+
+    def evaluated(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
+    ) -> Iterator[Batch]:
+        """Under ZeRO-3 every forward is a collective: ranks with fewer micro-batches go on with blank ones until all are through."""
+        if self.stage < 3:
+            yield from super().evaluated(handles, micro_batches, algorithm, sums)
+            return
+        waiting = iter(micro_batches)
+        batch = next(waiting)
+        real = True
+        while True:
+            placed = self.place(batch if real else deepspeed_zero3.blank(batch))
+            for role in algorithm.trains:
+                outputs = handles[role].root(placed, algorithm.ask(role, training=False))
+                add_evaluation(algorithm, role, outputs, placed, sums)
+            if real:
+                yield batch
+            following = next(waiting, None)
+            if not self.world.any(following is not None):
+                return
+            real, batch = following is not None, following or batch
 
     def close(self) -> None:
         """Nothing is left to the destructors of a process that is ending."""

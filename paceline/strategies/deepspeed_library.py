@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +53,8 @@ def library(world: World) -> Any:
             )
         ) from error
     _check_accelerator(deepspeed, world)
+    # torch's new names for calls of DeepSpeed's; torch says so at every step
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     return deepspeed
 
 

@@ -177,7 +177,7 @@ def whole_frozen(parameter: nn.Parameter) -> Tensor:
     """The values of a frozen parameter; a copy when they had to be gathered (collective)."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach()
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero import GatheredParameters
 
     with GatheredParameters([parameter]):
         return parameter.detach().clone().cpu()
@@ -190,7 +190,7 @@ def _read_frozen(parameter: nn.Parameter, reader: ShardReader, role: str, name: 
         if not hasattr(parameter, "ds_id"):
             parameter.copy_(reader.read(role, name, PARAM))
             return
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         with GatheredParameters([parameter], modifier_rank=0):
             if parameter.numel():
