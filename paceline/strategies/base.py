@@ -117,7 +117,7 @@ class Strategy(ABC):
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[nn.Module]:
         """The whole model, in eval mode and without gradients, for decoding."""
-        with _evaluating(handle.root):
+        with evaluating(handle.root):
             yield handle.root
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
@@ -255,7 +255,7 @@ class Strategy(ABC):
         rows = 0
         with contextlib.ExitStack() as stack:
             for role in algorithm.trains:
-                stack.enter_context(_evaluating(handles[role].root))
+                stack.enter_context(evaluating(handles[role].root))
             for batch in self.evaluated(handles, micro_batches, algorithm, sums):
                 rows += batch.num_rows
                 for term, weight in algorithm.weights(batch).items():
@@ -340,7 +340,7 @@ def _joint(norms: Mapping[Role, float]) -> float:
 
 
 @contextlib.contextmanager
-def _evaluating(root: nn.Module) -> Iterator[None]:
+def evaluating(root: nn.Module) -> Iterator[None]:
     """Eval mode without gradients; the mode it was in comes back."""
     was_training = root.training
     root.eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,14 +53,21 @@ def import_state(handle: Handle, reader: ShardReader) -> None:
             _read_into(parameter, reader, role, name, PARAM)
             if handle.optimizer is not None and parameter.requires_grad:
                 _import_moments(handle.optimizer, parameter, reader, role, name)
-        for name, buffer in _buffers(handle.root).items():
-            _read_into(buffer, reader, role, name, BUFFER)
+    import_beside_parameters(handle, reader)
+    handle.root.refresh_compute_weights()  # type: ignore[operator]
+
+
+@torch.no_grad()
+def import_beside_parameters(handle: Handle, reader: ShardReader) -> None:
+    """Buffers and the scaler."""
+    role = handle.role.value
+    for name, buffer in _buffers(handle.root).items():
+        _read_into(buffer, reader, role, name, BUFFER)
     if handle.scaler is not None and reader.has(role, SCALER, "scale"):
         scale, tracker = reader.read(role, SCALER, "scale"), reader.read(role, SCALER, "growth_tracker")
         handle.scaler.load_state_dict(
             {**handle.scaler.state_dict(), "scale": float(scale), "_growth_tracker": int(tracker)}
         )
-    handle.root.refresh_compute_weights()  # type: ignore[operator]
 
 
 def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
@@ -69,9 +76,13 @@ def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
     for name, parameter in _parameters(handle.root).items():
         found[name] = {PARAM: parameter.data}
         if handle.optimizer is not None:
-            found[name] |= _moments(handle.optimizer.state.get(parameter, {}))
-    for name, buffer in _buffers(handle.root).items():
-        found[name] = {BUFFER: buffer}
+            found[name] |= moments(handle.optimizer.state.get(parameter, {}))
+    return found | beside_parameters(handle)
+
+
+def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
+    """Name → kind → tensor of buffers and the scaler."""
+    found: dict[str, dict[str, Tensor]] = {name: {BUFFER: buffer} for name, buffer in _buffers(handle.root).items()}
     if handle.scaler is not None:
         scaler = handle.scaler.state_dict()
         found[SCALER] = {
@@ -81,28 +92,34 @@ def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-def _moments(state: dict[str, Any]) -> dict[str, Tensor]:
+def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """An optimizer's state of one parameter as tensors; Python numbers become scalars whose kind says so (``step.int``)."""
-    moments: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for kind, value in state.items():
         if isinstance(value, Tensor):
-            moments[kind] = value
+            found[kind] = value
         for suffix, (of, dtype) in _NUMBERS.items():
             if type(value) is of:
-                moments[kind + suffix] = torch.tensor(value, dtype=dtype)
-    return moments
+                found[kind + suffix] = torch.tensor(value, dtype=dtype)
+    return found
 
 
 def _import_moments(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, reader: ShardReader, role: str, name: str
 ) -> None:
     kinds = [k for k in reader.kinds(role, name) if k not in (PARAM, BUFFER)]
-    if not kinds:
-        return
+    if kinds:
+        read = {kind: reader.read(role, name, kind) for kind in kinds}
+        optimizer.state[parameter] = moments_from(optimizer, parameter, read)
+
+
+def moments_from(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, read: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """The optimizer's state of ``parameter`` from what ``moments`` gave."""
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     state: dict[str, Any] = {}
-    for kind in kinds:
-        value = reader.read(role, name, kind)
+    for kind, value in read.items():
         suffix = next((s for s in _NUMBERS if kind.endswith(s)), None)
         if suffix is not None:
             state[kind.removesuffix(suffix)] = _NUMBERS[suffix][0](value)
@@ -110,10 +127,16 @@ def _import_moments(
         # torch keeps ``step`` on the CPU unless a fused or capturable kernel reads it on the device
         on_device = kind != "step" or group.get("fused") or group.get("capturable")
         state[kind] = value.to(parameter.device if on_device else "cpu", copy=True)
-    optimizer.state[parameter] = state
+    return state
 
 
 def _read_into(target: Tensor, reader: ShardReader, role: str, name: str, kind: str) -> None:
+    check(reader, role, name, kind, tuple(target.shape))
+    target.copy_(reader.read(role, name, kind))
+
+
+def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int, ...]) -> None:
+    """Raises CheckpointError when the tensor is missing or has another shape than the model's ``shape``."""
     if not reader.has(role, name, kind):
         raise CheckpointError(
             Diagnostic(
@@ -123,17 +146,16 @@ def _read_into(target: Tensor, reader: ShardReader, role: str, name: str, kind: 
                 hint="the config's model must be the one that was saved",
             )
         )
-    value = reader.read(role, name, kind)
-    if value.shape != target.shape:
+    stored = reader.shape(role, name, kind)
+    if stored != shape:
         raise CheckpointError(
             Diagnostic(
                 "checkpoint.shape",
                 f"'{name}' has another shape in the checkpoint",
-                found=f"{tuple(value.shape)}, the model has {tuple(target.shape)}",
+                found=f"{stored}, the model has {shape}",
                 hint="the config's model (and its vocabulary) must be the one that was saved",
             )
         )
-    target.copy_(value)
 
 
 def _parameters(root: nn.Module) -> dict[str, nn.Parameter]:

@@ -133,7 +133,7 @@ def test_an_unknown_size_is_said(config: Any) -> None:
     assert "not known" in explain(plan)
 
 
-@pytest.mark.parametrize("name", ["data_parallel", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("name", ["data_parallel", "pipeline", "deepspeed", "zero1", "zero2", "zero3"])
 def test_a_strategy_of_a_later_version_is_refused_by_name(config: Any, name: str) -> None:
     assert "plan.strategy_not_available" in codes(config({"distributed_strategy": name}))
 
@@ -141,8 +141,7 @@ def test_a_strategy_of_a_later_version_is_refused_by_name(config: Any, name: str
 def test_sections_of_an_engine_name_the_strategy(config: Any) -> None:
     with pytest.raises(ConfigError, match="'deepspeed' is valid in a config"):
         plan_of(config({"deepspeed": {"zero_optimization": {"stage": 2}}}))
-    with pytest.raises(ConfigError, match="'fsdp' is valid in a config"):
-        plan_of(config({"fsdp": "full_shard"}))
+    assert plan_of(config({"fsdp": "full_shard"}), world_size=2).strategy == "fsdp"
 
 
 def test_a_class_of_one_s_own_is_taken(config: Any) -> None:

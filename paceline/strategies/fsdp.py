@@ -1,0 +1,213 @@
+"""Fully sharded data parallel (FSDP2): every rank keeps a piece of each parameter, its gradient and its moments."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.plan import Plan
+from paceline.runtime.mesh import device_mesh, sharding_mesh
+from paceline.runtime.world import World
+from paceline.seam.algorithm import Objective
+from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.seam.model import BuildOptions, ModelFactory
+from paceline.seam.optimizer import OptimizerSpec
+from paceline.seam.roles import Role
+from paceline.seam.shard import Shard, ShardReader
+from paceline.strategies import sharded_state
+from paceline.strategies.base import EvalSums, Handles, Strategy, evaluating
+from paceline.strategies.handle import Handle
+from paceline.strategies.optimizer import build_optimizer
+from paceline.strategies.sharded_state import ShardedHandle, blocks_of
+from paceline.strategies.sharding import Dtypes, Sharding, Units, shard
+
+_NOT_ELEMENTWISE = ("adafactor",)
+
+
+class FSDP(Strategy):
+    """``fully_shard`` over ``dp_shard × cp``, copies over ``dp_replicate``, inside tensor-parallel groups where the mesh has them.
+
+    full_shard, shard_grad_op, no_shard and the hybrids differ in the mesh and in when parameters are freed (``Sharding.reshard``).
+    Gradients are reduced after every micro-batch, so that a rank never keeps more than its piece of them; where parameters are replicated
+    the sums over the copies are made once a window.
+    """
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        if world.world_size == 1:
+            raise ConfigError(
+                Diagnostic(
+                    "strategy.fsdp_world",
+                    "the strategy 'fsdp' shards over processes, and there is one",
+                    where="training.distributed_strategy",
+                    hint="--nproc 2 or more, or distributed_strategy: single",
+                )
+            )
+        super().__init__(world, plan)
+        self.how = Sharding.of(plan.engine)
+        self.units: dict[Role, Units] = {}
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The run's mesh; made at the first model."""
+        return device_mesh(self.world, self.plan.mesh)
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Of the gathered parameters and of the reduction."""
+        precision = self.plan.precision
+        low = precision.compute in ("bfloat16", "float16")
+        return Dtypes(getattr(torch, precision.compute), getattr(torch, precision.reduce)) if low else Dtypes()
+
+    @property
+    def averaging_factor(self) -> float:
+        """Gradients are summed over the ranks."""
+        return 1.0
+
+    # --- life of a model -------------------------------------------------------------------------------------------
+
+    def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ShardedHandle:
+        """Build, shard, and make the optimizer over this rank's pieces; ``optimizer=None`` freezes the model (sharded as well)."""
+        _check_optimizer(optimizer)
+        root = self.built(build)
+        if optimizer is None:
+            root.requires_grad_(False).eval()
+        handle = self.sharded(role, root)
+        if optimizer is not None:
+            handle.optimizer = build_optimizer(optimizer, handle.named())
+            handle.scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
+        return handle
+
+    def built(self, build: ModelFactory) -> nn.Module:
+        """The whole model on the host: a device need never hold it."""
+        options = BuildOptions(
+            device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=self.dtypes.compute is not None
+        )
+        return build(options)
+
+    def sharded(self, role: Role, root: nn.Module) -> ShardedHandle:
+        """``root`` in pieces."""
+        units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
+        units.start()
+        self.units[role] = units
+        named = root.plain_named_parameters()  # type: ignore[operator]
+        return ShardedHandle(role, root, root, blocks=blocks_of(named, self.plan.mesh, self.world.rank))
+
+    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+        """The root itself: FSDP2 changes its class in place."""
+        return root
+
+    @contextlib.contextmanager
+    def generating(self, handle: Handle) -> Iterator[nn.Module]:
+        """Every rank holds the whole model inside, in the dtype it computes in; ranks need not decode alike. Collective at both ends."""
+        units = self.units[handle.role]
+        with evaluating(handle.root):
+            units.gather()
+            try:
+                yield handle.root
+            finally:
+                units.free(self.how.reshard)
+
+    def export_state(self, handle: Handle) -> Iterator[Shard]:
+        """This rank's blocks."""
+        return sharded_state.export_state(_sharded(handle), self.world.rank)
+
+    def import_state(self, handle: Handle, reader: ShardReader) -> None:
+        """Each rank reads its own blocks."""
+        sharded_state.import_state(_sharded(handle), reader)
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def zero_grad(self, handle: Handle) -> None:
+        """Forget the gradients of the last window."""
+        _sharded(handle).drop_gradients()
+
+    @contextlib.contextmanager
+    def no_sync(self, handle: Handle) -> Iterator[None]:
+        """Not the last micro-batch: copies are not summed over replicas yet, and what stays gathered in a step stays for the next forward."""
+        units, replicated = self.units[handle.role].all(), self.plan.mesh.dp_replicate > 1
+        for unit in units:
+            if replicated:
+                unit.set_requires_all_reduce(False, recurse=False)
+            if not self.how.reshard:
+                unit.set_reshard_after_backward(False, recurse=False)
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.set_requires_all_reduce(True, recurse=False)
+                unit.set_reshard_after_backward(True, recurse=False)
+
+    def grad_norm(self, handle: Handle) -> Tensor:
+        """The norm over all pieces, each counted once: squares are summed in float64."""
+        sharded = _sharded(handle)
+        sharded.take_gradients()
+        if handle.scaler is not None:
+            assert handle.optimizer is not None
+            handle.scaler.unscale_(handle.optimizer)
+        held = [(b.local.grad, b.copies) for b in sharded.blocks if b.local.grad is not None]
+        total = 0.0
+        if held:
+            norms = torch.stack([n.double() for n in torch._foreach_norm([g for g, _ in held], 2.0)])
+            copies = torch.tensor([c for _, c in held], dtype=torch.float64, device=norms.device)
+            total = float((norms.square() / copies).sum())
+        square = self.world.all_reduce_sum_float([total])[0]
+        dtype = held[0][0].dtype if held else torch.float32
+        return torch.tensor(math.sqrt(square), dtype=dtype, device=self.world.device)
+
+    def step(self, handle: Handle, norm: Tensor, *, lr: float, max_grad_norm: float | None, apply: bool) -> None:
+        """As the base; the scaler hears of an overflow in anybody's piece."""
+        if handle.scaler is not None:
+            assert handle.optimizer is not None
+            for found in handle.scaler._found_inf_per_device(handle.optimizer).values():
+                found.fill_(0.0 if apply else 1.0)
+        super().step(handle, norm, lr=lr, max_grad_norm=max_grad_norm, apply=apply)
+
+    # --- evaluation ------------------------------------------------------------------------------------------------
+
+    def eval_window(self, handles: Handles, micro_batches: Sequence[Batch], algorithm: Objective) -> EvalSums:
+        """As the base. Forwards are collective here: ranks with fewer micro-batches add fillers; whatever stayed gathered is freed at the end."""
+        given = list(micro_batches)
+        missing = int(self.world.all_reduce_max_float([len(given)])[0]) - len(given)
+        try:
+            return super().eval_window(handles, given + [_blank(b) for b in given[-1:] * missing], algorithm)
+        finally:
+            for role in algorithm.trains:
+                for unit in self.units[role].all():
+                    unit.reshard()
+
+
+def _sharded(handle: Handle) -> ShardedHandle:
+    assert isinstance(handle, ShardedHandle)
+    return handle
+
+
+def _blank(batch: Batch) -> Batch:
+    """The same tokens, weighing nothing."""
+    return replace(
+        batch,
+        labels=torch.full_like(batch.labels, IGNORE_INDEX),
+        document_ids=torch.full_like(batch.document_ids, -1),
+        num_rows=0,
+    )
+
+
+def _check_optimizer(spec: OptimizerSpec | None) -> None:
+    if spec is not None and spec.name in _NOT_ELEMENTWISE:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.optimizer_sharded",
+                f"{spec.name} looks at whole matrices, and here each rank has a piece of each",
+                where="training.optim",
+                found=spec.name,
+                hint="adamw_torch_fused, sgd, adagrad or rmsprop; or distributed_strategy: ddp",
+            )
+        )

@@ -1,0 +1,149 @@
+"""State of sharded parameters: each rank writes and reads its own blocks, under plain names, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as TensorShard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from paceline.plan.mesh import Mesh
+from paceline.seam.shard import BUFFER, PARAM, Shard, ShardReader
+from paceline.strategies import state
+from paceline.strategies.handle import Handle
+
+
+@dataclass(frozen=True)
+class Block:
+    """This rank's piece of one parameter.
+
+    parameter     as FSDP2 holds it between steps (a DTensor)
+    local         the same numbers as a plain parameter: what norm, clipping and optimizer work on (elementwise, so that a shard is enough)
+    offsets       where the piece begins in the whole tensor
+    copies        how many ranks (of a pipeline stage) hold this very piece; ``copy`` counts this one among them
+    """
+
+    name: str
+    parameter: nn.Parameter
+    local: nn.Parameter
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    copies: int
+    copy: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.local.shape)
+
+
+@dataclass
+class ShardedHandle(Handle):
+    """A handle whose parameters are blocks."""
+
+    blocks: list[Block] = field(default_factory=list)
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """Every piece with its parameter's plain name: what an optimizer is made over."""
+        return [(b.name, b.local) for b in self.blocks]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's pieces of what is trained."""
+        return [b.local for b in self.blocks if b.local.requires_grad]
+
+    def take_gradients(self) -> None:
+        """Hand FSDP2's gradients to the local pieces; nothing is copied."""
+        for block in self.blocks:
+            grad = block.parameter.grad
+            block.local.grad = None if grad is None else _local(grad)
+
+    def drop_gradients(self) -> None:
+        """Free them."""
+        for block in self.blocks:
+            block.parameter.grad = block.local.grad = None
+
+
+def blocks_of(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[Block]:
+    """The blocks that ``rank`` of the plan's ``mesh`` holds of these parameters."""
+    return [_block(name, parameter, mesh, rank) for name, parameter in named]
+
+
+def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
+    tensor: Tensor = parameter
+    assert isinstance(tensor, DTensor), f"{name} is not sharded"
+    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    local = nn.Parameter(_local(tensor), requires_grad=parameter.requires_grad)
+    if tuple(local.shape) != tuple(shape):
+        raise AssertionError(f"{name}: a piece of {tuple(local.shape)} where {tuple(shape)} was expected")
+    names = tensor.device_mesh.mesh_dim_names or ()
+    split_by_tp = any(n == "tp" and _splits(p) for n, p in zip(names, tensor.placements, strict=True))
+    at, keepers = mesh.coordinates(rank), 1 if split_by_tp else mesh.tp
+    copy = at.dp_replicate * keepers + (0 if split_by_tp else at.tp)
+    return Block(name, parameter, local, tuple(tensor.shape), tuple(offsets), mesh.dp_replicate * keepers, copy)
+
+
+def _splits(placement: object) -> bool:
+    """Whether a DTensor placement shards (plainly, or strided as FSDP2 does under tensor parallelism)."""
+    return isinstance(placement, (TensorShard, _StridedShard))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The shard itself, without a copy or a graph."""
+    assert isinstance(tensor, DTensor)
+    with torch.no_grad():
+        return tensor.to_local().detach()
+
+
+def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
+    """This rank's blocks, with their moments; of the copies of a block each rank writes its part. Tensors are not copied."""
+    role = handle.role.value
+    for index, block in enumerate(handle.blocks):
+        if index % block.copies != block.copy:
+            continue
+        states = handle.optimizer.state.get(block.local, {}) if handle.optimizer is not None else {}
+        for kind, tensor in {PARAM: block.local.detach(), **state.moments(states)}.items():
+            if tensor.shape == block.local.shape:
+                if tensor.numel():
+                    yield Shard(role, block.name, kind, block.global_shape, block.offsets, tensor)
+            elif not any(
+                block.offsets
+            ):  # a number that belongs to the whole parameter: the holder of its beginning writes it
+                yield Shard(role, block.name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+    if rank == 0:
+        for name, kinds in state.beside_parameters(handle).items():
+            for kind, tensor in kinds.items():
+                yield Shard(role, name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
+
+
+def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
+    """The inverse: each rank reads its own blocks, whatever the sharding they were written under.
+
+    Raises CheckpointError when a tensor is missing or has another shape. A checkpoint without moments leaves the optimizer as it is.
+    """
+    role = handle.role.value
+    with torch.no_grad():
+        for block in handle.blocks:
+            state.check(reader, role, block.name, PARAM, block.global_shape)
+            if block.local.numel():
+                block.local.copy_(reader.read_block(role, block.name, PARAM, block.offsets, block.shape))
+            if handle.optimizer is not None and block.local.requires_grad:
+                _import_moments(handle.optimizer, block, reader, role)
+    state.import_beside_parameters(handle, reader)
+    handle.root.refresh_compute_weights()  # type: ignore[operator]
+
+
+def _import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: ShardReader, role: str) -> None:
+    def read(kind: str) -> Tensor:
+        if reader.shape(role, block.name, kind) != block.global_shape:
+            return reader.read(role, block.name, kind)
+        if not block.local.numel():
+            return torch.empty(block.shape, dtype=block.local.dtype)
+        return reader.read_block(role, block.name, kind, block.offsets, block.shape)
+
+    kinds = [k for k in reader.kinds(role, block.name) if k not in (PARAM, BUFFER)]
+    if kinds:
+        optimizer.state[block.local] = state.moments_from(optimizer, block.local, {kind: read(kind) for kind in kinds})

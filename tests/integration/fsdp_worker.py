@@ -1,0 +1,152 @@
+"""One rank of FSDP scenarios on a real (tiny) model: ``python fsdp_worker.py SCENARIO[+SCENARIO…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tiny_parts import TinyObjective, make_batch
+
+from paceline.models.factory import HFModelFactory
+from paceline.plan.mesh import Mesh
+from paceline.runtime.world import RankEnv, World, environment
+from paceline.seam.batch import Batch
+from paceline.seam.optimizer import OptimizerSpec
+from paceline.seam.roles import Role
+from paceline.seam.shard import Shard
+from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handle
+from paceline.strategies.registry import make_strategy
+
+SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
+STEPS, ROWS = 10, 16
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 11, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+SECTION: dict[str, Any] = {
+    "name_or_path": None, "revision": None, "trust_remote_code": False, "resize_embeddings": "auto", "embedding_multiple": 1,
+}  # fmt: skip
+COMPUTE = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def factory(dtype: str, recompute: bool = False, **config: Any) -> HFModelFactory:
+    return HFModelFactory(
+        SimpleNamespace(config={**LLAMA, **config}, **SECTION),
+        seed=5,
+        compute_dtype=COMPUTE[dtype],
+        master_dtype=torch.float64 if dtype == "float64" else torch.float32,
+        recompute=recompute,
+    )
+
+
+def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
+    wide = "float64" if dtype == "float64" else "float32"
+    return SimpleNamespace(
+        config={"training": {}},
+        precision=SimpleNamespace(scaler=dtype == "float16", compute=dtype, master=wide, reduce=wide),
+        num_nodes=1,
+        mesh=mesh,
+        engine=engine,
+        adapter=None,
+    )
+
+
+def window(step: int, rank: int, size: int, accumulation: int = 2) -> list[Batch]:
+    """The rank's micro-batches: the same global rows whatever the number of ranks; rows have 3 to 9 tokens."""
+    micro = ROWS // (size * accumulation)
+    starts = [step * ROWS + (j * size + rank) * micro for j in range(accumulation)]
+    return [make_batch(list(range(s, s + micro))) for s in starts]
+
+
+def build(
+    world: World, name: str, mesh: Mesh, build: HFModelFactory, dtype: str, **engine: Any
+) -> tuple[Strategy, Handle]:
+    strategy = make_strategy(name, world, plan(mesh, dtype, **engine))  # type: ignore[arg-type]
+    handle = strategy.prepare(Role.POLICY, build, SPEC)
+    strategy.warm_up(handle, make_batch([-1]), TinyObjective())
+    return strategy, handle
+
+
+def train(strategy: Strategy, handle: Handle, steps: range) -> list[dict[str, Any]]:
+    found = []
+    for step in steps:
+        result = strategy.train_window(
+            {Role.POLICY: handle},
+            window(step, strategy.data_parallel_rank, strategy.data_parallel_size),
+            TinyObjective(),
+            lr=1e-3 * (1 - step / 40),
+            max_grad_norm=0.5,
+        )
+        found.append({"loss": result.losses["nll"], "norm": result.grad_norm, "tokens": result.tokens})
+    return found
+
+
+def gathered(world: World, shards: Iterator[Shard]) -> dict[str, list[float]]:
+    """The whole parameters, put together from all ranks' shards; every element must come from exactly one."""
+    mine = [
+        [s.name, list(s.global_shape), list(s.offsets), list(s.tensor.shape), s.tensor.double().flatten().tolist()]
+        for s in shards
+        if s.kind == "param"
+    ]
+    whole: dict[str, torch.Tensor] = {}
+    times: dict[str, torch.Tensor] = {}
+    for name, shape, offsets, size, values in (row for rows in world.all_gather_json(mine) for row in rows):
+        place = tuple(slice(o, o + n) for o, n in zip(offsets, size, strict=True))
+        whole.setdefault(name, torch.zeros(shape, dtype=torch.float64))[place] = torch.tensor(
+            values, dtype=torch.float64
+        ).view(size)
+        times.setdefault(name, torch.zeros(shape))[place] += 1
+    assert all(bool((t == 1).all()) for t in times.values()), "an element was exported twice, or never"
+    return {name: tensor.flatten().tolist() for name, tensor in whole.items()}
+
+
+def one_run(
+    world: World, name: str, mesh: Mesh, dtype: str = "float64", recompute: bool = False, **engine: Any
+) -> dict[str, Any]:
+    strategy, handle = build(world, name, mesh, factory(dtype, recompute), dtype, **engine)
+    steps = train(strategy, handle, range(STEPS))
+    return {"steps": steps, "parameters": gathered(world, strategy.export_state(handle))}
+
+
+def parity(world: World) -> dict[str, Any]:
+    """Ten steps under every way to shard (alone: the reference in every dtype)."""
+    n = world.world_size
+    if n == 1:
+        return {f"{dtype}{'/recompute' if again else ''}": one_run(world, "single", Mesh(), dtype, again)
+                for dtype, again in (("float64", False), ("float64", True), ("float32", False), ("bfloat16", False))}  # fmt: skip
+    flat, copies = Mesh(dp_shard=n), Mesh(dp_replicate=n)
+    found = {
+        "full_shard": one_run(world, "fsdp", flat),
+        "full_shard/recompute": one_run(world, "fsdp", flat, recompute=True),
+        "full_shard/float32": one_run(world, "fsdp", flat, "float32"),
+        "full_shard/bfloat16": one_run(world, "fsdp", flat, "bfloat16"),
+        "shard_grad_op": one_run(world, "fsdp", flat, sharding="shard_grad_op"),
+        "no_shard": one_run(world, "fsdp", copies, sharding="no_shard"),
+        "offload": one_run(world, "fsdp", flat, cpu_offload=True, forward_prefetch=True, backward_prefetch="none"),
+        "size": one_run(world, "fsdp", flat, wrap={"policy": "size", "min_num_params": 3000}),
+    }
+    if n == 4:
+        half = Mesh(dp_replicate=2, dp_shard=2)
+        found["hybrid_shard"] = one_run(world, "fsdp", half, sharding="hybrid_shard")
+        found["hybrid_shard_zero2"] = one_run(world, "fsdp", half, sharding="hybrid_shard_zero2")
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    scenario, out = sys.argv[1], Path(sys.argv[2])
+    world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
+    scenarios = {"parity": parity}
+    found = {name: scenarios[name](world) for name in scenario.split("+")}
+    (out / f"{world.rank}.json").write_text(json.dumps(found))
+    world.close(ok=True)
+
+
+if __name__ == "__main__":
+    main()
