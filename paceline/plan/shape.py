@@ -39,6 +39,9 @@ class ModelShape:
     num_parameters: int
     matmul_parameters: int
     exact: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    experts: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -160,7 +163,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
                 "a multiple, or head_dim",
             )
         )
-    kv_heads = sizes.get("kv_heads") or heads
+    kv_heads = heads if family in ("gpt2", "gpt_neox") else sizes.get("kv_heads") or heads  # those know no other number
     if heads % kv_heads:
         raise ConfigError(
             Diagnostic(
@@ -197,6 +200,9 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         num_parameters=extra + embedding * (1 if tied else 2),
         matmul_parameters=matmul + embedding,
         exact=family in FAMILY_SIZES,
+        attention_bias=bool(config.get("attention_bias", family == "gpt_neox")),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        experts=int(config.get("num_local_experts", 8)) if family == "mixtral" else 0,
     )
 
 

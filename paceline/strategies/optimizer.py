@@ -14,11 +14,8 @@ from torch import nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.parameters import NO_DECAY
 from paceline.seam.optimizer import OptimizerSpec
-
-_NO_DECAY = re.compile(
-    r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE
-)  # transformers.Trainer's own patterns
 
 
 def _adamw(fused: bool | None) -> Callable[[OptimizerSpec], dict[str, Any]]:
@@ -83,7 +80,7 @@ def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
     """Whether weight decay applies: matrices do; biases, norm weights and anything of one dim do not (as ``transformers.Trainer``)."""
-    return parameter.ndim >= 2 and _NO_DECAY.search(name) is None
+    return parameter.ndim >= 2 and NO_DECAY.search(name) is None
 
 
 def _checked_args(spec: OptimizerSpec, cls: type) -> dict[str, Any]:
