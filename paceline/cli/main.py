@@ -22,6 +22,7 @@ VERBS = {
     "export": "write a run's model as a Hugging Face folder",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
     "demo": "train a small model on two processes and see what it learnt",
+    "verify": "train a small sibling under the strategy and under a reference, and hold them side by side",
     "bench": "bench scaling: measure how training scales on this machine",
     "explain": "explain a diagnostic's code",
 }

@@ -1,0 +1,130 @@
+"""``paceline verify``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import ConfigFile, Overrides, load
+from paceline.cli.process import module_argv, reach_package
+from paceline.cli.report import tell
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ExitCode, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.plan.verification import Side
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def verify(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Processes on this node [default: one a GPU, one on a CPU].")
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(help="The reference: single, ddp or fsdp [default: ddp, or single for one data-parallel rank]."),
+    ] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 5,
+    probe: Annotated[bool, typer.Option(help="Also cut one global batch as 8×1, 4×2 and 2×4.")] = True,
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Keep the runs and verify.json there.")] = None,
+) -> None:
+    """Does the chosen strategy compute what the reference computes? The config's model made small, a few steps on both, held side by side."""
+    import tempfile
+
+    loaded = load(config, overrides, {"launch.nproc": nproc} if nproc else {})
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
+        folder = to.absolute() if to else Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        raise typer.Exit(_verify(loaded, folder, against, steps, probe, kept=to is not None))
+
+
+def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *, kept: bool) -> int:
+    from paceline.cli.planned import planned
+    from paceline.plan.model_config import model_config
+    from paceline.plan.verdict import judge, judge_probe
+    from paceline.plan.verification import TOLERANCES, probes, reference_for, sides
+
+    plan, warnings = planned(loaded)
+    tell((*loaded.notes, *warnings))
+    small = model_config(loaded.config.model, os.environ)
+    asked, reference = sides(plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder))
+    tolerance = TOLERANCES[plan.precision.compute]
+    typer.echo(
+        f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps} steps in {plan.precision.compute}, "
+        f"{_size(asked.config['model']['config'])}"
+    )
+    _train(reference, folder)
+    _train(asked, folder)
+    verdict = judge(_compare(reference, asked, "param"), tolerance)
+    typer.echo(verdict.text, nl=False)
+    report: dict[str, Any] = {
+        "strategy": plan.strategy,
+        "against": reference.name,
+        "precision": plan.precision.compute,
+        **verdict.to_json(),
+    }
+    agree = verdict.agrees
+    if probe:
+        cuts = probes(asked, str(folder))
+        for cut in cuts:
+            _train(cut, folder)
+        probed = judge_probe({cut.name: _compare(cuts[0], cut, "exp_avg") for cut in cuts[1:]}, tolerance, cuts[0].name)
+        typer.echo(probed.text, nl=False)
+        report["probe"] = probed.to_json()
+        agree = agree and probed.agrees
+    if kept:
+        (folder / "verify.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        typer.echo(f"the runs and verify.json are in {folder}")
+    return int(ExitCode.OK if agree else ExitCode.FAILED)
+
+
+def _size(config: Mapping[str, Any]) -> str:
+    from paceline.plan.shape import shape_from_config
+
+    shape = shape_from_config(config)
+    return f"{shape.model_type} of {shape.layers} layers, hidden {shape.hidden_size}, {shape.heads} heads, dropout 0"
+
+
+def _train(side: Side, folder: Path) -> None:
+    """One run to its end, quietly. Raises PacelineError with what it said when it fails."""
+    file = folder / f"{Path(side.config['training']['output_dir']).name}.yaml"
+    file.write_text(json.dumps(side.config, indent=1), encoding="utf-8")
+    done = _run("paceline.cli.main", "train", str(file), "--nproc", str(side.nproc))
+    if done.returncode:
+        raise PacelineError(
+            Diagnostic(
+                "verify.run_failed",
+                f"the run under {side.name} ended with exit code {done.returncode}",
+                str(file),
+                "\n".join(done.stderr.strip().splitlines()[-12:]),
+                "paceline train with this file shows the whole of it (--to DIR keeps it)",
+            )
+        )
+
+
+def _compare(reference: Side, run: Side, kind: str) -> dict[str, Any]:
+    places = [side.config["training"]["output_dir"] for side in (reference, run)]
+    done = _run("paceline.training.compare", *places, "--kind", kind)
+    if done.returncode:
+        raise PacelineError(
+            Diagnostic(
+                "verify.compare_failed", "the two runs cannot be compared", places[1], done.stderr.strip()[-2000:]
+            )
+        )
+    return json.loads(done.stdout)
+
+
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    reach_package()
+    argv: Sequence[str] = module_argv(module, *arguments)
+    return subprocess.run(argv, capture_output=True, text=True, check=False)

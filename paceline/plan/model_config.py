@@ -1,0 +1,43 @@
+"""The model's ``config.json`` as plain JSON, from wherever it already lies on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.shape import cached_model_dir
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
+
+
+def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, Any]:
+    """``model.config``, or the ``config.json`` of a local folder or of the Hugging Face cache. Raises ConfigError when it is not here."""
+    if model.config:
+        return dict(model.config)
+    name = model.name_or_path or ""
+    folder: Path | None = Path(name).expanduser()
+    if folder is None or not folder.is_dir():
+        home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+        folder = cached_model_dir(name, model.revision, Path(environ.get("HF_HUB_CACHE") or home / "hub"))
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            Diagnostic("plan.model_config", "the model has no readable config.json", str(folder), str(error))
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_config",
+                "the model's config.json is not on this machine",
+                "model.name_or_path",
+                name or "nothing",
+                f"download it first: hf download {name} config.json" if name else "model.name_or_path or model.config",
+            )
+        )
+    return found

@@ -1,0 +1,77 @@
+"""Two runs held against each other, step by step and tensor by tensor: ``python -m paceline.training.compare REFERENCE RUN --kind param``.
+
+Writes one JSON object to standard output: ``steps`` (losses, gradient norms and the largest difference of a tensor, by step)
+and ``missing`` (tensors that only one of the two saved). Which differences are too large is for the caller to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.checkpoint.names import TensorName
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir
+from paceline.runlog.history import load_history
+
+
+def compare(reference: RunDir, run: RunDir, kind: str) -> dict[str, Any]:
+    """What both runs have of every step that both finished.
+
+    ``tensors`` is the largest relative difference of a tensor of ``kind`` in the step's checkpoints: ``|a - b| / |b|`` in the 2-norm,
+    b the reference's; for ``exp_avg`` (after one AdamW step a tenth of the gradient) the divisor is the norm over all tensors.
+    """
+    one, other = load_history(run), load_history(reference)
+    steps: list[dict[str, Any]] = []
+    missing: list[str] = []
+    for step in sorted(set(one.steps) & set(other.steps)):
+        a, b = one.steps[step], other.steps[step]
+        line = {"step": step, "loss": [a.loss, b.loss], "grad_norm": [a.grad_norm, b.grad_norm]}
+        if a.sample_digest != b.sample_digest:
+            line["samples_differ"] = True
+        if run.checkpoint(step).is_dir() and reference.checkpoint(step).is_dir():
+            with CheckpointReader(run.checkpoint(step)) as ours, CheckpointReader(reference.checkpoint(step)) as theirs:
+                line["tensors"], missing = differences(ours, theirs, kind)
+        steps.append(line)
+    return {"steps": steps, "missing": missing}
+
+
+def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> tuple[dict[str, Any], list[str]]:
+    """({name, relative} of the tensor that differs most, names that only one of the two holds)."""
+    names, expected = ({n for n in reader.names() if n.kind == kind} for reader in (ours, theirs))
+    found: dict[TensorName, tuple[float, float]] = {}
+    for name in sorted(names & expected, key=str):
+        a, b = (reader.read(name.role, name.name, kind).to(torch.float64) for reader in (ours, theirs))
+        found[name] = (float((a - b).norm()), float(b.norm()))
+    total = math.sqrt(sum(norm**2 for _, norm in found.values()))
+    relative = {name: gap / ((total if kind == "exp_avg" else norm) or 1.0) for name, (gap, norm) in found.items()}
+    worst = max(relative, key=lambda name: relative[name], default=None)
+    most = {"name": worst.name if worst else "", "relative": relative[worst] if worst else 0.0, "count": len(relative)}
+    return most, sorted(name.name for name in names ^ expected)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the comparison; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m paceline.training.compare")
+    parser.add_argument("reference")
+    parser.add_argument("run")
+    parser.add_argument("--kind", default="param")
+    given = parser.parse_args(argv)
+    try:
+        found = compare(RunDir.at(given.reference), RunDir.at(given.run), given.kind)
+    except PacelineError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    print(json.dumps(found, allow_nan=True))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

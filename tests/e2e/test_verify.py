@@ -1,0 +1,60 @@
+"""``paceline verify`` on a strategy that is right, and on one that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Run, write_yaml
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(280)]
+FORGETFUL = '''
+"""A strategy that forgets to average its gradients: each rank trains on its own rows."""
+import contextlib
+from paceline.strategies.ddp import DDP
+
+
+class Forgetful(DDP):
+    def wrap(self, role, root):
+        self.no_average = super().wrap(role, root)
+        return root
+'''
+
+
+def test_a_strategy_that_is_wrong_is_told_with_step_and_parameter(
+    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(FORGETFUL)
+    config = tiny(distributed_strategy="mine:Forgetful")
+    config["training"].pop("max_steps")
+    yaml = write_yaml(tmp_path / "c.yaml", config)
+    done = paceline(
+        "verify", str(yaml), "--nproc", "2", "--steps", "2", "--no-probe", "--against", "single", "--to", "out"
+    )
+    assert done.code == 1, done.out + done.err
+    assert "they part: at step 1" in done.out
+    report = json.loads((tmp_path / "out" / "verify.json").read_text())
+    assert not report["agrees"] and report["rows"][0]["parameter"]
+
+
+@pytest.mark.slow
+def test_ddp_is_right_and_the_cut_of_a_batch_makes_no_difference(
+    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    yaml = write_yaml(tmp_path / "c.yaml", {**tiny(distributed_strategy="ddp", gradient_accumulation_steps=2)})
+    done = paceline("verify", str(yaml), "--nproc", "2", "--steps", "2", deadline=250)
+    assert done.code == 0, done.out + done.err
+    assert "they agree" in done.out and "the cut makes no difference" in done.out
+    assert not any(tmp_path.glob("run*"))  # the user's own run directory is untouched
+
+
+def test_a_run_that_fails_is_told_with_its_own_words(
+    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    config = tiny()
+    config["data"]["train"] = str(tmp_path / "nothing.json")
+    done = paceline("verify", str(write_yaml(tmp_path / "c.yaml", config)))
+    assert done.code in (1, 2) and "nothing.json" in done.err
