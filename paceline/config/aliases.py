@@ -83,6 +83,11 @@ def _stage(value: Any) -> Any:
 
 def _finetuning(value: Any) -> Any:
     name = str(value).lower()
+    if name == "freeze":
+        raise Refused(
+            "finetuning_type: freeze (some layers trained in full) is not built",
+            "finetuning_type: lora, or full; lora.modules_to_save trains named modules in full",
+        )
     if name not in ("full", "lora"):
         raise Refused("finetuning_type is full or lora", "finetuning_type: full")
     return {} if name == "lora" else None
@@ -105,7 +110,22 @@ def _use_flash(value: Any) -> Any:
 
 
 def _lora_target(value: Any) -> Any:
-    return ("all-linear",) if value == "all" else to_texts(value)
+    return ("all-linear",) if value == "all" else value
+
+
+def _quantization_method(value: Any) -> Any:
+    if str(value).lower() in ("bnb", "bitsandbytes"):
+        return SKIP
+    raise Refused("weights are quantised by bitsandbytes alone", "quantization_method: bnb")
+
+
+def _new_adapter(value: Any) -> Any:
+    if _flag(value):
+        raise Refused(
+            "create_new_adapter merges an adapter into the base and starts another: these are two steps here",
+            "`paceline export RUN --merge --to DIR`, then model.name_or_path: DIR",
+        )
+    return SKIP
 
 
 def _backend(value: Any) -> Any:
@@ -213,7 +233,16 @@ ALIASES: dict[str, Alias] = {
     "lora_dropout": Alias("lora.dropout"),
     "lora_target": Alias("lora.target_modules", _lora_target),
     "lora_target_modules": Alias("lora.target_modules", _lora_target),
+    "additional_target": Alias("lora.modules_to_save"),
+    "use_rslora": Alias("lora.use_rslora", _true_sets(True)),
+    "adapter_name_or_path": Alias("lora.adapter_name_or_path"),
+    "quantization_type": Alias("lora.quantization_type"),
     "quantization_bit": Alias("lora.quantization_bit"),
+    "quantization_method": Alias("lora.quantization_bit", _quantization_method),
+    "double_quantization": Alias("lora.double_quant"),
+    "bnb_4bit_use_double_quant": Alias("lora.double_quant"),
+    "bnb_4bit_quant_type": Alias("lora.quantization_type"),
+    "create_new_adapter": Alias("lora", _new_adapter),
     "load_in_4bit": Alias("lora.quantization_bit", _true_sets(4)),
     "load_in_8bit": Alias("lora.quantization_bit", _true_sets(8)),
     "nproc_per_node": Alias("launch.nproc"),

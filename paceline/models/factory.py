@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models.adapters import Adapter, add_adapter
 from paceline.models.attention import choose_attention, register
 from paceline.models.norms import fuse_norms
 from paceline.models.qkv import fuse_attention
+from paceline.models.quantised import quantise
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import fuse_mlps
@@ -52,6 +54,7 @@ class HFModelFactory:
     seed          of the initial weights, and of new rows; equal on all ranks
     attention     ``auto``, ``paceline`` or a Transformers name
     master_dtype  of the parameters: fp32, or fp64 for verification
+    adapter       ``Plan.adapter``: low-rank adapters are trained, everything else is frozen (and quantised where it says so)
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
 
@@ -68,12 +71,14 @@ class HFModelFactory:
         compile: bool = False,
         compile_options: Mapping[str, Any] | None = None,
         master_dtype: torch.dtype = torch.float32,
+        adapter: Mapping[str, Any] | None = None,
     ) -> None:
         self.role = role
         self._model, self._vocab_size, self._seed = model, vocab_size, seed
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
+        self._adapter = adapter
         self._config = load_hf_config(model)
         self._class = _model_class(self._config, model)
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
@@ -100,16 +105,29 @@ class HFModelFactory:
             hf = self._from_weights(implementation)
         hf.config.use_cache = False
         hf.to(device=device, dtype=self._master_dtype)
+        adapter = self._adapt(hf)  # before the kernels: they leave alone what an adapter wraps
         if options.fused:
             fuse_norms(hf)
             fuse_mlps(hf)
             fuse_attention(hf)
-        module = RoleModule(self.role, hf, choice, self._compute_dtype, engine_casts=options.engine_casts)
+        module = RoleModule(self.role, hf, choice, self._compute_dtype, options.engine_casts, adapter)
         if self._recompute:
             enable_recompute(hf, module.slot)
         if self._compile:
             module.compile_trunk(**self._compile_options)
         return module
+
+    def _adapt(self, hf: Any) -> Adapter | None:
+        """Adapters, then 4-bit weights under them; None where all weights are trained."""
+        if self._adapter is None:
+            return None
+        m = self._model
+        base = {"name_or_path": m.name_or_path, "revision": m.revision}
+        had = self._config.get_text_config().vocab_size
+        rows = (had, self._rows) if m.config is None else None
+        adapter = add_adapter(hf, self._adapter, self._seed, base, rows)
+        quantization = self._adapter.get("quantization")
+        return adapter if quantization is None else adapter.noting(quantise(hf, quantization, self._compute_dtype))
 
     def _from_scratch(self, attention: str | None) -> Any:
         """Initialised on the CPU from the seed alone: the same weights on every rank, device and thread count."""

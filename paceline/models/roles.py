@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.models.adapters import Adapter
 from paceline.models.attention import AttentionChoice, placeholder_mask
 from paceline.models.heads import Head
 from paceline.models.layout import Layout, LayoutSlot
@@ -31,10 +32,12 @@ class RoleModule(nn.Module):
         attention: AttentionChoice,
         compute_dtype: torch.dtype = torch.float32,
         engine_casts: bool = False,
+        adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
         self.role = role
         self.hf = hf
+        self.adapter = adapter
         self.attention = attention
         self.compute_dtype = compute_dtype
         self.slot = LayoutSlot()
@@ -52,8 +55,13 @@ class RoleModule(nn.Module):
             return self._head(hidden, batch.labels, ask)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names, tied ones once."""
-        yield from self.hf.named_parameters()
+        """Parameters under their Hugging Face names, tied ones once; of a model with an adapter only what is trained (the rest is its base's)."""
+        if self.adapter is None:
+            yield from self.hf.named_parameters()
+            return
+        for name, parameter in self.hf.named_parameters():
+            if name in self.adapter.trained:
+                yield self.adapter.trained[name], parameter
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again (nothing to do in fp32)."""
@@ -69,6 +77,8 @@ class RoleModule(nn.Module):
         said = {"attention": self.attention.reason, "head": self._head.reason}
         if self._low is not None:
             said["precision"] = self._low.reason
+        if self.adapter is not None:
+            said["adapter"] = self.adapter.note
         return said
 
     def _trunk(self) -> Any:

@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
 from paceline.seam.roles import Role
 from paceline.training.state import TrainState
 
 
-def run_state(state: TrainState, algorithm: Any, plan: Any, data_fingerprint: str) -> dict[str, Any]:
-    """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with."""
+def run_state(
+    state: TrainState, algorithm: Any, plan: Any, data_fingerprint: str, adapter: Any = None
+) -> dict[str, Any]:
+    """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with; with an adapter also its base."""
+    own = {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
     return {
+        **own,
         "train": state.to_json(),
         "algorithm": algorithm.state() if algorithm is not None else {},
         "config": dict(plan.config),
@@ -30,19 +36,50 @@ def run_state(state: TrainState, algorithm: Any, plan: Any, data_fingerprint: st
 
 
 def hugging_face_files(
-    hf_config: Mapping[str, Any], tokenizer: Path, generation: Mapping[str, Any]
+    hf_config: Mapping[str, Any], tokenizer: Path, generation: Mapping[str, Any], adapter: Any = None
 ) -> dict[str, bytes]:
-    """``config.json``, ``generation_config.json`` and the tokenizer's files: a checkpoint can be exported without the place it came from."""
+    """``config.json``, ``generation_config.json`` and the tokenizer's files: a checkpoint can be exported without the place it came from.
+
+    With an adapter also its ``adapter_config.json``: by it a checkpoint is known to hold an adapter and no whole model.
+    """
     files = {
         path.name: path.read_bytes()
         for path in sorted(tokenizer.iterdir())
         if path.suffix in {".json", ".jinja", ".txt", ".model"}
     }
     configs = {"config.json": hf_config, "generation_config.json": generation}
+    if adapter is not None:
+        configs["adapter_config.json"] = adapter.peft
     return {
         **files,
         **{name: json.dumps(dict(values), indent=2, ensure_ascii=False).encode() for name, values in configs.items()},
     }
+
+
+def same_base(state: Mapping[str, Any], adapter: Any) -> None:
+    """Refuse to put an adapter on other weights than it was trained on, and a whole model into a run with an adapter. Raises CheckpointError.
+
+    ``adapter`` is the root module's, None where all weights are trained. A base whose weights this rank does not have is not compared.
+    """
+    saved = state.get("base_model")
+    if (saved is None) != (adapter is None):
+        found = "an adapter" if saved is not None else "a whole model"
+        what = f"the checkpoint holds {found}, and this run trains {'an adapter' if adapter is not None else 'all weights'}"
+        hint = "the lora section it was made with, or a new run"
+        raise CheckpointError(Diagnostic("resume.adapter", what, "lora", found, hint))
+    if saved is None or adapter is None:
+        return
+    mine, theirs = adapter.base["fingerprint"], saved.get("fingerprint")
+    if mine and theirs and mine != theirs:
+        raise CheckpointError(
+            Diagnostic(
+                "resume.base_model",
+                "the adapter in the checkpoint was trained on other base weights",
+                "model.name_or_path",
+                f"{saved.get('name_or_path')} with fingerprint {theirs[:12]}; the weights here have {mine[:12]}",
+                "the model and revision it was made with",
+            )
+        )
 
 
 def exported_shards(strategy: Any, handles: Mapping[Role, Any], algorithm: Any) -> Any:

@@ -32,7 +32,7 @@ from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
-from paceline.training.saving import exported_shards, hugging_face_files, run_state
+from paceline.training.saving import exported_shards, hugging_face_files, run_state, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import BestRule, TrainState
 from paceline.training.trainer import Observer, Trainer
@@ -88,6 +88,7 @@ class Session:
             compile=self.plan.compile,
             compile_options=self.compile_options(),
             master_dtype=DTYPES[precision.master],
+            adapter=self.plan.adapter,
         )
 
     def compile_options(self) -> dict[str, str]:
@@ -149,6 +150,7 @@ class Session:
         if self.reader is None:
             return TrainState()
         for handle in handles.values():
+            same_base(self.reader.state, handle.root.adapter)
             strategy.import_state(handle, self.reader)
         algorithm.load_state(self.reader.state.get("algorithm", {}))
         return TrainState.from_json(self.reader.state["train"])
@@ -225,7 +227,7 @@ class Session:
         root = next(iter(trainer.handles.values())).root
         generation = {"eos_token_id": list(self.prepared.stop_token_ids), "pad_token_id": self.prepared.pad_token_id}
         files = (
-            hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path, generation)
+            hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path, generation, root.adapter)
             if self.world.rank == 0
             else {}
         )
@@ -233,7 +235,7 @@ class Session:
         def save(step: int) -> None:
             if self.config.training.load_best_model_at_end:
                 checkpointer.protect(trainer.state.best_step)
-            state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint)
+            state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint, root.adapter)
             shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm)
             path = checkpointer.save(step, shards, state, files)
             cost = checkpointer.last

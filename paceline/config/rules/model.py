@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.patterns import is_pattern
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
@@ -144,7 +145,7 @@ def compile_options(c: Context) -> Iterator[Diagnostic]:
 
 
 def adapters(c: Context) -> Iterator[Diagnostic]:
-    """dpo.lm_head_adapter, peft.bits, peft.resize_quant"""
+    """dpo.lm_head_adapter, peft.bits, peft.quant_bias, peft.pattern, peft.resize_quant"""
     lora = c.config.lora
     if lora is None:
         return
@@ -153,11 +154,26 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
             "dpo.lm_head_adapter",
             "an adapter on lm_head would never train: the loss uses the head's weight",
             "lora.target_modules",
-            hint="target_modules without lm_head",
+            hint="target_modules without lm_head; modules_to_save: [lm_head] trains the head in full",
         )
-    if lora.quantization_bit not in (None, 4, 8):
+    if len(lora.target_modules) > 1 and any(map(is_pattern, lora.target_modules)):
         yield c.problem(
-            "peft.bits", "weights are quantised to 4 or 8 bits", "lora.quantization_bit", hint="quantization_bit: 4"
+            "peft.pattern",
+            "a regular expression stands alone: it matches whole names, a list matches their ends",
+            "lora.target_modules",
+            hint="one expression with | in it, or a list of plain names",
+        )
+    if lora.quantization_bit not in (None, 4):
+        yield c.problem(
+            "peft.bits", "weights are quantised to 4 bits", "lora.quantization_bit", hint="quantization_bit: 4"
+        )
+    if lora.quantization_bit and lora.bias != "none":
+        yield c.problem(
+            "peft.quant_bias",
+            "biases of quantised layers are kept in the compute type and cannot be trained",
+            "lora.bias",
+            "lora.quantization_bit",
+            hint="bias: none, or no quantization_bit",
         )
     if lora.quantization_bit and (c.config.model.add_tokens or c.config.model.add_special_tokens):
         yield c.problem(

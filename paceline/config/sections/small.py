@@ -6,7 +6,26 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from paceline.config.sections.types import Bool, Float, Int, OptInt, Section, Text, Texts, Word, optional, to_int
+from paceline.config.sections.types import (
+    Bool,
+    Float,
+    Int,
+    OptInt,
+    OptText,
+    Section,
+    Text,
+    Texts,
+    Word,
+    optional,
+    to_int,
+    to_texts,
+)
+from paceline.core.patterns import is_pattern
+
+
+def _targets(value: Any) -> tuple[str, ...]:
+    """A regular expression stays whole, commas and all; anything else is a list of names."""
+    return (value.strip(),) if isinstance(value, str) and is_pattern(value) else to_texts(value)
 
 
 def _bits(value: Any) -> int | None:
@@ -20,19 +39,28 @@ class LoraSection(Section):
     r: Int = Field(default=8, ge=1, description="Rank of the adapters.")
     alpha: OptInt = Field(default=None, ge=1, description="Scale of the adapters; twice the rank when empty.")
     dropout: Float = Field(default=0.0, ge=0, lt=1, description="Dropout before the adapters.")
-    target_modules: Texts = Field(
+    target_modules: Annotated[tuple[str, ...], BeforeValidator(_targets)] = Field(
         default=("all-linear",),
-        description="Modules that get an adapter; all-linear means every linear layer but the head.",
+        description="Modules that get an adapter: ends of names, or one regular expression of whole names; all-linear means every linear layer but the head.",
     )
-    modules_to_save: Texts = Field(default=(), description="Modules trained in full beside the adapters.")
+    modules_to_save: Texts = Field(
+        default=(), description="Modules trained in full beside the adapters (embed_tokens, lm_head)."
+    )
     bias: Annotated[str, Word("none", "all", "lora_only")] = Field(
         default="none", description="Which biases are trained."
     )
     use_rslora: Bool = Field(default=False, description="Scale by alpha / sqrt(r) instead of alpha / r.")
     quantization_bit: Annotated[int | None, BeforeValidator(_bits)] = Field(
-        default=None, description="4 or 8: keep the frozen weights quantised (QLoRA)."
+        default=None, description="4: keep the frozen weights quantised (QLoRA)."
     )
-    quantization_type: Text = Field(default="nf4", description="4-bit number format: nf4 or fp4.")
+    quantization_type: Annotated[str, Word("nf4", "fp4")] = Field(
+        default="nf4", description="4-bit number format: nf4 or fp4."
+    )
+    double_quant: Bool = Field(default=True, description="Quantise the scales of the 4-bit blocks too.")
+    adapter_name_or_path: OptText = Field(
+        default=None,
+        description="Folder of a peft adapter to train on from; rank, scale and targets are then read from it.",
+    )
 
 
 class GenerationSection(Section):

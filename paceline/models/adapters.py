@@ -1,0 +1,288 @@
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft, put into a Hugging Face model that keeps its own class.
+
+peft wraps a linear layer into one that adds ``scale · B(A(dropout(x)))``; nothing else of the model changes, so that packed attention,
+the head and generation work as before. Fused kernels leave alone what has a wrapped child. Modules trained in full beside the adapters
+are trained in place, not copied: tied weights stay tied, the head stays the head.
+
+Names of trained parameters are those of peft's files without their prefix (``model.layers.0.self_attn.q_proj.lora_A.weight``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.patterns import is_pattern
+from paceline.core.units import human_count
+from paceline.runtime.seed import seed_for
+
+NAME = "default"  # peft's name of the one adapter
+PEFT_PREFIX = "base_model.model."
+WEIGHTS = "adapter_model.safetensors"
+_FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
+SAMPLED = 1024  # values of each tensor that enter a fingerprint
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What was put into a model: ``spec`` is ``Plan.adapter``, ``trained`` plain names by the model's own, ``peft`` the adapter_config.json,
+    ``base`` what identifies the frozen weights (``fingerprint`` None where they were not here to be looked at)."""
+
+    spec: Mapping[str, Any]
+    trained: Mapping[str, str]
+    peft: Mapping[str, Any]
+    base: Mapping[str, Any]
+    note: str
+
+    def noting(self, more: str) -> Adapter:
+        """The same with ``more`` said."""
+        return replace(self, note=f"{self.note}; {more}")
+
+
+def add_adapter(
+    hf: Any, spec: Mapping[str, Any], seed: int, base: Mapping[str, Any], rows: tuple[int, int] | None = None
+) -> Adapter:
+    """Inject, freeze, start from the seed (A uniform, B zero: the model computes what it did) or from a folder's weights.
+
+    ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are (old, new) embedding rows where they were resized.
+    The adapters depend on ``seed`` alone: equal on every rank and under every strategy. Raises ConfigError with a ``models.adapter_*`` code.
+    """
+    fingerprint = base_fingerprint(hf)
+    config = _inject(hf, spec, seed)
+    _check_layers(hf)
+    saved = _train_whole(hf, spec["modules_to_save"])
+    if rows is not None and rows[1] > rows[0] and not _all_trained(hf.get_input_embeddings()):
+        raise ConfigError(_new_rows(rows))
+    trained = {name: plain_name(name) for name, p in hf.named_parameters() if p.requires_grad}
+    if spec.get("start") and fingerprint is not None:
+        load_adapter(hf, Path(spec["start"]), trained)
+    count = sum(p.numel() for p in hf.parameters() if p.requires_grad)
+    whole = sum(p.numel() for p in hf.parameters())
+    note = f"LoRA r {spec['r']} on {', '.join(spec['target_modules'])}: {human_count(count)} of {human_count(whole)} parameters are trained"
+    return Adapter(
+        spec,
+        trained,
+        _peft_config(config, saved, base),
+        {**base, "fingerprint": fingerprint, "parameters": count},
+        note,
+    )
+
+
+def plain_name(name: str) -> str:
+    """The name in peft's files (without prefix) of a parameter of an injected model."""
+    return _FACTOR.sub(r"\1.weight", name).replace(".base_layer.", ".")
+
+
+def peft_key(name: str, adapted: frozenset[str]) -> str:
+    """The key in ``adapter_model.safetensors`` of a trained parameter; ``adapted`` are the modules that have an adapter."""
+    module, _, leaf = name.rpartition(".")
+    return f"{PEFT_PREFIX}{module}.base_layer.{leaf}" if module in adapted else PEFT_PREFIX + name
+
+
+def adapted_modules(names: Iterator[str]) -> frozenset[str]:
+    """The modules that have an adapter, from plain names."""
+    return frozenset(name.removesuffix(".lora_A.weight") for name in names if name.endswith(".lora_A.weight"))
+
+
+@torch.no_grad()
+def merge(hf: Any, spec: Mapping[str, Any], trained: Mapping[str, Tensor]) -> None:
+    """Add the adapters into the plain model ``hf`` (W + scale · B A, in W's dtype) and put what was trained in full in its place.
+
+    ``trained`` holds tensors by plain name. Raises KeyError for a name that the model has no place for.
+    """
+    parameters = dict(hf.named_parameters(remove_duplicate=False))
+    adapted = adapted_modules(iter(trained))
+    for module in sorted(adapted):
+        weight = parameters[f"{module}.weight"]
+        a, b = (trained[f"{module}.lora_{factor}.weight"].to(weight) for factor in "AB")
+        delta = (b @ a).mul_(scale(spec))
+        weight.add_(delta.t() if _transposed(hf, module) else delta)
+    for name, tensor in trained.items():
+        if ".lora_" not in name:
+            parameters[name].copy_(tensor)
+
+
+def scale(spec: Mapping[str, Any]) -> float:
+    """alpha / r, or alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732)."""
+    return float(spec["alpha"]) / (float(spec["r"]) ** 0.5 if spec["use_rslora"] else float(spec["r"]))
+
+
+@torch.no_grad()
+def base_fingerprint(hf: Any) -> str | None:
+    """sha256 (hex) of names, shapes and up to 1,024 evenly spread float32 values of every parameter; None where some are on meta."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(hf.named_parameters()):
+        if parameter.device.type == "meta":
+            return None
+        flat = parameter.detach().flatten()
+        picked = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].float().cpu().contiguous()
+        digest.update(f"{name}|{tuple(parameter.shape)}|".encode())
+        digest.update(picked.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def load_adapter(hf: Any, folder: Path, trained: Mapping[str, str]) -> None:
+    """The weights of a peft folder into the injected model; every trained parameter must be there, and nothing else."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = folder / WEIGHTS
+    try:
+        stored = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(_no_weights(file, str(error).split("\n")[0])) from error
+    found = {plain_name(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in stored.items()}
+    places = {plain: parameter for name, parameter in hf.named_parameters() if (plain := trained.get(name)) is not None}
+    missing, unknown = sorted(set(places) - set(found)), sorted(set(found) - set(places) - set(ties(hf)))
+    wrong = sorted(n for n in set(places) & set(found) if places[n].shape != found[n].shape)
+    for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", wrong)):
+        if names:
+            raise ConfigError(_no_weights(file, f"{what}: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"))
+    for name, parameter in places.items():
+        parameter.copy_(found[name])
+
+
+def ties(hf: Any) -> dict[str, str]:
+    """Other names of parameters -> their own (``lm_head.weight`` -> ``model.embed_tokens.weight``)."""
+    own = {id(p): name for name, p in hf.named_parameters()}
+    every = hf.named_parameters(remove_duplicate=False)
+    return {name: own[id(p)] for name, p in every if own[id(p)] != name}
+
+
+def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    targets = list(spec["target_modules"])
+    alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
+    config = LoraConfig(
+        r=spec["r"],
+        lora_alpha=spec["alpha"],
+        lora_dropout=spec["dropout"],
+        target_modules=targets[0] if alone else targets,
+        bias=spec["bias"],
+        use_rslora=spec["use_rslora"],
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        torch.manual_seed(seed_for(seed, role="adapter"))
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft sets it right by itself
+        try:
+            inject_adapter_in_model(config, hf, adapter_name=NAME)
+        except ValueError as error:
+            raise ConfigError(_targets(spec, hf, str(error))) from error
+    return config
+
+
+def _check_layers(hf: Any) -> None:
+    """Adapters sit on linear layers (``nn.Linear``, GPT-2's ``Conv1D``) of the trunk; they compute in the dtype they are given."""
+    from peft.tuners.lora import Linear, LoraLayer
+
+    head = hf.get_output_embeddings()
+    for name, module in hf.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        if module is head or not isinstance(module, Linear):
+            kind = "the head" if module is head else type(module.get_base_layer()).__name__
+            raise ConfigError(
+                Diagnostic(
+                    "models.adapter_target",
+                    "adapters go on linear layers of the trunk",
+                    "lora.target_modules",
+                    f"{name} ({kind})",
+                    "modules_to_save trains embeddings and the head in full",
+                )
+            )
+        module.cast_input_dtype_enabled = False
+
+
+def _train_whole(hf: Any, wanted: Any) -> list[str]:
+    """Unfreeze the modules that ``modules_to_save`` names, in place; those names, and the one of a module that is tied to them."""
+    saved: set[str] = set()
+    own: set[int] = set()
+    for target in wanted:
+        hits = [m for n, m in hf.named_modules() if n == target or n.endswith(f".{target}")]
+        parameters = [p for m in hits for p in m.parameters()]
+        if not parameters:
+            raise ConfigError(
+                Diagnostic(
+                    "models.adapter_modules_to_save",
+                    "the model has no such module with parameters",
+                    "lora.modules_to_save",
+                    target,
+                    ", ".join(sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if m._parameters})[:12]),
+                )
+            )
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+            own.add(id(parameter))
+        saved.add(target)
+    for name in ties(hf):  # the other name of a tied weight
+        module = name.rpartition(".")[0]
+        if id(hf.get_parameter(name)) in own and not any(module == s or module.endswith(f".{s}") for s in saved):
+            saved.add(module.rpartition(".")[2])
+    return sorted(saved)
+
+
+def _peft_config(config: Any, saved: list[str], base: Mapping[str, Any]) -> dict[str, Any]:
+    """``adapter_config.json``: what peft writes, with sorted lists for its sets."""
+    values = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in config.to_dict().items()}
+    ours = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "inference_mode": True,
+        "modules_to_save": saved or None,
+        "base_model_name_or_path": base.get("name_or_path"),
+        "revision": base.get("revision"),
+    }
+    return values | ours
+
+
+def _all_trained(module: nn.Module) -> bool:
+    return all(p.requires_grad for p in module.parameters())
+
+
+def _transposed(hf: Any, module: str) -> bool:
+    """Whether the layer keeps its weight as [in, out] (``Conv1D``)."""
+    return not isinstance(hf.get_submodule(module), nn.Linear)
+
+
+def _targets(spec: Mapping[str, Any], hf: Any, said: str) -> Diagnostic:
+    linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
+    return Diagnostic(
+        "models.adapter_targets",
+        "peft finds nothing to adapt",
+        "lora.target_modules",
+        f"{', '.join(spec['target_modules'])}: {said.splitlines()[0][:200]}",
+        f"all-linear, or some of {', '.join(linear[:12])}",
+    )
+
+
+def _new_rows(rows: tuple[int, int]) -> Diagnostic:
+    return Diagnostic(
+        "models.adapter_new_rows",
+        "the tokenizer has more tokens than the embedding has rows, and frozen new rows would never learn",
+        "lora.modules_to_save",
+        f"{rows[1]} rows needed, {rows[0]} there",
+        "modules_to_save: [embed_tokens, lm_head]",
+    )
+
+
+def _no_weights(file: Path, found: str) -> Diagnostic:
+    return Diagnostic(
+        "models.adapter_weights",
+        "the adapter's weights do not fit this model",
+        "lora.adapter_name_or_path",
+        f"{file}: {found}",
+        "the adapter of this very base model, saved by peft as safetensors",
+    )

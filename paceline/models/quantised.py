@@ -1,0 +1,93 @@
+"""Frozen linear layers in 4 bits by bitsandbytes (QLoRA: Dettmers et al. 2023, arXiv:2305.14314)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.units import human_bytes
+
+
+@torch.no_grad()
+def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
+    """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer, in place; what is to be said of it.
+
+    ``spec`` is ``Plan.adapter["quantization"]``; ``compute`` the dtype weights are unpacked to for a product. The head, embeddings,
+    norms and everything trained stay as they are. Call it after the adapters are in and after the last cast of the model: a cast would
+    take the packed bytes for numbers. Raises ConfigError where there is nothing to quantise.
+    """
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    before = after = 0
+    for parent, name, linear in list(_frozen_linears(hf)):
+        layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
+            linear.in_features,
+            linear.out_features,
+            bias=False,
+            compute_dtype=compute,
+            compress_statistics=spec["double_quant"],
+            quant_type=spec["type"],
+            quant_storage=getattr(torch, spec["storage"]),
+            device="meta",
+        )
+        layer.weight = Params4bit(
+            linear.weight.detach(),
+            requires_grad=False,
+            compress_statistics=spec["double_quant"],
+            quant_type=spec["type"],
+            quant_storage=getattr(torch, spec["storage"]),
+            module=layer,
+        )
+        if linear.bias is not None:
+            layer.bias = nn.Parameter(linear.bias.detach().to(compute), requires_grad=False)
+        before += linear.weight.nbytes
+        layer = layer.to(linear.weight.device)  # packs the weight
+        after += layer.weight.nbytes + sum(t.nbytes for t in _statistics(layer.quant_state))
+        # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every gradient
+        # after the first evaluation would be None, without an error, and train() does not undo it.
+        layer.support_avx512bf16_for_cpu = False
+        layer.low_precision_ready = True  # takes and gives any activation dtype
+        setattr(parent, name, layer.train(linear.training))
+    if not before:
+        raise ConfigError(
+            Diagnostic(
+                "models.nothing_to_quantise",
+                "this model has no linear layer that bitsandbytes can pack",
+                "lora.quantization_bit",
+                str(hf.config.model_type),
+                "adapters on whole weights: quantization_bit: null",
+            )
+        )
+    return f"linear layers in 4 bits ({spec['type']}): {human_bytes(before)} packed into {human_bytes(after)}"
+
+
+@torch.no_grad()
+def round_trip(hf: Any, spec: Mapping[str, Any]) -> None:
+    """Give the frozen linear weights of a model without adapters the values that ``quantise`` leaves them: packed and unpacked, in place."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    for _, _, linear in _frozen_linears(hf, frozen=False):
+        packed, state = quantize_4bit(
+            linear.weight.detach().contiguous(), compress_statistics=spec["double_quant"], quant_type=spec["type"]
+        )
+        linear.weight.copy_(dequantize_4bit(packed, state))
+
+
+def _frozen_linears(hf: Any, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """(parent, attribute, layer) of the plain linear layers of the trunk."""
+    head = hf.get_output_embeddings()
+    for parent in hf.modules():
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and child is not head and not (frozen and child.weight.requires_grad):
+                yield parent, name, child
+
+
+def _statistics(state: Any) -> Iterator[torch.Tensor]:
+    yield state.absmax
+    if state.nested:
+        yield state.state2.absmax

@@ -1,0 +1,243 @@
+"""Adapters in the plan: what LoRA trains, how many parameters that is, what it needs installed and what it goes with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.patterns import is_pattern
+from paceline.core.units import human_count
+from paceline.plan.mesh import Mesh
+from paceline.plan.plan import Decision
+from paceline.plan.shape import ModelShape
+
+ALL_LINEAR = "all-linear"
+MAX_CONFIG_BYTES = 1024 * 1024
+QUANTISED_WITH = frozenset({"single", "ddp", "fsdp", "zero2"})
+_LLAMA_LIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral"})
+
+
+def adapter_of(lora: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """``Plan.adapter`` from the config's ``lora`` section (as JSON); None without one.
+
+    With ``adapter_name_or_path`` rank, scale and targets are those of that folder's ``adapter_config.json``. Raises ConfigError when it
+    cannot be read, is no LoRA, or uses what is not built.
+    """
+    if lora is None:
+        return None
+    bits = lora.get("quantization_bit")
+    adapter: dict[str, Any] = {
+        "r": lora["r"],
+        "alpha": 2 * lora["r"] if lora.get("alpha") is None else lora["alpha"],
+        "dropout": lora["dropout"],
+        "target_modules": list(lora["target_modules"]),
+        "modules_to_save": list(lora["modules_to_save"]),
+        "bias": lora["bias"],
+        "use_rslora": lora["use_rslora"],
+        "start": None,
+        "quantization": None,
+    }
+    if lora.get("adapter_name_or_path"):
+        adapter |= _started(Path(lora["adapter_name_or_path"]).expanduser())
+    if bits:
+        adapter["quantization"] = {
+            "bits": bits,
+            "type": lora["quantization_type"],
+            "double_quant": lora["double_quant"],
+            "storage": "uint8",
+        }
+    return adapter
+
+
+def check_adapter(
+    adapter: Mapping[str, Any] | None,
+    strategy: str,
+    mesh: Mesh,
+    compute: str,
+    installed: Callable[[str], object] = util.find_spec,
+) -> list[Diagnostic]:
+    """What keeps this adapter from a start: a missing package, a strategy or a precision it does not go with."""
+    if adapter is None:
+        return []
+    found = []
+    if installed("peft") is None:
+        found.append(_not_installed("peft", "adapters need peft", "lora", "lora"))
+    axes = [axis for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1]
+    if strategy in ("pipeline", "data_parallel") or axes:
+        found.append(
+            Diagnostic(
+                "plan.adapter_strategy",
+                "adapters are trained where every rank sees whole layers and whole rows, or shards of them by FSDP or ZeRO",
+                "lora",
+                f"{strategy}{' with ' + ', '.join(f'{axis}={getattr(mesh, axis)}' for axis in axes) if axes else ''}",
+                "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights: remove the lora section",
+            )
+        )
+    if adapter["quantization"] is None:
+        return found
+    if installed("bitsandbytes") is None:
+        found.append(
+            _not_installed("bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora")
+        )
+    if strategy not in QUANTISED_WITH and ":" not in strategy:
+        found.append(
+            Diagnostic(
+                "plan.quantised_strategy",
+                "4-bit weights are not trained under this strategy: it would cut or cast the packed bytes",
+                "lora.quantization_bit",
+                strategy,
+                f"one of {', '.join(sorted(QUANTISED_WITH))}; or adapters on whole weights: quantization_bit: null",
+            )
+        )
+    if compute == "float64":
+        found.append(
+            Diagnostic(
+                "plan.quantised_float64",
+                "bitsandbytes has no float64 products",
+                "model.dtype",
+                "float64 with quantization_bit",
+                "model.dtype: float32",
+            )
+        )
+    return found
+
+
+def adapter_decisions(adapter: Mapping[str, Any] | None, shape: ModelShape | None) -> tuple[Decision, ...]:
+    """What the plan says of the adapter."""
+    if adapter is None:
+        return ()
+    scale = adapter["alpha"] / (adapter["r"] ** 0.5 if adapter["use_rslora"] else adapter["r"])
+    choice = f"r {adapter['r']}, scale {scale:g}, on {', '.join(adapter['target_modules'])}"
+    count = None if shape is None else adapter_parameters(shape, adapter)
+    trained = "the number of trained parameters is counted when the model is built"
+    if shape is not None and count is not None:
+        trained = f"{human_count(count)} parameters trained beside {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
+    reason = f"{trained}; everything else is frozen and not saved: checkpoints hold the adapter, `paceline export --merge` a whole model"
+    made = [Decision("lora", choice, reason)]
+    if adapter["start"]:
+        made.append(
+            Decision("lora.adapter_name_or_path", str(adapter["start"]), "rank, scale and targets are read from it")
+        )
+    if adapter["modules_to_save"]:
+        made.append(Decision("lora.modules_to_save", ", ".join(adapter["modules_to_save"]), "trained in full"))
+    quantised = adapter["quantization"]
+    if quantised:
+        double = ", its scales quantised too" if quantised["double_quant"] else ""
+        made.append(
+            Decision(
+                "lora.quantization_bit",
+                f"{quantised['bits']} ({quantised['type']}{double})",
+                "every frozen linear layer but the head, quantised by bitsandbytes as it is loaded; a merged export adds the adapter to these very weights",
+            )
+        )
+    return tuple(made)
+
+
+def adapter_parameters(shape: ModelShape, adapter: Mapping[str, Any]) -> int | None:
+    """Parameters that the adapter trains, exactly; None for a family whose linear layers are not listed here, or with trained biases."""
+    linears = _linears(shape)
+    if linears is None or adapter["bias"] != "none":
+        return None
+    targets = adapter["target_modules"]
+    rank = adapter["r"]
+    count = 0
+    for layer in range(shape.layers):
+        for name, (inside, outside) in linears.items():
+            if matches(targets, f"model.layers.{layer}.{name}"):
+                count += rank * (inside + outside)
+    saved = {"embed_tokens", "lm_head"} & set(adapter["modules_to_save"])
+    if set(adapter["modules_to_save"]) - saved:
+        return None
+    return count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
+
+
+def matches(targets: list[str], name: str) -> bool:
+    """Whether a linear layer is a target, as peft decides it: ends of names, one expression for whole names, or all."""
+    if targets == [ALL_LINEAR]:
+        return True
+    if len(targets) == 1 and is_pattern(targets[0]):
+        return re.fullmatch(targets[0], name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def _linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
+    """(inputs, outputs) of the linear layers of one decoder layer."""
+    if shape.model_type not in _LLAMA_LIKE:
+        return None
+    hidden, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = {
+        "self_attn.q_proj": (hidden, q),
+        "self_attn.k_proj": (hidden, kv),
+        "self_attn.v_proj": (hidden, kv),
+        "self_attn.o_proj": (q, hidden),
+    }
+    if shape.model_type == "mixtral":  # its experts and its router are no linear layers in Transformers 5
+        return attention
+    return attention | {
+        "mlp.gate_proj": (hidden, shape.intermediate),
+        "mlp.up_proj": (hidden, shape.intermediate),
+        "mlp.down_proj": (shape.intermediate, hidden),
+    }
+
+
+def _started(folder: Path) -> dict[str, Any]:
+    """What an adapter folder says of itself."""
+    file = folder / "adapter_config.json"
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise ValueError("larger than 1 MiB")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            Diagnostic(
+                "plan.adapter_folder",
+                "no adapter can be read here",
+                "lora.adapter_name_or_path",
+                f"{file}: {error}",
+                "a folder with adapter_config.json and adapter_model.safetensors; one on the hub is downloaded first: hf download NAME --local-dir DIR",
+            )
+        ) from error
+    if not isinstance(config, dict):
+        config = {}
+    targets: Any = config.get("target_modules")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    whole = isinstance(rank, int) and rank > 0 and isinstance(alpha, (int, float)) and targets
+    other = sorted(key for key in _PLAIN if config.get(key))
+    if config.get("peft_type") != "LORA" or not whole or other:
+        raise ConfigError(
+            Diagnostic(
+                "plan.adapter_kind",
+                "this adapter is not plain LoRA",
+                "lora.adapter_name_or_path",
+                f"{file}: peft_type {config.get('peft_type')}" + (f", {', '.join(other)} set" if other else ""),
+                "an adapter with r, lora_alpha and target_modules alone",
+            )
+        )
+    return {
+        "r": rank,
+        "alpha": alpha,
+        "target_modules": [targets] if isinstance(targets, str) else sorted(map(str, targets)),
+        "modules_to_save": sorted(map(str, config.get("modules_to_save") or [])),
+        "bias": str(config.get("bias") or "none"),
+        "use_rslora": bool(config.get("use_rslora")),
+        "start": str(folder.absolute()),
+    }
+
+
+# Settings of peft that change what an adapter computes, or where it is, beyond plain LoRA.
+_PLAIN = (
+    "use_dora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication", "target_parameters",
+    "trainable_token_indices", "exclude_modules", "alora_invocation_tokens", "loftq_config", "corda_config", "eva_config", "arrow_config", "use_bdlora",
+)  # fmt: skip
+
+
+def _not_installed(package: str, what: str, where: str, extra: str) -> Diagnostic:
+    return Diagnostic(
+        "plan.not_installed", what, where, f"{package} is not installed", f"pip install 'paceline[{extra}]'"
+    )
