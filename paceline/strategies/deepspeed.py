@@ -22,7 +22,7 @@ from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
-from paceline.strategies import deepspeed_state, deepspeed_zero3
+from paceline.strategies import deepspeed_state, deepspeed_tensor_parallel, deepspeed_zero3
 from paceline.strategies.base import Handles, Strategy, add_evaluation, evaluating
 from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
 from paceline.strategies.deepspeed_start import start_engine
@@ -61,6 +61,8 @@ class DeepSpeed(Strategy):
             root.requires_grad_(False).eval()
             return Handle(role, root, root)
         check_optimizer(optimizer, self.stage)
+        if self.plan.mesh.tp > 1:
+            deepspeed_tensor_parallel.prepare_root(root, self.stage)
         config = engine_config(self.plan)
         built = build_optimizer(optimizer, root.plain_named_parameters())  # type: ignore[operator]
         engine = start_engine(self.world, config, root, built)

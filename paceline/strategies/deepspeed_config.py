@@ -51,6 +51,12 @@ def engine_config(plan: Any) -> dict[str, Any]:
     if not stage:
         for key in ("bf16", "bfloat16", "fp16", "torch_autocast", "data_types"):
             config.pop(key, None)
+    block = config.get("tensor_parallel") or {}
+    for key in (
+        "vocab_parallel_lm_head",
+        "vocab_parallel_ce_backend",
+    ):  # the loss is Paceline's, from the head's whole weight
+        block.pop(key, None)
     config["gradient_clipping"] = 0.0
     config["zero_allow_untested_optimizer"] = True  # what cannot be partitioned is refused by name before
     config["zero_force_ds_cpu_optimizer"] = (

@@ -9,7 +9,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
 from paceline.seam.shard import PARAM
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank's copy of a parameter lies in the whole one (AutoTP cuts a dim over consecutive ranks).
+
+    ``first`` is whether this rank is the one of its tensor-parallel group that speaks for it: always for a cut parameter, else rank 0's.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    first: bool
+
+    @staticmethod
+    def of(name: str, parameter: nn.Parameter, tp_rank: int) -> Place:
+        """From what AutoTP left on the parameter. Raises PacelineError for a layout that is no contiguous block."""
+        local = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        cut = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
+        if cut is None or cut["replicated"] or cut["partition_dim"] is None:
+            return Place(local, (0,) * len(local), tp_rank == 0)
+        sizes, whole = cut["partition_sizes"], cut["original_shape"]
+        if not sizes or not whole or cut["conversion"].get("unsupported_reason") or cut["sub_param_sizes"]:
+            raise PacelineError(
+                Diagnostic(
+                    "strategy.deepspeed_layout",
+                    "AutoTP cuts this parameter in pieces that do not lie side by side, which a checkpoint here cannot hold",
+                    name,
+                    str(cut["partition_type"]),
+                    "distributed_strategy: fsdp with tp_size",
+                )
+            )
+        dim = cut["partition_dim"]
+        offsets = tuple(sum(sizes[:tp_rank]) if d == dim else 0 for d in range(len(whole)))
+        return Place(tuple(whole), offsets, True)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.runtime.world import World
 from paceline.strategies.deepspeed_library import library, need_async_io, without_shared_memory_op
+from paceline.strategies.deepspeed_tensor_parallel import unsharded
 
 
 def start_engine(world: World, config: dict[str, Any], root: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
@@ -74,7 +75,7 @@ def check_engine(engine: Any, config: Mapping[str, Any], world: World) -> None:
     if stage == 3:
         wrong += _whole_parameters(engine, world)
     if tp > 1:
-        wrong += _unsharded(engine)
+        wrong += unsharded(engine.module)
         check = getattr(engine, "first_dataloader_check", None)
         if check is not None:  # it sends pickled batches around once; Paceline compares checksums of sample ids itself
             check.remove()
@@ -96,9 +97,3 @@ def _whole_parameters(engine: Any, world: World) -> list[str]:
         return []
     whole = [n for n, p in engine.module.named_parameters() if not hasattr(p, "ds_tensor")]
     return [f"{len(whole)} parameters are not partitioned ({whole[0]}, …)"] if whole else []
-
-
-def _unsharded(engine: Any) -> list[str]:
-    """AutoTP that matched nothing leaves plain linear layers and says nothing."""
-    sharded = [m for m in engine.module.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
-    return [] if sharded else ["AutoTP has replaced no layer: every rank computes the whole model"]

@@ -21,7 +21,7 @@ from paceline.plan.mesh import Mesh
 from paceline.runtime.world import World
 from paceline.seam.shard import PARAM, Shard, ShardReader
 from paceline.strategies import state
-from paceline.strategies.deepspeed_parts import Part, finish_import, local_parts
+from paceline.strategies.deepspeed_parts import Part, Place, finish_import, local_parts
 from paceline.strategies.handle import Handle
 
 STEP = "step"
@@ -30,16 +30,28 @@ SCALER_KINDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 @dataclass(frozen=True)
 class Spread:
-    """How one parameter lies over the ranks: its local shape, and each rank's (start, count) of flattened elements; None where it has none."""
+    """How one parameter lies over the ranks: its local shape and place, and each data-parallel rank's (start, count) of its flattened elements."""
 
     shape: tuple[int, ...]
-    ranges: tuple[tuple[int, int] | None, ...]
+    place: Place
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return prod(self.shape[1:])
 
     @property
     def rectangular(self) -> bool:
         """Whether every range is made of whole rows."""
-        row = prod(self.shape[1:])
-        return all(r is None or (r[0] % row == 0 and r[1] % row == 0) for r in self.ranges)
+        return all(start % self.row == 0 and count % self.row == 0 for start, count in self.ranges)
+
+    def shard(self, role: str, name: str, kind: str, values: Tensor, start: int) -> Shard:
+        """Whole rows from element ``start`` on, as a block of the whole parameter."""
+        if not self.shape:
+            return Shard(role, name, kind, (), (), values.view(()))
+        offsets = (self.place.offsets[0] + start // self.row, *self.place.offsets[1:])
+        return Shard(role, name, kind, self.place.shape, offsets, values.view(-1, *self.shape[1:]))
 
 
 def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
@@ -51,17 +63,19 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
     named = dict(handle.root.plain_named_parameters())  # type: ignore[operator]
     trained = {name: p for name, p in named.items() if p.requires_grad}
     parts = {id(part.parameter): part for part in local_parts(engine)}
-    spreads = _spreads(trained, parts, world)
+    tp_rank = mesh.coordinates(world.rank).tp
+    spreads = _spreads(trained, parts, world, mesh)
     role = handle.role.value
     for name, parameter in trained.items():
         part, spread = parts.get(id(parameter)), spreads[name]
-        if part is not None and part.start == 0 and part.step is not None:
+        if part is not None and part.start == 0 and part.step is not None and tp_rank == 0:
             yield Shard(role, name, STEP, (), (), part.step)
-        if spread.rectangular:
-            yield from _blocks(role, name, part, spread)
-        else:
-            yield from _gathered(role, name, parameter, part, world)
-    yield from _frozen(role, {n: p for n, p in named.items() if not p.requires_grad}, world)
+        if not spread.rectangular:
+            yield from _gathered(role, name, parameter, part, spread, world)
+        elif part is not None and spread.place.first:
+            for kind, values in part.tensors().items():  # views, not copies
+                yield spread.shard(role, name, kind, values, part.start)
+    yield from _frozen(role, {n: p for n, p in named.items() if not p.requires_grad}, world, mesh)
     yield from _scaler(role, engine, world)
 
 
@@ -76,16 +90,17 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     role = handle.role.value
     for part in local_parts(engine, writing=True):
         name = names[id(part.parameter)]
-        check_tensor(reader, role, name, part.shape)
+        place = Place.of(name, part.parameter, mesh.coordinates(world.rank).tp)
+        check_tensor(reader, role, name, place.shape)
         for kind in reader.kinds(role, name):
             if kind == STEP:
                 part.set_step(reader.read(role, name, STEP))
             else:
-                values = read_range(reader, role, name, kind, part.shape, part.start, part.count)
+                values = read_range(reader, role, name, kind, place, part)
                 (part.master if kind == PARAM else part.moment(kind)).copy_(values)
     for name, parameter in named.items():
         if not parameter.requires_grad:
-            _read_frozen(parameter, reader, role, name)
+            _read_frozen(parameter, reader, role, name, Place.of(name, parameter, mesh.coordinates(world.rank).tp))
     _read_scaler(role, engine, reader)
     finish_import(engine)
     handle.root.refresh_compute_weights()  # type: ignore[operator]
@@ -113,64 +128,58 @@ def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ..
         )
 
 
-def read_range(
-    reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int, ...], start: int, count: int
-) -> Tensor:
-    """``count`` elements from ``start`` of the flattened tensor: its rows are read, the ends cut off."""
-    if not shape:
+def read_range(reader: ShardReader, role: str, name: str, kind: str, place: Place, part: Part) -> Tensor:
+    """The elements of ``part``: the rows they lie in are read, the ends cut off."""
+    if not part.shape:
         return reader.read(role, name, kind).flatten()
-    row = prod(shape[1:])
-    first, last = start // row, -(-(start + count) // row)
-    rows = reader.read_block(role, name, kind, (first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
-    return rows.flatten()[start - first * row : start - first * row + count]
+    row = prod(part.shape[1:])
+    first, last = part.start // row, -(-(part.start + part.count) // row)
+    offsets = (place.offsets[0] + first, *place.offsets[1:])
+    rows = reader.read_block(role, name, kind, offsets, (last - first, *part.shape[1:]))
+    begin = part.start - first * row
+    return rows.flatten()[begin : begin + part.count]
 
 
-def _spreads(trained: dict[str, nn.Parameter], parts: dict[int, Part], world: World) -> dict[str, Spread]:
-    """Every rank's ranges, by parameter: a list of pairs of numbers a rank."""
-    mine = []
-    shapes = {}
-    for name, parameter in trained.items():
-        part = parts.get(id(parameter))
-        mine.append([part.start, part.count] if part is not None else None)
-        shapes[name] = tuple(getattr(parameter, "ds_shape", parameter.shape))
+def _spreads(trained: dict[str, nn.Parameter], parts: dict[int, Part], world: World, mesh: Mesh) -> dict[str, Spread]:
+    """Every rank's ranges, by parameter: a list of pairs of numbers a rank, of which those with our tensor-parallel coordinate count."""
+    tp_rank = mesh.coordinates(world.rank).tp
+    mine = [[p.start, p.count] if (p := parts.get(id(q))) is not None else None for q in trained.values()]
     everyone = world.all_gather_json(mine)
+    alike = [rows for rank, rows in enumerate(everyone) if mesh.coordinates(rank).tp == tp_rank]
     return {
-        name: Spread(shapes[name], tuple((r[i][0], r[i][1]) if r[i] is not None else None for r in everyone))
-        for i, name in enumerate(trained)
+        name: Spread(
+            tuple(getattr(parameter, "ds_shape", parameter.shape)),
+            Place.of(name, parameter, tp_rank),
+            tuple((rows[i][0], rows[i][1]) for rows in alike if rows[i] is not None),
+        )
+        for i, (name, parameter) in enumerate(trained.items())
     }
 
 
-def _blocks(role: str, name: str, part: Part | None, spread: Spread) -> Iterator[Shard]:
-    """This rank's range as a block of rows: views, not copies."""
-    if part is None or not part.count:
-        return
-    row = prod(spread.shape[1:])
-    shape = (part.count // row, *spread.shape[1:]) if spread.shape else ()
-    offsets = (part.start // row, *(0 for _ in spread.shape[1:])) if spread.shape else ()
-    for kind, values in part.tensors().items():
-        yield Shard(role, name, kind, spread.shape, offsets, values.view(shape))
-
-
-def _gathered(role: str, name: str, parameter: nn.Parameter, part: Part | None, world: World) -> Iterator[Shard]:
-    """The whole parameter, yielded by the rank that holds its first element."""
+def _gathered(
+    role: str, name: str, parameter: nn.Parameter, part: Part | None, spread: Spread, world: World
+) -> Iterator[Shard]:
+    """All of the parameter that its data-parallel group has, yielded by the rank that holds its first element."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     kinds = sorted({kind for each in world.all_gather_json(sorted(part.moments) if part else []) for kind in each})
     whole = {PARAM: safe_get_full_fp32_param(parameter)}
     whole |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
-    if part is not None and part.start == 0:
+    if part is not None and part.start == 0 and spread.place.first:
         for kind, values in whole.items():
-            yield Shard(role, name, kind, tuple(values.shape), (0,) * values.ndim, values.detach().cpu())
+            yield spread.shard(role, name, kind, values.detach().cpu().contiguous(), 0)
 
 
-def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World) -> Iterator[Shard]:
-    """Parameters outside of the optimizer: whole on every rank, or ZeRO-3 partitions that are gathered one at a time."""
+def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh) -> Iterator[Shard]:
+    """Parameters outside of the optimizer, spread over the ranks: whole on every rank, or ZeRO-3 partitions that are gathered one at a time."""
+    tp_rank = mesh.coordinates(world.rank).tp
+    alike = [rank for rank in range(world.world_size) if mesh.coordinates(rank).tp == tp_rank]
     sizes = {name: int(getattr(p, "ds_numel", p.numel())) * p.element_size() for name, p in frozen.items()}
-    owner = state.assign(sizes, world.world_size)
+    owner = state.assign(sizes, len(alike))
     for name, parameter in frozen.items():
-        values = whole_frozen(parameter)
-        if owner[name] == world.rank:
-            yield Shard(role, name, PARAM, tuple(values.shape), (0,) * values.ndim, values)
+        values, place = whole_frozen(parameter), Place.of(name, parameter, tp_rank)
+        if alike[owner[name]] == world.rank and place.first:
+            yield Shard(role, name, PARAM, place.shape, place.offsets, values)
 
 
 def whole_frozen(parameter: nn.Parameter) -> Tensor:
@@ -183,18 +192,19 @@ def whole_frozen(parameter: nn.Parameter) -> Tensor:
         return parameter.detach().clone().cpu()
 
 
-def _read_frozen(parameter: nn.Parameter, reader: ShardReader, role: str, name: str) -> None:
+def _read_frozen(parameter: nn.Parameter, reader: ShardReader, role: str, name: str, place: Place) -> None:
+    """Every rank reads a frozen parameter whole: ZeRO-3 takes this rank's part of it."""
     if not reader.has(role, name, PARAM):  # an adapter's checkpoint leaves the base model out
         return
     with torch.no_grad():
-        if not hasattr(parameter, "ds_id"):
-            parameter.copy_(reader.read(role, name, PARAM))
-            return
-        from deepspeed.runtime.zero import GatheredParameters
-
-        with GatheredParameters([parameter], modifier_rank=0):
-            if parameter.numel():
-                parameter.copy_(reader.read(role, name, PARAM))
+        local = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        values = reader.read_block(role, name, PARAM, place.offsets, local)
+        if hasattr(parameter, "ds_id"):
+            size = parameter.partition_numel()  # type: ignore[operator]
+            part = values.flatten()[size * torch.distributed.get_rank(parameter.ds_process_group) :][:size]
+            parameter.ds_tensor.view(-1)[: part.numel()].copy_(part)
+        else:
+            parameter.copy_(values)
 
 
 def _scaler(role: str, engine: Any, world: World) -> Iterator[Shard]:

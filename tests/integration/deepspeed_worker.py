@@ -152,7 +152,7 @@ def evaluate(strategy: Strategy, handle: Handle) -> dict[str, Any]:
 def generate(strategy: Strategy, handle: Handle) -> list[int]:
     """One token for rank 0, one more for each further rank: ranks need not decode alike; what all have in common is answered."""
     with strategy.generating(handle) as root:
-        count = 1 + strategy.world.rank
+        count = 1 + strategy.data_parallel_rank
         ids: Any = root.hf.generate(torch.arange(6)[None], min_new_tokens=count, max_new_tokens=count, pad_token_id=0)
     return ids[0, :7].tolist()
 

@@ -1,0 +1,65 @@
+"""AutoTP on our root modules: what it must find to cut the layers, and what it must leave whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+
+def prepare_root(root: nn.Module, stage: int) -> None:
+    """Give ``root`` what AutoTP looks for: the model's config (its plan and its key heads), and linear layers of torch's own class.
+
+    Only the trunk's plan is shown: the head computes losses from its whole weight and stays replicated. AutoTP tells layers by their exact
+    class and passes a subclass by without a word. Raises ConfigError for a model without a plan, or for stage 0.
+    """
+    hf: Any = getattr(root, "hf", None)
+    config = getattr(hf, "config", None)
+    plan = getattr(config, "base_model_tp_plan", None)
+    if not plan:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_tp_plan",
+                "AutoTP needs the model's own tensor-parallel plan, and this model has none",
+                "tensor_parallel.autotp_size",
+                type(hf).__name__,
+                "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+            )
+        )
+    if not stage:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_tp_stage",
+                "AutoTP without ZeRO clips each rank's part of the model by itself",
+                "zero_optimization.stage",
+                "0 with tensor_parallel",
+                '"stage": 1',
+            )
+        )
+    root.config = config
+    for module in root.modules():
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not module._forward_hooks:
+            module.__class__ = nn.Linear
+
+
+def unsharded(root: nn.Module) -> list[str]:
+    """What is wrong with the cut: nothing replaced, nothing smaller than before, or a head that lost its rows."""
+    replaced = [m for m in root.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
+    if not replaced:
+        return ["AutoTP has replaced no layer: every rank computes the whole model"]
+    whole = [
+        name
+        for name, p in root.named_parameters()
+        if (cut := getattr(p, "ds_autotp_universal_checkpoint_meta", None)) is not None
+        and cut["partition_dim"] is not None
+        and tuple(getattr(p, "ds_shape", p.shape)) == tuple(cut["original_shape"])
+    ]
+    wrong = [f"AutoTP has left {len(whole)} weights whole ({whole[0]}, …)"] if whole else []
+    hf: Any = getattr(root, "hf", None)
+    head = hf.get_output_embeddings() if hf is not None else None
+    if head is not None and type(head).__module__.startswith("deepspeed"):
+        wrong.append("AutoTP has cut the head, whose whole weight the loss needs")
+    return wrong
