@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
 from paceline.launch.ports import DEFAULT_PORT
 from paceline.launch.spec import Cluster
 
@@ -15,23 +17,43 @@ def publish(values: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def hostfile(hosts: Sequence[str], nproc: int) -> str:
+    """The text of a hostfile: one line a node. With ``--no_ssh`` nobody is called by these names, but DeepSpeed counts the nodes in them."""
+    return "".join(f"{host} slots={nproc}\n" for host in hosts)
+
+
 def argv(
     script: Sequence[str],
     cluster: Cluster,
     *,
     hostfile: str | None = None,
-    use_cpu: bool = False,
+    ssh: bool = False,
 ) -> tuple[str, ...]:
-    """``deepspeed … script``: one node by ``--num_gpus``, several from a hostfile, or each node by hand with ``--no_ssh --node_rank``.
+    """``deepspeed … script``. ``script`` is a file and its arguments, or ``--module name …`` as this launcher spells it.
 
-    ``script`` is a file and its arguments, or ``--module name …`` as the launcher spells it. On a CPU the count must be given: DeepSpeed
-    counts NUMA nodes there.
+    The count is always given: without it DeepSpeed starts one process a NUMA node on a CPU. Several nodes need a hostfile, also where
+    each is started by hand (``--no_ssh --node_rank``); with ``ssh`` node 0 starts the others by pdsh. Raises ConfigError without one.
     """
-    port = str(cluster.master_port or DEFAULT_PORT)
-    several = cluster.num_nodes > 1
-    count = f"--num_accelerators={cluster.nproc}" if use_cpu else f"--num_gpus={cluster.nproc}"
-    place: tuple[str, ...] = (f"--master_port={port}",)
-    if several:
-        place = (f"--num_nodes={cluster.num_nodes}", f"--master_addr={cluster.master_addr}", *place)
-        place += (f"--hostfile={hostfile}",) if hostfile else ("--no_ssh", f"--node_rank={cluster.node_rank}")
-    return ("deepspeed", count, *place, *script)
+    port = f"--master_port={cluster.master_port or DEFAULT_PORT}"
+    if cluster.num_nodes == 1:
+        return ("deepspeed", f"--num_gpus={cluster.nproc}", port, *script)
+    if hostfile is None:
+        raise ConfigError(
+            Diagnostic(
+                "launch.hostfile",
+                "deepspeed starts several nodes from a hostfile only, with --no_ssh too",
+                "--hostfile",
+                f"{cluster.num_nodes} nodes",
+                "a file with one line a node: NAME slots=PROCESSES",
+            )
+        )
+    return (
+        "deepspeed",
+        f"--hostfile={hostfile}",
+        f"--num_nodes={cluster.num_nodes}",
+        f"--num_gpus={cluster.nproc}",
+        f"--master_addr={cluster.master_addr}",
+        port,
+        *(() if ssh else ("--no_ssh", f"--node_rank={cluster.node_rank}")),
+        *script,
+    )

@@ -120,7 +120,7 @@ def started_by(environ: Mapping[str, str]) -> str | None:
     if "OMPI_COMM_WORLD_RANK" in environ:
         return "mpirun"
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return "env"
+        return "deepspeed" if "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ else "env"
     # sbatch's own shell and salloc's interactive step have step numbers near 2**32: only srun's steps are ranks.
     step = environ.get("SLURM_STEP_ID", "")
     if step.isdigit() and int(step) < 0xFFFFFFF0 and "SLURM_PROCID" in environ:

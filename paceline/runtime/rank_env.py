@@ -20,7 +20,7 @@ class RankEnv:
 
     ``restart`` counts torchrun's restarts (keys of an earlier attempt must not be read); ``agent_store`` is true when
     torchrun's agent hosts the store at ``master_addr:master_port``, else rank 0 hosts it. ``launcher`` is
-    ``torchrun``, ``mpirun``, ``slurm``, ``env`` or ``single``.
+    ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``env`` or ``single``.
     """
 
     rank: int = 0
@@ -36,7 +36,7 @@ class RankEnv:
 
     @staticmethod
     def from_environ(environ: Mapping[str, str], local_rank_flag: int | None = None) -> RankEnv:
-        """Read torchrun's, accelerate's, mpirun's or Slurm's variables; none of them means one process.
+        """Read torchrun's, accelerate's, deepspeed's, mpirun's or Slurm's variables; none of them means one process.
 
         ``local_rank_flag`` is what ``--local-rank`` said (``torch.distributed.launch`` passes it), or None.
         Raises ConfigError when the variables contradict each other or are incomplete.
@@ -61,7 +61,7 @@ class RankEnv:
 
 
 def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None) -> RankEnv:
-    """torchrun, accelerate launch, torch.distributed.launch, or variables exported by hand."""
+    """torchrun, accelerate launch, torch.distributed.launch, deepspeed, or variables exported by hand."""
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if "LOCAL_RANK" in environ:
         local_rank = _number(environ, "LOCAL_RANK")
@@ -83,7 +83,10 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
             f"RANK={rank}",
             "LOCAL_RANK=<index of this process on its node>",
         )
-    local_size = _number(environ, "LOCAL_WORLD_SIZE", world_size)
+    # deepspeed's launcher has names of its own for the processes of a node and the number of nodes
+    deepspeed = "LOCAL_WORLD_SIZE" not in environ and "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ
+    local_size = _number(environ, "LOCAL_SIZE" if deepspeed else "LOCAL_WORLD_SIZE", world_size)
+    nodes = _number(environ, "CROSS_SIZE", 0) if deepspeed else 0
     if world_size > 1:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environ.get(name):
@@ -98,12 +101,12 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
         local_rank=local_rank,
         world_size=world_size,
         local_world_size=local_size,
-        num_nodes=_number(environ, "GROUP_WORLD_SIZE", max(1, -(-world_size // max(1, local_size)))),
+        num_nodes=nodes or _number(environ, "GROUP_WORLD_SIZE", max(1, -(-world_size // max(1, local_size)))),
         master_addr=environ.get("MASTER_ADDR") or "127.0.0.1",
         master_port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
         restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True",
-        launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "env",
+        launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "deepspeed" if deepspeed else "env",
     )
 
 

@@ -32,16 +32,19 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     parser = argparse.ArgumentParser(prog="python -m paceline.training.worker", allow_abbrev=False)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", help="plan.json written by the parent")
-    source.add_argument("--config", help="the YAML, when started by torchrun, mpirun, accelerate or srun")
+    source.add_argument("--config", help="the YAML, when started by torchrun, deepspeed, mpirun, accelerate or srun")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override of one config key")
     parser.add_argument(
         "--local-rank", "--local_rank", type=int, default=None, help="as given by torch.distributed.launch"
     )
+    parser.add_argument("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="wins over training.deepspeed")
+    parser.add_argument("--deepspeed", action="store_true", help="taken for compatibility: the config decides")
     args = parser.parse_args(list(argv))
     if args.plan is not None:
         return from_plan(Path(args.plan), args.local_rank)
     translation = translate(environ)
-    loaded = load_config(args.config, args.set, translation.environ(environ))
+    settings = [*args.set, *([f"training.deepspeed={args.deepspeed_config}"] if args.deepspeed_config else [])]
+    loaded = load_config(args.config, settings, translation.environ(environ))
     found = errors((*translation.notes, *loaded.check(starting=True)))
     if found:
         raise ConfigError(*found)

@@ -61,6 +61,7 @@ def test_a_debug_level_that_torch_would_die_of_is_an_error() -> None:
         ({}, None),
         ({"RANK": "0"}, None),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "env"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "CROSS_SIZE": "1"}, "deepspeed"),
         ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, "torchrun"),
         ({"TORCHELASTIC_RUN_ID": "x", "ACCELERATE_MIXED_PRECISION": "no"}, "accelerate"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "mpirun"),

@@ -9,7 +9,7 @@ import pytest
 
 import paceline
 from paceline.core.errors import ConfigError
-from paceline.launch import accelerate, mpi, ports
+from paceline.launch import accelerate, deepspeed, mpi, ports
 from paceline.launch.ports import (
     check_cluster,
     free_port,
@@ -53,6 +53,12 @@ def test_commands_are_the_golden_ones() -> None:
             "# accelerate",
             LaunchSpec(accelerate.argv(["main.py", "--config", "config.yaml"], two, use_cpu=True)).shell_line(),
             LaunchSpec(accelerate.argv(["main.py", "--config", "config.yaml"], node, use_cpu=False)).shell_line(),
+            "# deepspeed",
+            LaunchSpec(deepspeed.argv(["main.py", "--config", "config.yaml"], two)).shell_line(),
+            LaunchSpec(deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts")).shell_line(),
+            LaunchSpec(
+                deepspeed.argv(["main.py", "--config", "config.yaml"], node, hostfile="hosts", ssh=True)
+            ).shell_line(),
             "# mpirun",
             LaunchSpec(mpi.argv(WORKER, two)).shell_line(),
             LaunchSpec(mpi.argv(WORKER, node, hosts=["a", "b"], env_additions={"OMP_NUM_THREADS": "2"})).shell_line(),
@@ -144,3 +150,9 @@ def test_gloo_gets_the_interface_that_reaches_node_0() -> None:
     two = Cluster(1, 2, 0, "127.0.0.1", 29500)
     assert gloo_interface(two, {}) == {"GLOO_SOCKET_IFNAME": "lo"}
     assert gloo_interface(two, {"GLOO_SOCKET_IFNAME": "eth0"}) == {} == gloo_interface(Cluster(2), {})
+
+
+def test_deepspeed_needs_a_hostfile_for_several_nodes() -> None:
+    assert deepspeed.hostfile(["a", "b"], 4) == "a slots=4\nb slots=4\n"
+    with pytest.raises(ConfigError, match="slots=PROCESSES"):
+        deepspeed.argv(["main.py"], Cluster(4, 2))

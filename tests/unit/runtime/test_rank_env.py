@@ -33,6 +33,21 @@ def test_torchrun() -> None:
     assert env == RankEnv(5, 1, 8, 4, 2, "node0", 29511, 3, True, "torchrun")
 
 
+def test_deepspeed_has_names_of_its_own() -> None:
+    """As deepspeed/launcher/launch.py of 0.19 sets them for the third process of node 1; the flag is added to every command."""
+    environ = {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "6",
+        "LOCAL_SIZE": "2",
+        "CROSS_RANK": "2",
+        "CROSS_SIZE": "3",
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29511",
+    }
+    assert RankEnv.from_environ(environ, 1) == RankEnv(5, 1, 6, 2, 3, "node0", 29511, 0, False, "deepspeed")
+
+
 def test_accelerate_sets_the_same_variables() -> None:
     environ = {
         "RANK": "1",
