@@ -22,7 +22,7 @@ from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
-from paceline.strategies import deepspeed_state, deepspeed_tensor_parallel, deepspeed_zero3
+from paceline.strategies import deepspeed_measure, deepspeed_state, deepspeed_tensor_parallel, deepspeed_zero3
 from paceline.strategies.base import Handles, Strategy, add_evaluation, evaluating
 from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
 from paceline.strategies.deepspeed_start import start_engine
@@ -39,6 +39,9 @@ class DeepSpeed(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         self.stage = zero_stage(plan)
+        self._gradient_bytes: dict[
+            Role, int
+        ] = {}  # as they were before the first step: DeepSpeed frees them inside of it
         self._averages = averages_gradients(plan.engine.get("config") or {})
 
     @property
@@ -140,6 +143,8 @@ class DeepSpeed(Strategy):
         if not self.stage:
             return super().grad_norm(handle)
         engine: Any = handle.module
+        if handle.role not in self._gradient_bytes:
+            self._gradient_bytes[handle.role] = deepspeed_measure.gradient_bytes(engine)
         engine.step()
         norm = engine.get_global_grad_norm()
         return torch.as_tensor(norm, dtype=torch.float64, device=self.world.device)
@@ -178,6 +183,16 @@ class DeepSpeed(Strategy):
             if not self.world.any(following is not None):
                 return
             real, batch = following is not None, following or batch
+
+    def state_bytes(self, handle: Handle) -> dict[str, int]:
+        """Of the partitions; gradients as they were before the first step."""
+        if not self.stage or not handle.trained:
+            return super().state_bytes(handle)
+        return {
+            "parameters": deepspeed_measure.parameter_bytes(handle.module),
+            "gradients": self._gradient_bytes.get(handle.role, 0),
+            "optimizer": deepspeed_measure.optimizer_bytes(handle.module),
+        }
 
     def close(self) -> None:
         """Nothing is left to the destructors of a process that is ending."""

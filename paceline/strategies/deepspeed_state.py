@@ -192,7 +192,7 @@ def whole_frozen(parameter: nn.Parameter) -> Tensor:
         return parameter.detach().clone().cpu()
 
 
-def _read_frozen(parameter: nn.Parameter, reader: ShardReader, role: str, name: str, place: Place) -> None:
+def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, place: Place) -> None:
     """Every rank reads a frozen parameter whole: ZeRO-3 takes this rank's part of it."""
     if not reader.has(role, name, PARAM):  # an adapter's checkpoint leaves the base model out
         return
@@ -200,7 +200,7 @@ def _read_frozen(parameter: nn.Parameter, reader: ShardReader, role: str, name: 
         local = tuple(getattr(parameter, "ds_shape", parameter.shape))
         values = reader.read_block(role, name, PARAM, place.offsets, local)
         if hasattr(parameter, "ds_id"):
-            size = parameter.partition_numel()  # type: ignore[operator]
+            size = parameter.partition_numel()
             part = values.flatten()[size * torch.distributed.get_rank(parameter.ds_process_group) :][:size]
             parameter.ds_tensor.view(-1)[: part.numel()].copy_(part)
         else:
