@@ -53,7 +53,7 @@ _KEYS = {
     "zero.not_built": "A feature of DeepSpeed that changes what is learnt and that is not built, or that DeepSpeed itself has removed. Switched off, it passes with a note.",
     "zero.optimizer": "The optimizer of the DeepSpeed file has no counterpart with the same update. training.optim in the YAML decides instead, where it is given.",
     "zero.scheduler": "The schedule of the DeepSpeed file has no counterpart. lr_scheduler_type in the YAML decides instead, where it is given.",
-    "zero.neox": "GPT-NeoX files hold model, data and training settings beside DeepSpeed's; they are not read as a DeepSpeed config.",
+    "zero.tuning_space": "A list where one value belongs: a file for DeepSpeed's autotuner, which would try each. A run has one value.",
     "zero.unknown_toplevel": "DeepSpeed reads its top level with dict.get: a misspelt key (gradient_accumulation_step) is silently ignored there. Here it is refused.",
 }
 _BATCH = {

@@ -1,109 +1,143 @@
-"""The YAML that ``accelerate config`` writes, as the lowest layer: precision, processes, nodes, kind of distribution."""
+"""The YAML (or JSON) that ``accelerate config`` writes, as the lowest layer: precision, processes, nodes, kind of distribution, and its blocks."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import Any
 
-from paceline.config.foreign import fsdp
+from paceline.config.foreign import accelerate_blocks as blocks
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.core.diagnostics import Diagnostic
 
-# Fields of accelerate 1.15's ClusterConfig and the blocks that its questionnaire writes.
+# Fields of accelerate 1.15's ClusterConfig, the blocks that its questionnaire writes, and what older versions wrote.
 KNOWN = frozenset(
     [
-        "compute_environment",
-        "debug",
-        "distributed_type",
-        "downcast_bf16",
-        "dynamo_config",
-        "deepspeed_config",
-        "fsdp_config",
-        "megatron_lm_config",
-        "ipex_config",
-        "mpirun_config",
-        "parallelism_config",
-        "fp8_config",
-        "enable_cpu_affinity",
-        "gpu_ids",
-        "machine_rank",
-        "main_process_ip",
-        "main_process_port",
-        "main_training_function",
-        "mixed_precision",
-        "num_machines",
-        "num_processes",
-        "rdzv_backend",
-        "same_network",
-        "tpu_env",
-        "tpu_name",
-        "tpu_zone",
-        "tpu_use_cluster",
-        "tpu_use_sudo",
-        "tpu_vm",
-        "tpu_command_file",
-        "commands",
-        "command_file",
-        "use_cpu",
-        "log_level",
-        "gradient_accumulation_steps",
-        "deepspeed_hostfile",
-        "deepspeed_multinode_launcher",
-        "fsdp",
+        "compute_environment", "debug", "distributed_type", "downcast_bf16", "dynamo_config", "dynamo_backend", "deepspeed_config", "fsdp_config",
+        "megatron_lm_config", "ipex_config", "mpirun_config", "parallelism_config", "fp8_config", "enable_cpu_affinity", "gpu_ids", "machine_rank",
+        "main_process_ip", "main_process_port", "main_training_function", "mixed_precision", "fp16", "num_machines", "num_processes", "rdzv_backend",
+        "same_network", "tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_command_file", "commands", "command_file",
+        "use_cpu", "use_xpu", "use_mps_device", "log_level", "gradient_accumulation_steps", "deepspeed_hostfile", "deepspeed_multinode_launcher", "fsdp",
         "main_process_ip_address",
     ]
-)
+)  # fmt: skip
 _STRATEGY = {
-    "NO": "single",
-    "MULTI_GPU": "ddp",
-    "MULTI_CPU": "ddp",
-    "MULTI_XPU": "ddp",
-    "MULTI_HPU": "ddp",
-    "DEEPSPEED": "deepspeed",
-    "FSDP": "fsdp",
+    "NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "MULTI_XPU": "ddp", "MULTI_HPU": "ddp", "MULTI_NPU": "ddp", "MULTI_MLU": "ddp", "MULTI_MUSA": "ddp",
+    "MULTI_SDAA": "ddp", "MULTI_NEURON": "ddp", "DEEPSPEED": "deepspeed", "FSDP": "fsdp", "MEGATRON_LM": "",
+}  # fmt: skip
+_REFUSED = {
+    "TPU": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
+    "XLA": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
+    "MPS": "Apple's MPS device is not supported",
+    "SAGEMAKER": "jobs are not sent to SageMaker; start `paceline train` inside the job",
+}
+#: key → what is said when its value asks for something (not null, false, empty, or the word in the second place)
+_SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "debug": ("accelerate checks the shapes before each collective of its own; here `paceline doctor` and the hang report find the rank", ()),
+    "downcast_bf16": ("it turns float32 into bf16 on TPUs only", ("no",)),
+    "enable_cpu_affinity": ("processes are not bound to cores by this key; `deepspeed --bind_cores_to_rank` or numactl does", ()),
+    "gpu_ids": ("each process drives the device of its local rank; set CUDA_VISIBLE_DEVICES to choose among them", ("all",)),
+    "main_training_function": ("the program is `paceline train`", ("main",)),
+    "rdzv_backend": ("processes meet at main_process_ip:main_process_port in every case", ("static",)),
+    "log_level": ("training.log_level says it", ()),
+    "ipex_config": ("Intel's extension is not used; torch computes on the CPU itself", ()),
+    "mpirun_config": ("processes are started by `paceline train`, torchrun, srun or deepspeed; under mpirun set RANK and WORLD_SIZE", ()),
+    "deepspeed_hostfile": ("give it to the launcher: `deepspeed --hostfile FILE main.py …`", ()),
+    "deepspeed_multinode_launcher": ("one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher", ("standard",)),
+    "use_xpu": ("devices are found by themselves", ()),
+    **dict.fromkeys(
+        ("tpu_env", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_command_file", "commands", "command_file"),
+        ("it is for TPU pods, which are not driven", ()),
+    ),
+}  # fmt: skip
+_PLAIN = (
+    ("mixed_precision", "training.mixed_precision"),
+    ("use_cpu", "training.use_cpu"),
+    ("gradient_accumulation_steps", "training.gradient_accumulation_steps"),
+    ("num_machines", "launch.nnodes"),
+    ("machine_rank", "launch.node_rank"),
+    ("main_process_ip", "launch.master_addr"),
+    ("main_process_ip_address", "launch.master_addr"),
+    ("main_process_port", "launch.master_port"),
+    ("fp16", "training.fp16"),
+)
+_BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, dict[str, Any]], None]]] = {
+    "deepspeed_config": ("DEEPSPEED", blocks.deepspeed_block),
+    "fsdp_config": ("FSDP", blocks.fsdp_block),
+    "megatron_lm_config": ("MEGATRON_LM", blocks.megatron_block),
+    "parallelism_config": ("", blocks.parallelism_block),
+    "dynamo_config": ("", blocks.dynamo_block),
 }
 
 
 def read(document: Document, found: Foreign) -> None:
-    """Adds this document's settings to the lowest layer."""
+    """Adds this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``."""
     data = document.data
-    for key in data:
-        if key not in KNOWN:
-            near = difflib.get_close_matches(key, sorted(KNOWN), n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "remove it"
-            found.problems.append(
-                Diagnostic(
-                    "accelerate.unknown_key",
-                    f"Accelerate has no setting '{key}'",
-                    where=document.place(key),
-                    found=key,
-                    hint=hint,
-                )
-            )
-    _distribution(document, found)
-    for key, to in (
-        ("mixed_precision", "training.mixed_precision"),
-        ("use_cpu", "training.use_cpu"),
-        ("gradient_accumulation_steps", "training.gradient_accumulation_steps"),
-        ("num_machines", "launch.nnodes"),
-        ("machine_rank", "launch.node_rank"),
-        ("main_process_ip", "launch.master_addr"),
-        ("main_process_port", "launch.master_port"),
-    ):
-        if data.get(key) is not None:
+    if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
+        _refuse(document, found, "compute_environment", str(data.get("compute_environment")), _REFUSED["SAGEMAKER"])
+        return
+    _unknown(document, found)
+    kind = _distribution(document, found)
+    if kind is None and "distributed_type" in data:
+        return
+    if str(data.get("mixed_precision")).lower() == "fp8" or data.get("fp8_config"):
+        path = "mixed_precision" if data.get("mixed_precision") else "fp8_config"
+        _refuse(document, found, path, str(data.get("mixed_precision")), "8-bit matrix products are not built", "bf16")
+        return
+    for key, to in _PLAIN:
+        if data.get(key) not in (None, ""):
             found.entries.append(document.entry(to, data[key], key))
+    if kind == "MULTI_CPU":
+        found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
     _processes(document, found)
-    _blocks(document, found)
+    _said(document, found)
+    if isinstance(data.get("dynamo_backend"), str):
+        blocks.dynamo_block(
+            Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), found, data
+        )
+    for name, (wanted, take) in _BLOCKS.items():
+        block = data.get(name)
+        if not isinstance(block, dict) or not any(value is not None for value in block.values()):
+            continue
+        if wanted and kind not in (None, wanted):
+            what = f"{name} has no part in distributed_type {kind}, as with accelerate"
+            found.notes.append(document.note(name, what, f"distributed_type: {wanted}"))
+            continue
+        take(document.part(name), found, data)
+    if kind in ("DEEPSPEED", "FSDP") and not data.get(f"{kind.lower()}_config"):
+        name = f"{kind.lower()}_config"
+        _BLOCKS[name][1](Document({}, document.name, {}, document.lines.get("distributed_type")), found, data)
 
 
-def _distribution(document: Document, found: Foreign) -> None:
+def _unknown(document: Document, found: Foreign) -> None:
+    for key in document.data:
+        if key in KNOWN or key.startswith(("_", "//", "#")):
+            continue
+        near = difflib.get_close_matches(key, sorted(KNOWN), n=1)
+        found.problems.append(
+            Diagnostic(
+                "accelerate.unknown_key",
+                f"Accelerate has no setting '{key}'",
+                where=document.place(key),
+                found=key,
+                hint=f"did you mean '{near[0]}'?" if near else "remove it",
+            )
+        )
+
+
+def _distribution(document: Document, found: Foreign) -> str | None:
+    """The kind of distribution in accelerate's word, or None when it is not given or not supported."""
     kind = document.data.get("distributed_type")
     if kind is None:
-        return
+        return None
     # A bare NO is the word "NO" here, and false for those who write it so.
     name = "NO" if kind is False else str(kind).upper()
     if name in _STRATEGY:
-        found.entries.append(document.entry("training.distributed_strategy", _STRATEGY[name], "distributed_type"))
+        if _STRATEGY[name]:
+            found.entries.append(document.entry("training.distributed_strategy", _STRATEGY[name], "distributed_type"))
+        return name
+    if name in _REFUSED:
+        _refuse(document, found, "distributed_type", name, _REFUSED[name])
     else:
         found.problems.append(
             Diagnostic(
@@ -114,11 +148,19 @@ def _distribution(document: Document, found: Foreign) -> None:
                 hint=f"one of {', '.join(_STRATEGY)}",
             )
         )
+    return None
+
+
+def _refuse(document: Document, found: Foreign, path: str, value: str, why: str, hint: str = "") -> None:
+    hint = hint or "MULTI_GPU, FSDP or DEEPSPEED on the devices at hand"
+    found.problems.append(
+        Diagnostic("accelerate.not_built", f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint)
+    )
 
 
 def _processes(document: Document, found: Foreign) -> None:
     total, machines = document.data.get("num_processes"), document.data.get("num_machines") or 1
-    if total is None:
+    if total is None or total == -1:
         return
     if not (
         isinstance(total, int) and isinstance(machines, int) and machines > 0 and total > 0 and total % machines == 0
@@ -136,29 +178,15 @@ def _processes(document: Document, found: Foreign) -> None:
     found.entries.append(document.entry("launch.nproc", total // machines, "num_processes"))
 
 
-def _blocks(document: Document, found: Foreign) -> None:
-    block: Any = document.data.get("fsdp_config")
-    if isinstance(block, dict) and block:
-        lines = {
-            path.removeprefix("fsdp_config."): line
-            for path, line in document.lines.items()
-            if path.startswith("fsdp_config.")
-        }
-        fsdp.read(Document(block, document.name, lines, document.lines.get("fsdp_config")), found)
-        found.entries.append(document.entry("training.fsdp_config", block, "fsdp_config"))
-    block = document.data.get("deepspeed_config")
-    if isinstance(block, dict):
-        for key, to in (
-            ("gradient_accumulation_steps", "training.gradient_accumulation_steps"),
-            ("gradient_clipping", "training.max_grad_norm"),
-        ):
-            if block.get(key) not in (None, "auto"):
-                found.entries.append(document.entry(to, block[key], f"deepspeed_config.{key}"))
-        if block.get("deepspeed_config_file"):
-            found.notes.append(
-                document.note(
-                    "deepspeed_config.deepspeed_config_file",
-                    "this DeepSpeed file is not read from here",
-                    f"training.deepspeed: {block['deepspeed_config_file']}",
-                )
-            )
+def _said(document: Document, found: Foreign) -> None:
+    for key, (says, silent) in _SAID.items():
+        value = document.data.get(key)
+        word = value.strip().lower() if isinstance(value, str) else value
+        if word in (None, False, "", "no", "false") or word in ([], {}) or word in silent:
+            continue
+        found.notes.append(document.note(key, f"{key}: {says}", "the line may go"))
+    if document.data.get("same_network") is False and (document.data.get("num_machines") or 1) > 1:
+        what = "same_network: the machines must reach each other's ports; the first collective tells within its timeout"
+        found.notes.append(document.note("same_network", what))
+    if document.data.get("use_mps_device") is True:
+        _refuse(document, found, "use_mps_device", "true", _REFUSED["MPS"])

@@ -1,218 +1,163 @@
-"""DeepSpeed's JSON as the lowest layer: learning rate, batch, accumulation, clipping, precision, optimizer, schedule. ``"auto"`` means not set."""
+"""DeepSpeed's JSON as the lowest layer: learning rate, batch, accumulation, clipping, precision, optimizer, schedule. ``"auto"`` means not set.
+
+Those keys are owned by ``training.*``: a higher layer that sets one of them wins, and the JSON's value is named beside it.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
+from paceline.config.foreign.deepspeed_normal import Normaliser
+from paceline.config.foreign.deepspeed_steps import StepsReader
+from paceline.config.foreign.deepspeed_verdicts import is_on
 from paceline.config.foreign.layer import Document, Foreign
-from paceline.config.source import shown
-from paceline.core.diagnostics import Diagnostic
 
-# Top-level keys that DeepSpeed 0.19 reads (runtime/config.py and the sub-configs it names).
-KNOWN = frozenset(
-    [
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "optimizer",
-        "scheduler",
-        "fp16",
-        "bf16",
-        "bfloat16",
-        "amp",
-        "torch_autocast",
-        "gradient_clipping",
-        "prescale_gradients",
-        "gradient_predivide_factor",
-        "sparse_gradients",
-        "communication_data_type",
-        "seq_parallel_communication_data_type",
-        "zero_optimization",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "steps_per_print",
-        "wall_clock_breakdown",
-        "dump_state",
-        "memory_breakdown",
-        "tensorboard",
-        "wandb",
-        "csv_monitor",
-        "comet",
-        "monitor_config",
-        "flops_profiler",
-        "activation_checkpointing",
-        "sparse_attention",
-        "data_efficiency",
-        "curriculum_learning",
-        "curriculum_seqlen",
-        "data_types",
-        "elasticity",
-        "autotuning",
-        "comms_logger",
-        "compression_training",
-        "quantize_training",
-        "pipeline",
-        "checkpoint",
-        "aio",
-        "nebula",
-        "hybrid_engine",
-        "eigenvalue",
-        "progressive_layer_drop",
-        "use_node_local_storage",
-        "load_universal_checkpoint",
-        "disable_allgather",
-        "allgather_size",
-        "fp32_allreduce",
-        "graph_harvesting",
-        "tensor_parallel",
-        "sequence_parallel_size",
-        "data_parallel_size",
-        "timers",
-        "weight_quantization",
-        "compile",
-        "zenflow",
-        "datastates_ckpt",
-        "use_data_before_expert_parallelism",
-        "use_data_before_expert_parallel",
-        "dataloader_drop_last",
-        "gradient_allreduce_op",
-        "vocabulary_size",
-        "expert_parallel",
-        "zero_optimization_stage",
-        "loss_scale",
-        "initial_dynamic_scale",
-        "autoep",
-        "mics_shard_size",
-        "seed",
-    ]
-)
-_OPTIMIZERS = {"adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "sgd": "sgd", "adagrad": "adagrad"}
-_SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_MICRO, _STEPS, _TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+_BATCH = {_MICRO: "training.per_device_train_batch_size", _STEPS: "training.gradient_accumulation_steps"}
+_PRECISIONS = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
 
 
-def read(document: Document, found: Foreign) -> None:
-    """Adds this document's settings to the lowest layer, and names what is wrong with or not taken from it."""
-    data = document.data
-    _unknown(document, found)
-    found.entries.append(document.entry("training.distributed_strategy", "deepspeed", next(iter(data), "")))
-    for key, to in (
-        ("train_micro_batch_size_per_gpu", "training.per_device_train_batch_size"),
-        ("gradient_accumulation_steps", "training.gradient_accumulation_steps"),
-        ("gradient_clipping", "training.max_grad_norm"),
-    ):
-        if _given(data.get(key)):
-            found.entries.append(document.entry(to, data[key], key))
-    if _given(data.get("train_batch_size")):
-        what = f"train_batch_size {shown('', data['train_batch_size'])} is not taken: the global batch is micro-batch x accumulation x processes"
-        found.notes.append(document.note("train_batch_size", what, '"auto"'))
-    for name in ("fp16", "bf16", "bfloat16"):
-        block = data.get(name)
-        if isinstance(block, dict) and _given(block.get("enabled")):
-            found.entries.append(
-                document.entry(f"training.{'fp16' if name == 'fp16' else 'bf16'}", block["enabled"], f"{name}.enabled")
+def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = None) -> None:
+    """Adds this document's settings to the lowest layer and its normal form to ``found.contents``; names what is wrong or not taken.
+
+    ``given``: what higher layers set, by path; what they decide is not refused here.
+    """
+    given = given or {}
+    normal = Normaliser(document, found, given.get("training.distributed_strategy")).run()
+    found.contents["training.deepspeed"] = normal
+    found.entries.append(document.entry("training.distributed_strategy", "deepspeed", next(iter(document.data), "")))
+    _Reader(document, found, normal, given).run()
+
+
+class _Reader(StepsReader):
+    """The entries that one document makes."""
+
+    def run(self) -> None:
+        """All entries and notes."""
+        self._batch()
+        self._take("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
+        self._precision()
+        self.steps()
+        self._moved()
+
+    def _batch(self) -> None:
+        normal = self.normal
+        for key, to in _BATCH.items():
+            if key not in normal and to in self.given:
+                normal[key] = "auto"
+            self._take(to, normal.get(key), key)
+        total, micro, steps = (normal.get(key) for key in (_TOTAL, _MICRO, _STEPS))
+        if not isinstance(total, int):
+            return
+        open_keys = [key for key in _BATCH if key not in normal]
+        if open_keys:
+            # DeepSpeed: accumulation 1 where only the total stands.
+            what = f"train_batch_size {total} stays the rows of a step over all processes; {' and '.join(open_keys)} follow from it and the number of processes"
+        elif isinstance(micro, int) and isinstance(steps, int):
+            processes = total / (micro * steps)
+            fits = (
+                f"holds for {int(processes)} process(es)"
+                if processes >= 1 and processes == int(processes)
+                else "is no multiple of it for any number of processes"
             )
-    _optimizer(document, found)
-    _scheduler(document, found)
+            what = f"a step takes micro-batch {micro} x accumulation {steps} x processes; train_batch_size {total} {fits}, with another number the product is what runs"
+        else:
+            what = f"train_batch_size {total} is not taken: a step takes micro-batch x accumulation x processes, of which one or both come from training"
+        self._note(_TOTAL, what, '"auto"')
 
+    def _precision(self) -> None:
+        for name in ("fp16", "bf16"):
+            block = self.normal.get(name)
+            if isinstance(block, dict):
+                self._take(f"training.{name}", block.get("enabled"), f"{name}.enabled")
+        autocast = self.normal.pop("torch_autocast", None)
+        if isinstance(autocast, dict):
+            word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
+            if autocast.get("enabled") is True and word:
+                self.found.entries.append(self.document.entry(f"training.{word}", True, "torch_autocast.enabled"))
+            what = "mixed precision is training.mixed_precision's business, the same way under every strategy"
+            self._note("torch_autocast", f"torch_autocast: {what}", f"{word}: true" if word else "")
+        amp = self.normal.pop("amp", None)
+        if isinstance(amp, dict):
+            self._amp(amp)
 
-def _given(value: Any) -> bool:
-    return value is not None and value != "auto"
-
-
-def _unknown(document: Document, found: Foreign) -> None:
-    for key in document.data:
-        if key in KNOWN:
-            continue
-        near = difflib.get_close_matches(key, sorted(KNOWN), n=1)
-        found.problems.append(
-            Diagnostic(
-                "zero.unknown_toplevel", f"DeepSpeed knows no key '{key}' and would ignore it silently", where=document.place(key),
-                found=key, hint=f"did you mean '{near[0]}'?" if near else "remove it",
+    def _amp(self, amp: dict[str, Any]) -> None:
+        zero = self.normal.get("zero_optimization")
+        stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+        level = str(amp.get("opt_level", "O1")).upper()
+        if not is_on(amp):
+            self._note("amp", "amp: switched off")
+        elif level == "O0":
+            self._note("amp", "amp: level O0 computes in float32", "remove the block")
+        elif stage not in (0, "auto") or level not in ("O1", "AUTO"):
+            what = (
+                "Apex amp does not work with ZeRO" if stage else f"Apex level {level} keeps weights in half precision"
             )
-        )  # fmt: skip
-
-
-def _block(document: Document, name: str, found: Foreign) -> tuple[str, dict[str, Any]] | None:
-    block = document.data.get(name)
-    if block is None or block == "auto":
-        return None
-    if not isinstance(block, dict):
-        found.problems.append(
-            Diagnostic(
-                "config.type",
-                f"{name} must be a mapping",
-                where=document.place(name),
-                found=shown(name, block),
-                hint='{"type": …, "params": {…}}',
+            self._problem(
+                "prec.amp_zero",
+                what,
+                "amp",
+                f"amp.enabled with stage {stage}, {level}",
+                'an "fp16" or "bf16" block instead of "amp"',
             )
-        )
-        return None
-    params = block.get("params")
-    return str(block.get("type", "")), params if isinstance(params, dict) else {}
-
-
-def _optimizer(document: Document, found: Foreign) -> None:
-    block = _block(document, "optimizer", found)
-    if block is None:
-        return
-    kind, params = block
-    if kind.lower() in _OPTIMIZERS:
-        found.entries.append(document.entry("training.optim", _OPTIMIZERS[kind.lower()], "optimizer.type"))
-    elif kind != "auto":
-        found.notes.append(
-            document.note(
-                "optimizer.type",
-                f"DeepSpeed's optimizer {kind} has no counterpart outside DeepSpeed; training.optim decides there",
+        else:
+            self.found.entries.append(self.document.entry("training.fp16", True, "amp.enabled"))
+            self._note(
+                "amp",
+                "amp: read as fp16: true; Apex O1 is what torch's autocast with a gradient scaler does",
+                '"fp16": {"enabled": true}',
             )
-        )
-    for key, to in (("lr", "learning_rate"), ("eps", "adam_epsilon"), ("weight_decay", "weight_decay")):
-        if _given(params.get(key)):
-            found.entries.append(document.entry(f"training.{to}", params[key], f"optimizer.params.{key}"))
-    betas = params.get("betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        for index, to in enumerate(("adam_beta1", "adam_beta2")):
-            if _given(betas[index]):
-                found.entries.append(document.entry(f"training.{to}", betas[index], "optimizer.params.betas"))
+
+    def _moved(self) -> None:
+        """Keys that training.* owns altogether."""
+        drop = self.normal.pop("dataloader_drop_last", None)
+        self._take("training.dataloader_drop_last", drop, "dataloader_drop_last")
+        if self.normal.get("gradient_allreduce_op") == "sum":
+            what = "gradients are averaged over the tokens of all processes; a sum would change with their number"
+            self._problem("zero.not_built", f"gradient_allreduce_op: {what}", "gradient_allreduce_op", "sum", '"mean"')
+        block = self.normal.pop("compile", None)
+        if isinstance(block, dict) and block:
+            what = "compile: not taken; under DeepSpeed weights are gathered and cut inside the forward, which is not compiled. The result is the same"
+            self._note("compile", what, "torch_compile: true with distributed_strategy: ddp")
+        self._monitors()
+
+    def _monitors(self) -> None:
+        trackers = []
+        for name in ("tensorboard", "wandb"):
+            block = self.normal.pop(name, None)
+            if isinstance(block, dict):
+                trackers += [name] * is_on(block)
+                what = (
+                    "read as report_to; its other settings belong to the tracker's own variables"
+                    if is_on(block)
+                    else "switched off"
+                )
+                self._note(name, f"{name}: {what}")
+        self._take("training.report_to", trackers or None, trackers[0] if trackers else "")
+        for name in ("csv_monitor", "comet"):
+            block = self.normal.get(name)
+            if isinstance(block, dict) and is_on(block):
+                self._note(name, f"{name}: kept; DeepSpeed writes it itself, beside the trackers of training.report_to")
 
 
-def _scheduler(document: Document, found: Foreign) -> None:
-    block = _block(document, "scheduler", found)
-    if block is None:
-        return
-    kind, params = block
-    if kind in _SCHEDULES:
-        found.entries.append(document.entry("training.lr_scheduler_type", _SCHEDULES[kind], "scheduler.type"))
+def batch_of(deepspeed: dict[str, Any], micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:
+    """(micro-batch, accumulation, what to say) for a number of data-parallel ranks, by DeepSpeed's own rule.
+
+    ``deepspeed`` is the normal form; ``micro`` and ``steps`` are ``training``'s effective values. Where the JSON gives
+    ``train_batch_size`` as a number and leaves a member of the triple out altogether, that member follows from it (rounded down, at
+    least 1, and said when it does not divide); everything else is taken as it is.
+    """
+    total = deepspeed.get(_TOTAL)
+    absent = [key for key in (_MICRO, _STEPS) if key not in deepspeed]
+    if not isinstance(total, int) or not absent:
+        return micro, steps, None
+    rows = total // data_parallel_size
+    if _MICRO in absent:
+        steps = steps if _STEPS not in absent else 1
+        micro = max(rows // steps, 1)
     else:
-        found.notes.append(
-            document.note(
-                "scheduler.type",
-                f"the schedule {kind or '(no type)'} is not taken over; training.lr_scheduler_type decides",
-                '"WarmupLR", "WarmupDecayLR" or "WarmupCosineLR"',
-            )
-        )
-    if _given(params.get("warmup_num_steps")):
-        found.entries.append(
-            document.entry("training.warmup_steps", params["warmup_num_steps"], "scheduler.params.warmup_num_steps")
-        )
-    peak = params.get("warmup_max_lr")
-    optimizer_lr = next(_learning_rates(found), None)
-    if _given(peak) and optimizer_lr is None:
-        found.entries.append(document.entry("training.learning_rate", peak, "scheduler.params.warmup_max_lr"))
-    elif _given(peak) and peak != optimizer_lr:
-        found.notes.append(
-            document.note(
-                "scheduler.params.warmup_max_lr",
-                f"warmup_max_lr {peak} is not taken: optimizer.params.lr says {optimizer_lr}",
-                '"auto"',
-            )
-        )
-    if params.get("warmup_min_lr") not in (None, "auto", 0, 0.0):
-        found.notes.append(
-            document.note("scheduler.params.warmup_min_lr", "warm-up starts from 0 here, not from warmup_min_lr")
-        )
-
-
-def _learning_rates(found: Foreign) -> Iterator[Any]:
-    return (entry.value for entry in found.entries if entry.path == "training.learning_rate")
+        steps = max(rows // micro, 1)
+    product = micro * steps * data_parallel_size
+    says = f"from the JSON's train_batch_size {total}: micro-batch {micro} x accumulation {steps} x {data_parallel_size} ranks = {product}"
+    return micro, steps, says

@@ -1,44 +1,36 @@
-"""Finds and reads the files that a config names: DeepSpeed JSON, FSDP JSON, Accelerate YAML."""
+"""Finds and reads the files that a config names: Accelerate YAML, DeepSpeed JSON, FSDP JSON."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.config.foreign import accelerate, deepspeed, fsdp
+from paceline.config.foreign.json_text import json_lines, parse_json
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.layers import Merged
 from paceline.config.reading import read_text
-from paceline.config.source import Entry
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+
+_ACCELERATE, _DEEPSPEED, _FSDP, _FSDP_CONFIG = (f"training.{name}" for name in ("accelerate_config", "deepspeed", "fsdp", "fsdp_config"))  # fmt: skip
+_WHAT = {_ACCELERATE: "Accelerate config", _DEEPSPEED: "DeepSpeed config", _FSDP_CONFIG: "FSDP config"}
+_SHARDING = ("fsdp", "pipeline")
 
 
 def foreign_layer(upper: Merged, folder: Path) -> Foreign:
     """The lowest layer, from the files that the upper layers name; relative paths are looked up beside the YAML, then here."""
     found = Foreign()
-    readers: dict[str, tuple[str, Callable[[Document, Foreign], None]]] = {
-        "training.accelerate_config": ("Accelerate config", accelerate.read),
-        "training.fsdp_config": ("FSDP config", fsdp.read),
-        "training.deepspeed": ("DeepSpeed config", deepspeed.read),
-    }
-    for path, (what, read) in readers.items():
-        entry = upper.winners.get(path)
-        if entry is None or not isinstance(entry.value, (str, dict)) or entry.value in ("", {}):
-            continue
-        try:
-            document = _document(entry, what, folder, found)
-        except ConfigError as exc:
-            found.problems += exc.diagnostics
-            continue
-        if document is None:
-            continue
-        if path != "training.accelerate_config":
-            found.contents[path] = document.data
-        read(document, found)
+    document = _named(upper, _ACCELERATE, folder, found)
+    if document is not None:
+        accelerate.read(document, found)
+    document = _named(upper, _DEEPSPEED, folder, found)
+    if document is None and _DEEPSPEED not in upper.values:
+        document = _carried(_DEEPSPEED, folder, found)
+    if document is not None:
+        deepspeed.read(document, found, upper.values)
+    _fsdp(upper, folder, found)
     return found
 
 
@@ -49,26 +41,20 @@ def find_file(name: str, folder: Path) -> Path | None:
     return next((path for path in tried if path.exists()), None)
 
 
-def _document(entry: Entry, what: str, folder: Path, found: Foreign) -> Document | None:
-    if isinstance(entry.value, dict):
-        return Document(entry.value, entry.source.file or entry.source.place(), dict(entry.lines), entry.source.line)
-    file = find_file(entry.value, folder)
-    if file is None:
-        places = f"{folder / entry.value}" + ("" if str(folder) in (".", "") else f" and {entry.value}")
-        found.notes.append(
-            Diagnostic(
-                "config.foreign_missing", f"the {what} is not there, so none of its settings are known", where=entry.source.place(),
-                found=f"no file {places}", hint="a path beside the YAML or from the current directory; a start is refused until it is there", severity=Severity.WARNING,
-            )
-        )  # fmt: skip
-        return None
+def read_document(file: Path, what: str, found: Foreign) -> Document:
+    """A YAML or JSON file as a Document. Raises ConfigError with ``file:line``."""
     name = str(file)
     text = read_text(name, f"the {what}")
     if file.suffix in (".yaml", ".yml"):
         tree = parse_yaml(text, name)
         data, lines = (tree.data(), tree.lines()) if tree else (None, {})
     else:
-        data, lines = parse_json(text, name, what), _lines(text)
+        data, loose = parse_json(text, name, what, lenient=what == _WHAT[_DEEPSPEED])
+        lines = json_lines(text)
+        if loose:
+            hint = "plain JSON, which every tool reads"
+            says = "comments and commas too many are left out, as DeepSpeed does (Hjson); Transformers would refuse the file"
+            found.notes.append(Diagnostic("config.foreign_not_taken", says, name, hint=hint, severity=Severity.NOTE))
     if not isinstance(data, dict):
         raise ConfigError(
             Diagnostic("config.not_a_mapping", f"the {what} must hold keys and values", where=name, hint="{ … }")
@@ -76,65 +62,73 @@ def _document(entry: Entry, what: str, folder: Path, found: Foreign) -> Document
     return Document(data, name, lines)
 
 
-def parse_json(text: str, name: str, what: str) -> Any:
-    """Strict JSON: no duplicate keys, no NaN. Raises ConfigError with ``file:line``."""
-    duplicates: list[str] = []
+def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document | None:
+    """What the upper layers give at ``path``: a mapping of their own, or a file."""
+    value, entry = upper.values.get(path), upper.winners.get(path)
+    if entry is None or not value or not isinstance(value, (str, dict)):
+        return None
+    if isinstance(value, dict):
+        return Document(value, entry.source.file or entry.source.place(), dict(entry.lines), entry.source.line)
+    return _file(value, _WHAT[path], folder, entry.source.place(), found)
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in items]
-        duplicates.extend({key for key in keys if keys.count(key) > 1})
-        return dict(items)
 
-    def constant(word: str) -> Any:
-        raise ConfigError(
+def _carried(path: str, folder: Path, found: Foreign) -> Document | None:
+    """What an Accelerate file brings for ``path``: a block, or the name of a file (beside it, or from the current directory)."""
+    block = found.blocks.get(path)
+    if not isinstance(block, str):
+        return block
+    place, _, name = block.partition("\n")
+    document = _file(name, _WHAT[path], Path(place.rpartition(":")[0] or place).parent, place, found, folder)
+    if document is None:
+        found.contents[path] = name
+    return document
+
+
+def _file(name: str, what: str, folder: Path, place: str, found: Foreign, other: Path | None = None) -> Document | None:
+    file = find_file(name, folder) or (find_file(name, other) if other else None)
+    if file is None:
+        places = f"{folder / name}" + ("" if str(folder) in (".", "") else f" and {name}")
+        found.notes.append(
             Diagnostic(
-                "config.json_syntax",
-                f"the {what} holds {word}, which is no JSON",
-                where=name,
-                found=word,
-                hint="a number",
+                "config.foreign_missing", f"the {what} is not there, so none of its settings are known", where=place,
+                found=f"no file {places}", hint="a path beside the YAML or from the current directory; a start is refused until it is there", severity=Severity.WARNING,
             )
-        )
-
+        )  # fmt: skip
+        return None
     try:
-        data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-    except json.JSONDecodeError as exc:
-        line = text.splitlines()[exc.lineno - 1] if text.strip() else ""
-        raise ConfigError(
-            Diagnostic(
-                "config.json_syntax",
-                f"the {what} is not valid JSON: {exc.msg}",
-                where=f"{name}:{exc.lineno}",
-                found=repr(line.strip()[:80]),
-                hint="plain JSON: no comments, no trailing commas",
-            )
-        ) from exc
-    except RecursionError as exc:
-        raise ConfigError(
-            Diagnostic(
-                "config.yaml_depth",
-                f"the {what} is nested too deep",
-                where=name,
-                hint="settings need about five levels",
-            )
-        ) from exc
-    if duplicates:
-        raise ConfigError(
-            Diagnostic(
-                "config.duplicate_key",
-                f"the {what} gives a key twice",
-                where=name,
-                found=", ".join(sorted(duplicates)),
-                hint="one of the two",
-            )
-        )
-    return data
+        return read_document(file, what, found)
+    except ConfigError as exc:
+        found.problems += exc.diagnostics
+        return None
 
 
-def _lines(text: str) -> dict[str, int]:
-    """Line of every inner path of a JSON text (JSON is YAML but for tabs between tokens); empty when YAML cannot read it."""
-    try:
-        tree = parse_yaml(text.replace("\t", " "), "")
-    except ConfigError:
-        return {}
-    return tree.lines() if tree else {}
+def _fsdp(upper: Merged, folder: Path, found: Foreign) -> None:
+    words: Any = upper.values.get(_FSDP)
+    entry = upper.winners.get(_FSDP)
+    if isinstance(words, str) and words.strip().lower() in ("true", "false"):
+        words = words.strip().lower() == "true"
+    place = entry.source.place() if entry else ""
+    given = _FSDP in upper.values or _FSDP_CONFIG in upper.values
+    document = _named(upper, _FSDP_CONFIG, folder, found)
+    carried = None if given else _carried(_FSDP_CONFIG, folder, found)
+    if document is None and carried is None and not words:
+        return
+    named = upper.values.get("training.distributed_strategy") in _SHARDING or bool(words) or carried is not None
+    on = named or (bool(document and "fsdp" in document.data))
+    if not on and words is None and document is not None and not upper.values.get(_DEEPSPEED):
+        parallel = any(path.startswith("training.parallelism") for path in upper.values)
+        if not parallel:
+            found.notes.append(
+                document.note("", "fsdp_config without fsdp shards nothing, as in Transformers", "fsdp: full_shard")
+            )  # fmt: skip
+    used = (
+        document
+        or carried
+        or Document({}, entry.source.file if entry else "", {}, entry.source.line if entry else None)
+    )
+    replicas = any(
+        path == "training.parallelism.dp_replicate_size" and isinstance(size, int) and size > 1
+        for path, size in [*upper.values.items(), *((item.path, item.value) for item in found.entries)]
+    )
+    version = 1 if carried is not None else None
+    fsdp.read(used, found, words=words, place=place, version=version, on=on, replicas=replicas)

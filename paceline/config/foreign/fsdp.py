@@ -1,54 +1,281 @@
-"""FSDP settings by their Transformers and Accelerate names: which keys there are, and what of them is Paceline's own."""
+"""FSDP settings of Transformers 5.23 and of ``accelerate config`` (versions 1 and 2), brought to the normal form of this package.
+
+FSDP2 runs whatever version is asked for. What FSDP2 has no switch for is said, never dropped in silence: ``accelerate to-fsdp2`` maps
+NO_SHARD and HYBRID_SHARD to full sharding without a word; here they stay what they are, by a two-dimensional mesh.
+"""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
+from typing import Any
+
+from pydantic_core import PydanticCustomError
 
 from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
+from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic
 
-# Transformers 5.23 TrainingArguments.fsdp_config and accelerate 1.15 FullyShardedDataParallelPlugin; each also with the prefix fsdp_.
-KNOWN = frozenset(
-    [
-        "version",
-        "min_num_params",
-        "min_num_param",
-        "transformer_layer_cls_to_wrap",
-        "backward_prefetch",
-        "backward_prefetch_policy",
-        "forward_prefetch",
-        "limit_all_gathers",
-        "use_orig_params",
-        "sync_module_states",
-        "cpu_ram_efficient_loading",
-        "activation_checkpointing",
-        "reshard_after_forward",
-        "state_dict_type",
-        "auto_wrap_policy",
-        "offload_params",
-        "sharding_strategy",
-        "mixed_precision_policy",
-        "ignored_modules",
-        "cpu_offload",
-        "xla",
-        "xla_fsdp_settings",
-        "xla_fsdp_v2",
-        "xla_fsdp_grad_ckpt",
-    ]
-)
+#: Numbers are Accelerate's ``fsdp_sharding_strategy`` 1 to 5.
+SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+_RESHARDS = {
+    "full_shard": True,
+    "hybrid_shard": True,
+    "shard_grad_op": False,
+    "hybrid_shard_zero2": False,
+    "no_shard": False,
+}
+_OFFLOADABLE = ("full_shard", "shard_grad_op")
+_PREFETCH = ("backward_pre", "backward_post", "none")
+_STATE_DICTS = ("full_state_dict", "local_state_dict", "sharded_state_dict")
+_WRAP = {"transformer_based_wrap": "transformer", "size_based_wrap": "size", "no_wrap": "none", "transformer": "transformer", "size": "size", "none": "none"}  # fmt: skip
+_RENAMED = {
+    "fsdp_version": "version", "min_num_param": "min_num_params", "backward_prefetch_policy": "backward_prefetch", "offload_params": "cpu_offload",
+    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap", "offload": "cpu_offload",
+}  # fmt: skip
+_SAYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "activation_cpu_offload": (lambda v: v is True, "recomputed activations stay on the device: they are not offloaded"),
+    "activation_checkpointing_offload": (lambda v: v is True, "recomputed activations stay on the device: they are not offloaded"),
+    "xla_fsdp_settings": (lambda v: bool(v), "it would set torch_xla's wrapper (compute and buffer types, flattening)"),
+    "xla_fsdp_v2": (lambda v: v is True, "it would shard by torch_xla's SPMD"),
+    "xla_fsdp_grad_ckpt": (lambda v: v is True, "it would recompute activations in the backward, inside each XLA FSDP unit"),
+    "xla": (lambda v: v is True, "it would shard by torch_xla's FSDP on TPUs; nothing here runs on XLA devices"),
+}  # fmt: skip
 
 
-def read(document: Document, found: Foreign) -> None:
-    """Names unknown keys; activation checkpointing becomes the lowest layer's ``gradient_checkpointing``."""
-    for key, value in document.data.items():
-        name = key.removeprefix("fsdp_")
-        if name not in KNOWN:
-            near = difflib.get_close_matches(name, sorted(KNOWN), n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "remove it"
-            found.problems.append(
-                Diagnostic(
-                    "fsdp.unknown_key", f"FSDP has no setting '{key}'", where=document.place(key), found=key, hint=hint
+def _one_of(choices: tuple[str, ...], also: dict[str, str]) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        word = "none" if value in (None, False) else str(value).strip().lower()
+        word = also.get(word, word)
+        if word in choices:
+            return word
+        raise PydanticCustomError("paceline", "{expected}", {"expected": f"must be one of {', '.join(choices)}"})
+
+    return convert
+
+
+def _wrap(value: Any) -> str:
+    word = _WRAP.get("none" if value in (None, False) else str(value).strip().lower())
+    if word is None:
+        expected = "must be one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP"
+        raise PydanticCustomError("paceline", "{expected}", {"expected": expected})
+    return word
+
+
+def _version(value: Any) -> int:
+    number = to_int(value)
+    if number not in (1, 2):
+        raise PydanticCustomError("paceline", "{expected}", {"expected": "must be 1 or 2"})
+    return number
+
+
+def sharding_of(value: Any) -> str | None:
+    """The sharding that a word or Accelerate's number 1 to 5 names, or None."""
+    if isinstance(value, bool):
+        return None
+    text = str(value).strip().lower().removeprefix("_").removeprefix("shardingstrategy.")
+    if text.isdigit() and 1 <= int(text) <= len(SHARDINGS):
+        return SHARDINGS[int(text) - 1]
+    return text if text in SHARDINGS else None
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "version": _version,
+    "auto_wrap_policy": _wrap,
+    "transformer_layer_cls_to_wrap": lambda value: list(to_texts(value)),
+    "min_num_params": to_int,
+    "backward_prefetch": _one_of(_PREFETCH, {"no_prefetch": "none", "1": "backward_pre", "2": "backward_post"}),
+    "state_dict_type": _one_of(_STATE_DICTS, {"1": "full_state_dict", "2": "local_state_dict", "3": "sharded_state_dict"}),
+    "xla_fsdp_settings": to_mapping,
+    **dict.fromkeys(
+        (
+            "forward_prefetch", "cpu_offload", "cpu_ram_efficient_loading", "sync_module_states", "use_orig_params", "limit_all_gathers",
+            "activation_checkpointing", "activation_cpu_offload", "activation_checkpointing_offload", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt",
+        ),
+        to_bool,
+    ),
+}  # fmt: skip
+_SHARDING_KEYS = ("sharding_strategy", "reshard_after_forward")
+_POLICY_KEYS = ("mixed_precision_policy", "ignored_modules")
+KNOWN = frozenset([*_CONVERT, *_SHARDING_KEYS, *_POLICY_KEYS, *_RENAMED])
+_DROPPED = ("activation_cpu_offload", "activation_checkpointing_offload")
+
+
+class FsdpReader:
+    """Reads one set of FSDP settings; ``sharding`` and ``options`` are the normal form."""
+
+    def __init__(self, document: Document, found: Foreign, replicas: bool = False) -> None:
+        self.replicas = replicas
+        self.document = document
+        self.found = found
+        self.sharding: str | None = None
+        self.options: dict[str, Any] = {}
+        self._words_place = document.place("")
+
+    def words(self, value: Any, place: str) -> None:
+        """``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
+        self._words_place = place
+        if value is True:
+            self.sharding = "full_shard"
+            return
+        for word in (
+            str(" ".join(map(str, value)) if isinstance(value, (list, tuple)) else value).replace(",", " ").split()
+        ):
+            name = word.lower()
+            if name == "auto_wrap":
+                self.options.setdefault("auto_wrap_policy", "transformer")
+            elif name == "offload":
+                self.options["cpu_offload"] = True
+            elif name in ("true", "full_shard") or sharding_of(name) is not None:
+                named = "full_shard" if name == "true" else sharding_of(name)
+                if self.sharding not in (None, named):
+                    self._problem(
+                        "fsdp.value", "fsdp names two shardings", place, f"{self.sharding} and {word}", "one of them"
+                    )
+                self.sharding = named
+            else:
+                choices = (*SHARDINGS, "auto_wrap", "offload")
+                near = difflib.get_close_matches(name, choices, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(choices)}"
+                self._problem("fsdp.value", f"fsdp has no option '{word}'", place, word, hint)
+        if self.sharding is None and self.options:
+            self.sharding = "full_shard"
+
+    def settings(self, block: dict[str, Any], prefix: str = "") -> None:
+        """The keys of an ``fsdp_config``; ``prefix`` is their path inside the document."""
+        for key, value in block.items():
+            path = f"{prefix}{key}"
+            name = _RENAMED.get(key.lower(), key.lower()).removeprefix("fsdp_")
+            name = _RENAMED.get(name, name)
+            if key.startswith(("_", "//", "#")) or key == "comment":
+                continue
+            if name not in KNOWN:
+                near = difflib.get_close_matches(name, sorted(KNOWN), n=1)
+                hint = f"did you mean '{near[0]}'?" if near else "remove it"
+                self._problem("fsdp.unknown_key", f"FSDP has no setting '{key}'", self.document.place(path), key, hint)
+            elif value is None:
+                continue
+            elif name in _SHARDING_KEYS:
+                self._sharding(name, value, path)
+            elif name in _POLICY_KEYS:
+                self._policy(name, value, path)
+            else:
+                self._plain(name, value, path)
+
+    def _plain(self, name: str, value: Any, path: str) -> None:
+        try:
+            read = _CONVERT[name](value)
+        except PydanticCustomError as exc:
+            self._problem(
+                "fsdp.value", f"{path} {exc.message()}", self.document.place(path), shown(name, value), f"{path.rpartition('.')[2]}: another value, or remove it"
+            )  # fmt: skip
+            return
+        if name in self.options and self.options[name] != read and name != "auto_wrap_policy":
+            self.found.notes.append(
+                self.document.note(path, f"{path} {shown(name, read)} holds, not what training.fsdp says ({shown(name, self.options[name])})")
+            )  # fmt: skip
+        if name == "activation_checkpointing":
+            self.found.entries.append(self.document.entry("training.gradient_checkpointing", read, path))
+        if name in _SAYS and _SAYS[name][0](read):
+            self.found.notes.append(self.document.note(path, _SAYS[name][1]))
+        if name not in _DROPPED:
+            self.options[name] = read
+
+    def _sharding(self, name: str, value: Any, path: str) -> None:
+        word = sharding_of(value)
+        if word is None:
+            try:
+                flag = to_bool(value)
+            except PydanticCustomError:
+                flag = None
+            if flag is None or name == "sharding_strategy":
+                hint = f"one of {', '.join(word.upper() for word in SHARDINGS)}" + (
+                    ", true or false" if name[0] == "r" else ""
                 )
+                self._problem(
+                    "fsdp.value", f"{path} names no sharding", self.document.place(path), shown(name, value), hint
+                )
+                return
+            hybrid = self.replicas or (self.sharding or "").startswith("hybrid")
+            grouped = ("hybrid_shard", "hybrid_shard_zero2") if hybrid else ("full_shard", "shard_grad_op")
+            word = self.sharding if self.sharding == "no_shard" and not flag else grouped[not flag]
+        if self.sharding not in (None, word):
+            self.found.notes.append(
+                self.document.note(path, f"the sharding is {word}, as {path} says; another place ({self._words_place}) says {self.sharding}", "one of the two")
+            )  # fmt: skip
+        self.sharding = word
+
+    def _policy(self, name: str, value: Any, path: str) -> None:
+        if name == "ignored_modules":
+            if value not in ([], ""):
+                what = "modules that FSDP leaves alone are not built: every parameter is sharded"
+                self._problem("fsdp.not_built", what, self.document.place(path), shown(name, value), "remove the line")
+            return
+        policy = value.get("param_dtype") if isinstance(value, dict) else value
+        words = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp32": "no", "float32": "no"}
+        word = words.get(str(policy).lower().removeprefix("torch."))
+        if word is None:
+            hint = "bf16, fp16 or fp32 (or mixed_precision of the training section)"
+            self._problem(
+                "fsdp.value", f"{path} names no precision", self.document.place(path), shown(name, value), hint
             )
-        elif name == "activation_checkpointing" and value is not None:
-            found.entries.append(document.entry("training.gradient_checkpointing", value, key))
+            return
+        self.found.entries.append(self.document.entry("training.mixed_precision", word, path))
+        self.found.notes.append(
+            self.document.note(path, f"read as mixed_precision: {word}; gradients are reduced in float32")
+        )
+
+    def finish(self, default_version: int | None) -> None:
+        """Settles what several keys say together."""
+        if default_version is not None:
+            self.options.setdefault("version", default_version)
+        if self.options.get("min_num_params", 0) > 0 and "auto_wrap_policy" not in self.options:
+            self.options["auto_wrap_policy"] = "size"
+        if self.options.get("cpu_offload") and self.sharding is not None and self.sharding not in _OFFLOADABLE:
+            what = f"offload goes with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}"
+            self._problem(
+                "fsdp.offload", what, self._words_place, f"{self.sharding} and offload", "fsdp: full_shard offload"
+            )
+        if self.sharding is not None:
+            self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
+
+    def _problem(self, code: str, what: str, where: str, found: str, hint: str) -> None:
+        self.found.problems.append(Diagnostic(code, what, where=where, found=found, hint=hint))
+
+
+def read(
+    document: Document,
+    found: Foreign,
+    *,
+    words: Any = None,
+    place: str = "",
+    version: int | None = None,
+    on: bool = True,
+    replicas: bool = False,
+) -> None:
+    """Puts the normal form of ``fsdp`` (``words``) and ``fsdp_config`` (the document) into ``found.contents``.
+
+    A file may hold both (``{"fsdp": "full_shard", "fsdp_config": {…}}``). ``version``: what a missing version key means there;
+    ``on``: whether FSDP is meant at all; ``replicas``: the mesh has copies of the weights, so that sharding is hybrid.
+    """
+    reader = FsdpReader(document, found, replicas)
+    data = document.data
+    inner = data.get("fsdp_config")
+    if isinstance(inner, dict) or "fsdp" in data:
+        if words is None and data.get("fsdp"):
+            words, place = data["fsdp"], document.place("fsdp")
+        for key in data:
+            if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
+                found.problems.append(
+                    Diagnostic("fsdp.unknown_key", f"a file of FSDP settings has no key '{key}' beside fsdp and fsdp_config", where=document.place(key), found=key, hint="remove it")
+                )  # fmt: skip
+        block, prefix = (inner or {}), "fsdp_config."
+    else:
+        block, prefix = data, ""
+    if words:
+        reader.words(words, place)
+    reader.settings(block, prefix)
+    reader.finish(version)
+    found.contents["training.fsdp"] = reader.sharding if on else None
+    found.contents["training.fsdp_config"] = reader.options or None

@@ -11,12 +11,16 @@ from paceline.core.diagnostics import Diagnostic, Severity
 
 @dataclass
 class Foreign:
-    """Entries of the lowest layer; ``contents``: values that replace a path by what the file holds."""
+    """Entries of the lowest layer; ``contents``: values that replace a path by what the file holds.
+
+    ``blocks``: FSDP and DeepSpeed settings that an Accelerate file carries, to be read where the config has none of its own.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     contents: dict[str, Any] = field(default_factory=dict)
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
+    blocks: dict[str, Document | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,28 @@ class Document:
 
     def place(self, path: str) -> str:
         """``file:line`` of an inner path."""
-        line = self.lines.get(path, self.line)
+        line = self._line(path)
         return f"{self.name}:{line}" if line else self.name
+
+    def _line(self, path: str) -> int | None:
+        """The line of a path, else of the block it would stand in."""
+        while path and path not in self.lines:
+            path = path.rpartition(".")[0]
+        return self.lines.get(path, self.line)
 
     def entry(self, to: str, value: Any, path: str) -> Entry:
         """A setting of the lowest layer that this document's ``path`` makes."""
-        return Entry(to, value, Source(FOREIGN, self.name, self.lines.get(path, self.line), path))
+        return Entry(to, value, Source(FOREIGN, self.name, self._line(path), path))
 
-    def note(self, path: str, what: str, hint: str = "") -> Diagnostic:
-        """Something of this document that is not taken over."""
+    def part(self, block: str) -> Document:
+        """The document of an inner block."""
+        lines = {
+            path.removeprefix(f"{block}."): line for path, line in self.lines.items() if path.startswith(f"{block}.")
+        }
+        return Document(self.data[block], self.name, lines, self.lines.get(block, self.line))
+
+    def note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> Diagnostic:
+        """Something of this document that is translated or not taken over; a WARNING where it was asked for in earnest."""
         return Diagnostic(
-            "config.foreign_not_taken", what, where=self.place(path), found=path, hint=hint, severity=Severity.NOTE
+            "config.foreign_not_taken", what, where=self.place(path), found=path, hint=hint, severity=severity
         )

@@ -36,12 +36,14 @@ def to_path_or_mapping(value: Any) -> Any:
 
 
 def to_fsdp(value: Any) -> Any:
-    """FSDP options as a tuple of words; true and false stay."""
-    if value is None or isinstance(value, bool):
-        return value
+    """FSDP options as one text of words; true means full_shard; false, an empty text and an empty list mean no FSDP."""
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-        return to_bool(value)
-    return to_texts(value.replace(" ", ",") if isinstance(value, str) else value)
+        value = to_bool(value)
+    if isinstance(value, bool):
+        return "full_shard" if value else None
+    if value is None:
+        return None
+    return " ".join(to_texts(value.replace(" ", ",") if isinstance(value, str) else value)) or None
 
 
 #: The mesh, outermost first; their product is the number of processes.
@@ -136,11 +138,13 @@ class ScaleFields(Section):
         default=None,
         description="DeepSpeed JSON: its path, `{config_path: …}`, or the mapping itself. Read into the config; its values are the lowest layer.",
     )
-    fsdp: Annotated[tuple[str, ...] | bool | None, BeforeValidator(to_fsdp)] = Field(
-        default=None, description="FSDP options by their Transformers names (full_shard, auto_wrap, …), or true."
+    fsdp: Annotated[str | None, BeforeValidator(to_fsdp)] = Field(
+        default=None,
+        description="FSDP by its Transformers words: full_shard, shard_grad_op, no_shard, hybrid_shard or hybrid_shard_zero2, with auto_wrap and offload; or true.",
     )
     fsdp_config: Annotated[str | dict[str, Any] | None, BeforeValidator(to_path_or_mapping)] = Field(
-        default=None, description="FSDP settings: a mapping, or the path of a JSON file."
+        default=None,
+        description="FSDP settings by their Transformers or Accelerate names: a mapping, or the path of a JSON or YAML file.",
     )
     accelerate_config: OptText = Field(
         default=None,

@@ -68,7 +68,7 @@ def test_a_misspelt_top_level_key_is_refused(refuse, ds):
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [('{"a": 1,}', "config.json_syntax"), ("", "config.json_syntax"), ("[1]", "config.not_a_mapping"), ('{"fp16": {}, "fp16": {}}', "config.duplicate_key"),
+    [('{"fp16": {} "bf16": {}}', "config.json_syntax"), ('{"train_batch_size": SIZE}', "config.json_template"), ("", "config.json_syntax"), ("[1]", "config.not_a_mapping"), ('{"fp16": {}, "fp16": {}}', "config.duplicate_key"),
      ('{"gradient_clipping": NaN}', "config.json_syntax"), ('{"optimizer": 3}', "config.type"), ('{"gradient_clipping": "much"}', "config.type")],
 )  # fmt: skip
 def test_a_broken_file_is_named(refuse, ds, text, code):
@@ -83,13 +83,15 @@ def test_what_is_not_taken_is_said(load, ds):
         json.dumps(
             {
                 "train_batch_size": 32,
+                "train_micro_batch_size_per_gpu": 4,
+                "gradient_accumulation_steps": 2,
                 "optimizer": {"type": "Lamb", "params": {}},
                 "scheduler": {"type": "auto", "params": {"warmup_min_lr": 1e-7}},
             }
         )
     )
-    notes = [n.found for n in load("deepspeed: ds.json").notes if n.code == "config.foreign_not_taken"]
-    assert notes == ["train_batch_size", "optimizer.type", "scheduler.type", "scheduler.params.warmup_min_lr"]
+    notes = [n.found for n in load("{deepspeed: ds.json, optim: sgd}").notes if n.code == "config.foreign_not_taken"]
+    assert notes == ["train_batch_size", "scheduler.type", "scheduler.params.warmup_min_lr", "optimizer.type"]
 
 
 def test_another_file_on_the_command_line(load, ds):
@@ -104,9 +106,14 @@ def test_fsdp_settings(load, refuse, tmp_path):
         '{"fsdp_transformer_layer_cls_to_wrap": ["A"], "activation_checkpointing": true}'
     )
     t = load("training:\n  fsdp: full_shard auto_wrap\n  fsdp_config: fsdp.json\n").config.training
-    assert t.fsdp == ("full_shard", "auto_wrap")
+    assert t.fsdp == "full_shard"
     assert t.gradient_checkpointing is True
-    assert isinstance(t.fsdp_config, dict)
+    assert t.fsdp_config == {
+        "auto_wrap_policy": "transformer",
+        "transformer_layer_cls_to_wrap": ["A"],
+        "activation_checkpointing": True,
+        "reshard_after_forward": True,
+    }
     (found,) = refuse("training:\n  fsdp_config:\n    min_num_parms: 3\n").diagnostics
     assert (found.code, found.where.rpartition(":")[2]) == ("fsdp.unknown_key", "3")
     assert "min_num_params" in found.hint

@@ -1,0 +1,205 @@
+"""The blocks of an Accelerate file: DeepSpeed, FSDP, Megatron-LM, parallelism, dynamo."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from paceline.config.foreign.deepspeed_normal import table
+from paceline.config.foreign.layer import Document, Foreign
+from paceline.core.diagnostics import Diagnostic
+
+# Accelerate's DeepSpeedPlugin: the field → the path in DeepSpeed's JSON.
+_DEEPSPEED = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "seq_parallel_communication_data_type": "seq_parallel_communication_data_type",
+}
+_DEEPSPEED_SAID = {
+    "zero3_init_flag": "ZeRO-3 always starts sharded: no process holds the whole model",
+    "is_train_batch_min": "the batch is that of training",
+    "deepspeed_hostfile": "give it to the launcher: `deepspeed --hostfile FILE main.py …`",
+    "deepspeed_multinode_launcher": "one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher",
+    "deepspeed_inclusion_filter": "give it to the launcher: `deepspeed --include …`",
+    "deepspeed_exclusion_filter": "give it to the launcher: `deepspeed --exclude …`",
+}
+_MOE = ("deepspeed_moe_layer_cls_names", "transformer_moe_cls_names")
+_AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+_PARALLEL_SAID = {
+    "cp_backend": "context parallelism is Paceline's own",
+    "sp_backend": "Ulysses is Paceline's own on the native strategies, DeepSpeed's under DeepSpeed",
+    "sp_seq_length": "sequences may have any length; they are padded to a multiple",
+    "sp_seq_length_is_variable": "sequences may have any length; they are padded to a multiple",
+    "sp_attn_implementation": "the attention kernel is model.attn_implementation's business; sequence parallelism works with sdpa",
+    "cp_comm_strategy": "keys and values are collected once (all-gather)",
+}
+_MEGATRON = {
+    "tp_degree": "training.parallelism.tp_size",
+    "pp_degree": "training.parallelism.pp_size",
+    "context_parallel_size": "training.parallelism.cp_size",
+    "sequence_parallelism": "training.parallelism.sequence_parallel",
+    "recompute_activations": "training.gradient_checkpointing",
+    "gradient_clipping": "training.max_grad_norm",
+    "num_micro_batches": "training.gradient_accumulation_steps",
+}
+_MEGATRON_OFF = (
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "optimizer_cpu_offload",
+    "use_custom_fsdp",
+)
+
+
+def _unknown(document: Document, found: Foreign, block: str, key: str, known: list[str]) -> None:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else "remove it"
+    what = f"Accelerate's {block} has no setting '{key}'"
+    found.problems.append(Diagnostic("accelerate.unknown_key", what, where=document.place(key), found=key, hint=hint))
+
+
+def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+    """The block as the JSON that Accelerate's plugin makes of it, or the file that it names."""
+    data = document.data
+    file = data.get("deepspeed_config_file")
+    if file and str(file).lower() != "none":
+        found.blocks["training.deepspeed"] = f"{document.place('deepspeed_config_file')}\n{file}"
+        for key in data:
+            if key in _DEEPSPEED:
+                found.notes.append(document.note(key, f"{key}: the DeepSpeed file decides, as with accelerate"))
+            elif key != "deepspeed_config_file":
+                _deepspeed_other(document, found, key, {}, {})
+        return
+    json: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key, value in data.items():
+        if key in _DEEPSPEED:
+            if value is not None and not (key.endswith("nvme_path") and str(value).lower() == "none"):
+                _put(json, _DEEPSPEED[key], value)
+                lines[_DEEPSPEED[key]] = document.lines.get(key, document.line or 1)
+        elif key != "deepspeed_config_file":
+            _deepspeed_other(document, found, key, json, lines)
+    zero = json.setdefault("zero_optimization", {})
+    if isinstance(zero, dict):
+        zero.setdefault("stage", 2)  # Accelerate's default
+    sequence = (whole.get("parallelism_config") or {}).get("parallelism_config_sp_size")
+    if isinstance(sequence, int) and sequence > 1:
+        json["sequence_parallel_size"] = sequence
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        json.setdefault(key, "auto")
+    found.blocks["training.deepspeed"] = Document(json, document.name, lines, document.line)
+
+
+def _deepspeed_other(document: Document, found: Foreign, key: str, json: dict[str, Any], lines: dict[str, int]) -> None:
+    value = document.data[key]
+    if key in _DEEPSPEED_SAID:
+        if value not in (None, False, "", "standard"):
+            found.notes.append(document.note(key, f"{key}: {_DEEPSPEED_SAID[key]}"))
+    elif key in _MOE:
+        names = [name.strip() for name in str(value or "").split(",") if name.strip()]
+        if names:
+            _put(json, "zero_optimization.leaf_module.classes", names)
+    elif key in ("enable_msamp", "msamp_opt_level"):
+        if value not in (None, False):
+            what = f"{key}: 8-bit training is not built"
+            found.problems.append(
+                Diagnostic("accelerate.not_built", what, document.place(key), str(value), "remove it")
+            )
+    elif key in table():
+        json[key] = {**json.get(key, {}), **value} if isinstance(value, dict) else value
+        lines.update({path: line for path, line in document.lines.items() if path == key or path.startswith(f"{key}.")})
+        what = f"{key}: a key of DeepSpeed's JSON, taken as one; accelerate itself leaves it alone here"
+        found.notes.append(document.note(key, what, "a JSON file, named by deepspeed_config_file"))
+    else:
+        _unknown(
+            document, found, "deepspeed_config", key, [*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file"]
+        )
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for part in outer:
+        data = data.setdefault(part, {})
+    data[last] = value
+
+
+def fsdp_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+    """FSDP settings, read later by their own reader."""
+    found.blocks["training.fsdp_config"] = document
+
+
+def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+    """Mesh sizes; Ulysses (``sp_size``) and context parallelism (``cp_size``) both split the sequence."""
+    sizes: dict[str, int] = {}
+    for key, value in document.data.items():
+        name = key.removeprefix("parallelism_config_")
+        if value is None:
+            continue
+        if name in _AXES:
+            sizes[name] = value
+        elif name in _PARALLEL_SAID:
+            found.notes.append(document.note(key, f"{key}: {_PARALLEL_SAID[name]}"))
+        else:
+            known = [f"parallelism_config_{n}" for n in (*_AXES, *_PARALLEL_SAID)]
+            _unknown(document, found, "parallelism_config", key, known)
+    if sizes.get("sp_size", 1) != 1 and sizes.get("cp_size", 1) != 1:
+        what = "sp_size and cp_size both split the sequence; one of them"
+        found.problems.append(
+            Diagnostic("accelerate.not_built", what, document.place(""), str(sizes), "sp_size: 1, or cp_size: 1")
+        )
+        return
+    for name, size in sizes.items():
+        if name in ("cp_size", "sp_size"):
+            if size != 1:
+                found.entries.append(document.entry("training.parallelism.cp_size", size, f"parallelism_config_{name}"))
+                method = "allgather" if name == "cp_size" else "ulysses"
+                found.entries.append(
+                    document.entry("training.parallelism.cp_method", method, f"parallelism_config_{name}")
+                )
+        else:
+            found.entries.append(document.entry(f"training.parallelism.{name}", size, f"parallelism_config_{name}"))
+
+
+def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+    """Megatron's degrees on the native mesh: the same split of the model by other code."""
+    data = {key.removeprefix("megatron_lm_"): (key, value) for key, value in document.data.items() if value is not None}
+    for name, (key, value) in data.items():
+        if name in _MEGATRON:
+            found.entries.append(document.entry(_MEGATRON[name], value, key))
+        elif name in _MEGATRON_OFF and value not in (False, 1):
+            what = f"{key} is not built"
+            found.problems.append(
+                Diagnostic("accelerate.not_built", what, document.place(key), str(value), "remove it")
+            )
+        elif name != "use_distributed_optimizer":
+            found.notes.append(document.note(key, f"{key} belongs to Megatron's own training loop and is not taken"))
+    tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))
+    strategy = "pipeline" if pp != 1 else "fsdp"
+    found.entries.append(document.entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree"))
+    total, split = whole.get("num_processes"), tp * pp * cp if all(isinstance(n, int) for n in (tp, pp, cp)) else 0
+    if isinstance(total, int) and split and total % split == 0 and total > split:
+        found.entries.append(
+            document.entry("training.parallelism.dp_shard_size", total // split, "megatron_lm_tp_degree")
+        )
+    what = "Megatron-LM itself is not used: the same degrees on Paceline's own mesh, weights and optimizer sharded over the data-parallel ranks"
+    found.notes.append(document.note("megatron_lm_use_distributed_optimizer", what))
+
+
+def dynamo_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
+    """``dynamo_backend`` and its options as torch_compile."""
+    data = {key.removeprefix("dynamo_"): (key, value) for key, value in document.data.items()}
+    key, backend = data.get("backend", ("", "no"))
+    if str(backend).lower() in ("no", "false", "none", ""):
+        return
+    found.entries.append(document.entry("training.torch_compile", True, key))
+    found.entries.append(document.entry("training.torch_compile_backend", str(backend).lower(), key))
+    for name, (path, value) in data.items():
+        if name == "mode" and value not in (None, "default"):
+            found.entries.append(document.entry("training.torch_compile_mode", value, path))
+        elif name not in ("backend", "mode") and value not in (None, False):
+            found.notes.append(document.note(path, f"{path}: not taken; torch.compile chooses by itself"))

@@ -1,0 +1,290 @@
+"""A DeepSpeed JSON in the spelling of 0.19.8: known keys with values of their type, old names translated, the rest named.
+
+DeepSpeed itself reads its top level with ``dict.get`` (a misspelt key is ignored) and most blocks strictly (an old key is a crash).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from paceline.config.foreign.deepspeed_verdicts import (
+    DROPPED,
+    LOSS_SCALE,
+    NOT_GRANTED,
+    REFUSED,
+    RENAMED,
+    SAID,
+    is_on,
+)
+from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.sections.types import to_bool, to_int, to_number, to_text
+from paceline.config.source import holds_secret, shown
+from paceline.config.spelling import same
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_COMMENTS = ("_", "//", "#", "$")
+_NEOX = frozenset(["num-layers", "hidden-size", "num-attention-heads", "pipe-parallel-size", "model-parallel-size", "train-iters", "num_layers", "train_iters"])  # fmt: skip
+
+
+@cache
+def table() -> dict[str, Any]:
+    """Every key of DeepSpeed 0.19.8, nested, with the type of its value."""
+    return json.loads(Path(__file__).with_name("deepspeed_keys.json").read_text(encoding="utf-8"))["keys"]
+
+
+class Normaliser:
+    """Walks one document; ``result`` is the normal form. ``strategy``: what a higher layer names, if any."""
+
+    def __init__(self, document: Document, found: Foreign, strategy: Any = None) -> None:
+        self.strategy = strategy
+        self.document = document
+        self.found = found
+        self.result: dict[str, Any] = {}
+
+    def run(self) -> dict[str, Any]:
+        """The normal form. What is wrong stands in ``found.problems``, what is translated or left out in ``found.notes``."""
+        data = self.document.data
+        neox = [key for key in data if key in _NEOX]
+        if len(neox) > 1:
+            foreign = [key for key in data if key not in table() and not key.startswith(_COMMENTS)]
+            what = f"a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule) are not DeepSpeed's and not read from here, as DeepSpeed does not"
+            hint = "model:, data: and training: of the YAML say them"
+            self._note(neox[0], f"{', '.join(foreign[:8])} …: {what}", hint, Severity.WARNING)
+            data = {key: value for key, value in data.items() if key not in foreign}
+        self.result = self._block(data, table(), "")
+        zero = self.result.get("zero_optimization")
+        if isinstance(zero, dict):
+            self._zero(zero)
+        return self.result
+
+    def _block(self, block: dict[str, Any], spec: dict[str, Any], prefix: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in block.items():
+            path = f"{prefix}{key}"
+            name = self._name(key, prefix.rstrip("."), path)
+            canonical = f"{prefix}{name}"
+            if key.startswith(_COMMENTS) or key.lower() in ("comment", "comments", "description"):
+                self._note(path, "a comment", "")
+            elif self._special(canonical, path, value, found):
+                continue
+            elif canonical in REFUSED:
+                self._refused(canonical, path, value)
+            elif canonical in DROPPED:
+                self._note(path, DROPPED[canonical])
+            elif canonical in NOT_GRANTED:
+                self._note(path, NOT_GRANTED[canonical] if is_on(value) else "switched off", "", Severity.WARNING)
+            elif name not in spec:
+                self._unknown(key, path, spec)
+            elif value is None:
+                continue
+            else:
+                self._known(name, path, value, spec[name], found)
+        return found
+
+    def _name(self, key: str, block: str, path: str) -> str:
+        new = RENAMED.get(block, {}).get(key)
+        if new is None:
+            return key
+        self._note(path, f"{key} is called {new} now", new)
+        return new
+
+    def _known(self, name: str, path: str, value: Any, spec: Any, found: dict[str, Any]) -> None:
+        if name in found and not same(found[name], value):
+            self._problem(
+                "config.conflict",
+                f"{path} is given twice, under an old and the new name",
+                path,
+                shown(name, value),
+                "one of the two",
+            )
+        elif value == "auto":
+            found[name] = "auto"
+        elif isinstance(spec, dict):
+            inner = {"enabled": value} if isinstance(value, bool) and "enabled" in spec else value
+            if not isinstance(inner, dict):
+                hint = f'{{"{next(iter(spec))}": …}}'
+                self._problem("config.type", f"{path} must be a mapping", path, shown(name, value), hint)
+                return
+            found[name] = self._block(inner, spec, f"{path}.")
+        else:
+            if path.startswith("zero_optimization.") and isinstance(value, list) and spec.startswith(("int", "bool")):
+                what = f"{path} is a list: a tuning space of DeepSpeed's autotuner, not the config of a run"
+                self._problem("zero.tuning_space", what, path, shown(name, value), f"one of {shown(name, value)}")
+                return
+            try:
+                found[name] = convert(spec, value)
+            except PydanticCustomError as exc:
+                self._problem(
+                    "config.type", f"{path} {exc.message()}", path, shown(name, value), '"auto", or the value'
+                )
+                return
+        if path in SAID and (
+            is_on(found[name]) or (isinstance(value, dict) and any(v is True for v in value.values()))
+        ):
+            self._note(path, SAID[path])
+        if isinstance(found[name], str) and holds_secret(name, found[name]):
+            what = f"'{path}' holds a secret in plain text; it would reach logs and saved configs"
+            self._problem(
+                "sec.secret_on_cli",
+                what,
+                path,
+                "*** (not shown)",
+                "remove it; set the tool's own variable in the environment",
+            )
+
+    def _special(self, canonical: str, path: str, value: Any, found: dict[str, Any]) -> bool:
+        """Old spellings that change place or shape; whether it was one."""
+        block, _, name = canonical.rpartition(".")
+        if canonical == "zero_optimization" and isinstance(value, bool):
+            found["zero_optimization"] = {"stage": int(value)}
+            self._note(
+                path, f"zero_optimization: {shown('', value)} means stage {int(value)}", f'{{"stage": {int(value)}}}'
+            )
+        elif block == "bf16" and name in LOSS_SCALE:
+            self._note(path, "bf16 has float32's range and scales no loss; DeepSpeed 0.19 refuses the key", "remove it")
+        elif canonical in ("fp16.fp16", "bf16.bf16"):
+            self._note(path, "GPT-NeoX's spelling; enabled decides", '"enabled"')
+            if is_on(value):
+                found.setdefault("enabled", True)
+        elif canonical in ("fp16.opt_level", "fp16.fp16_scale_tolerance", "fp16.loss_scaling"):
+            self._note(path, "no key of DeepSpeed's fp16 block; it never had an effect there", "remove it")
+        elif block == "zero_optimization" and name in ("cpu_offload", "cpu_offload_param", "cpu_offload_params"):
+            self._offload("offload_optimizer" if name == "cpu_offload" else "offload_param", path, value, found)
+        elif canonical == "zero_optimization.cpu_offload_use_pin_memory":
+            self._note(path, "read as pin_memory of offload_optimizer and offload_param", '"pin_memory" inside them')
+            found["_pin"] = value
+        elif canonical in ("zero_optimization.offload_param", "zero_optimization.offload_optimizer") and isinstance(
+            value, bool
+        ):
+            self._offload(name, path, value, found)
+        elif canonical == "tensor_parallel" and isinstance(value, dict):
+            self._tensor_parallel(path, value, found)
+        else:
+            return False
+        return True
+
+    def _offload(self, name: str, path: str, value: Any, found: dict[str, Any]) -> None:
+        on = is_on(value)
+        self._note(
+            path,
+            f"read as {name}: device {'cpu' if on else 'none'}",
+            f'"{name}": {{"device": "{"cpu" if on else "none"}"}}',
+        )
+        if on:
+            found.setdefault(name, {"device": "cpu"})
+
+    def _tensor_parallel(self, path: str, value: dict[str, Any], found: dict[str, Any]) -> None:
+        """``{"enabled": true, "tp_size": 2}`` and ``{"tp": {"tp_size": 2}}``: DeepSpeed refuses the first and ignores the second."""
+        inner = dict(value)
+        enabled = inner.pop("enabled", True)
+        sizes = {"tp_size": inner.pop("tp_size", None)}
+        tp = inner.get("tp", inner.get("tensor_parallel"))
+        if isinstance(tp, dict) and "autotp_size" not in inner:
+            sizes["tp.tp_size"] = tp.get("tp_size")
+        if not is_on(enabled):
+            self._note(path, "switched off")
+            return
+        for written, size in sizes.items():
+            if size is not None and inner.setdefault("autotp_size", size) != size:
+                self._problem(
+                    "config.conflict", "tensor_parallel gives two sizes", f"{path}.{written}", f"{written}: {size}, autotp_size: {inner['autotp_size']}", "autotp_size alone"
+                )  # fmt: skip
+            elif size is not None and "autotp_size" not in value:
+                self._note(
+                    f"{path}.{written}",
+                    f"read as autotp_size: {size}; DeepSpeed itself does not split by this spelling",
+                    f'"autotp_size": {size}',
+                )
+        found["tensor_parallel"] = self._block(inner, table()["tensor_parallel"], f"{path}.")
+
+    def _zero(self, zero: dict[str, Any]) -> None:
+        if zero.get("stage") == "auto":
+            del zero["stage"]
+            if not str(self.strategy).startswith("zero"):
+                zero["stage"] = 2
+                self._note(
+                    "zero_optimization.stage",
+                    '"auto" is 2, as with accelerate, where no strategy names it',
+                    '"stage": 2',
+                )
+        pin = zero.pop("_pin", None)
+        for name in ("offload_param", "offload_optimizer"):
+            block = zero.get(name)
+            if not isinstance(block, dict):
+                continue
+            if pin is not None:
+                block.setdefault("pin_memory", is_on(pin))
+            if block.get("device") == "nvme" and block.get("nvme_path") in (None, "auto", ""):
+                path = f"zero_optimization.{name}.device"
+                hint = '"nvme_path": "/a/folder/on/the/disk"'
+                self._problem("zero.nvme_path", f"{name} to nvme needs a folder", path, "nvme without nvme_path", hint)
+
+    def _refused(self, canonical: str, path: str, value: Any) -> None:
+        reason, hint = REFUSED[canonical]
+        if is_on(value):
+            self._problem("zero.not_built", f"{path}: {reason}", path, path, hint)
+        else:
+            self._note(path, "switched off")
+
+    def _unknown(self, key: str, path: str, spec: dict[str, Any]) -> None:
+        near = difflib.get_close_matches(key, sorted(spec), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "remove it"
+        if path != key:
+            block = path.rpartition(".")[0]
+            self._problem("zero.unknown_key", f"DeepSpeed's {block} has no key '{key}'", path, key, hint)
+            return
+        inside = next((name for name, block in spec.items() if isinstance(block, dict) and key in block), None)
+        if inside == "zero_optimization" and key != "stage":
+            # Of ZeRO's keys only the stage changes what is set up; the others are memory and speed.
+            what = "DeepSpeed reads it inside zero_optimization only; at the top level it has no effect"
+            self._note(path, what, f'"zero_optimization": {{"{key}": …}}', Severity.WARNING)
+        elif inside or near:
+            hint = f"did you mean '{near[0]}'?" if near and not inside else f'it belongs inside "{inside}"'
+            what = f"DeepSpeed knows no key '{key}' and would ignore it silently"
+            self._problem("zero.unknown_toplevel", what, path, key, hint)
+        else:
+            self._note(path, "no key of DeepSpeed's, which ignores it", "the line may go", Severity.WARNING)
+
+    def _note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> None:
+        self.found.notes.append(self.document.note(path, f"{path}: {what}", hint, severity))
+
+    def _problem(self, code: str, what: str, path: str, found: str, hint: str) -> None:
+        self.found.problems.append(Diagnostic(code, what, where=self.document.place(path), found=found, hint=hint))
+
+
+def convert(spec: str, value: Any) -> Any:
+    """``value`` as the type that ``spec`` names (``int 0..3``, ``bool``, ``none|cpu|nvme``). Raises PydanticCustomError otherwise."""
+    kind, _, limits = spec.partition(" ")
+    simple: dict[str, Callable[[Any], Any]] = {"bool": to_bool, "text": to_text, "int": to_int, "number": _number}
+    if kind == "any":
+        return value
+    if kind in ("mapping", "list"):
+        if isinstance(value, {"mapping": dict, "list": list}[kind]):
+            return value
+        raise _fail(f"must be a {kind}")
+    if kind not in simple:
+        words = kind.split("|")
+        if str(value).lower() in words:
+            return str(value).lower()
+        raise _fail(f"must be one of {', '.join(words)}")
+    read = simple[kind](value)
+    low, _, high = limits.partition("..")
+    if (low and read < float(low)) or (high and read > float(high)):
+        raise _fail(f"must be at least {low}" if low and read < float(low) else f"must be at most {high}")
+    return read
+
+
+def _number(value: Any) -> float:
+    number = to_number(value)
+    return value if isinstance(value, (int, float)) else number
+
+
+def _fail(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("paceline", "{expected}", {"expected": expected})

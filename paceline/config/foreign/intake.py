@@ -1,0 +1,87 @@
+"""One file of another system, taken or refused: what `scripts/intake.py` shows and the tests count."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config.foreign.json_text import parse_json
+from paceline.config.load import Loaded, load_config
+from paceline.config.reading import read_text
+from paceline.config.yaml_tree import parse_yaml
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+KINDS = ("deepspeed", "accelerate", "fsdp", "config")
+_UNPARSEABLE = frozenset(["config.json_syntax", "config.yaml_syntax", "config.not_utf8", "config.yaml_tab", "config.empty_file"])  # fmt: skip
+_PLACEHOLDERS = frozenset(["PLACEHOLDER", "TODO", "FIXME", "XXX"])
+
+
+@dataclass(frozen=True)
+class Intake:
+    """``verdict`` is taken, refused, template (placeholders that nobody filled in) or unparseable."""
+
+    path: str
+    kind: str
+    verdict: str
+    problems: tuple[Diagnostic, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
+    loaded: Loaded | None = None
+
+
+def kind_of(data: Any) -> str:
+    """Whose file it is, by its keys: ``deepspeed``, ``accelerate``, ``fsdp``, or ``config`` (training arguments of any kind)."""
+    if not isinstance(data, dict):
+        return "config"
+    if "distributed_type" in data or "compute_environment" in data:
+        return "accelerate"
+    if "fsdp_config" in data and {key for key in data if not key.startswith("_")} <= {"fsdp", "fsdp_config"}:
+        return "fsdp"
+    marks = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "fp16", "bf16"}
+    blocks = [key for key in marks & set(data) if isinstance(data[key], dict) or key.startswith("train_")]
+    return "deepspeed" if blocks else "config"
+
+
+def intake(path: str, kind: str | None = None) -> Intake:
+    """Reads one file through ``load_config``, named by an otherwise empty config (``kind`` config: the file is the config itself)."""
+    try:
+        data = _data(path)
+    except ConfigError as exc:
+        verdict = "template" if exc.diagnostics[0].code == "config.json_template" else "unparseable"
+        if exc.diagnostics[0].code not in (*_UNPARSEABLE, "config.json_template"):
+            verdict = "refused"
+        return Intake(path, kind or "config", verdict, exc.diagnostics)
+    kind = kind or kind_of(data)
+    name = {"deepspeed": "deepspeed", "accelerate": "accelerate_config", "fsdp": "fsdp_config"}.get(kind)
+    try:
+        if name is None:
+            loaded = load_config(path)
+        else:
+            flags: dict[str, object] = {f"training.{name}": str(Path(path).resolve())}
+            loaded = load_config(None, flags=flags)
+    except ConfigError as exc:
+        template = _template(data) or any(item.code == "zero.tuning_space" for item in exc.diagnostics)
+        return Intake(path, kind, "template" if template else "refused", exc.diagnostics)
+    return Intake(path, kind, "taken", (), loaded.notes, loaded)
+
+
+def _data(path: str) -> Any:
+    text = read_text(path, "the file")
+    if Path(path).suffix == ".json":
+        return parse_json(text, path, "file", lenient=True)[0]
+    tree = parse_yaml(text, path)
+    return tree.data() if tree else {}
+
+
+def _template(data: Any) -> bool:
+    """Whether a value is the placeholder of a template: ``{{ … }}``, ``<…>``, ``$VAR`` or a word like PLACEHOLDER."""
+    if isinstance(data, dict):
+        return any(_template(value) for value in data.values())
+    if isinstance(data, list):
+        return any(_template(value) for value in data)
+    if not isinstance(data, str):
+        return False
+    word = data.strip()
+    return word.startswith(("{{", "<", "$")) or word in _PLACEHOLDERS or (word.isupper() and "_" in word and json.dumps(word)[1:-1] == word and word.startswith("CONFIG_"))  # fmt: skip
