@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
 from paceline.models.layout import Layout, layout_of, record_of
 from paceline.models.precision import product_dtype
@@ -119,7 +121,8 @@ def packed_attention(
         raise ConfigError(_no_position_bias(module))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     window = kwargs.get("sliding_window") or getattr(module, "sliding_window", None)
-    out = document_attention(
+    attend = document_attention if layout.context is None else partial(context_attention, document_attention)
+    out = attend(
         query,
         key,
         value,

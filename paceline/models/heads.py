@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, TokenStats, nll_sums
+from paceline.models.regions import local
 from paceline.seam.batch import IGNORE_INDEX
 from paceline.seam.roles import Ask
 
@@ -64,13 +65,44 @@ class OwnHead:
             self._finished.states = None
 
 
+class Vocabulary(Protocol):
+    """How the fused losses are computed over the vocabulary: all of it on this rank, or a part (``parallel_head.VocabularyPart``)."""
+
+    def nll(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def stats(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class WholeVocabulary:
+    """The losses of ``head_kernels``."""
+
+    def nll(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(Σ -log p(label), number of correct argmaxes)."""
+        if torch.is_grad_enabled():
+            return FusedNll.apply(hidden, weight, bias, labels, shape, correct)  # type: ignore[no-any-return, no-untyped-call]
+        return nll_sums(hidden, weight, bias, labels, shape, correct)
+
+    def stats(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(log p(label) [L], entropy [L], number of correct argmaxes)."""
+        return TokenStats.apply(hidden, weight, bias, labels, shape, entropy)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class Head:
-    """Computes what is asked; ``fused`` says by which path, ``reason`` why."""
+    """Computes what is asked; ``fused`` says by which path, ``reason`` why; ``vocabulary`` how the fused path shares out its columns."""
 
     def __init__(self, hf: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._linear = hf.get_output_embeddings()
         self._own = OwnHead(hf)
         self._chunk_bytes = chunk_bytes
+        self.vocabulary: Vocabulary = WholeVocabulary()
         self.shape = _shape(hf.config.to_dict(), chunk_bytes)
         self.fused = isinstance(self._linear, nn.Linear) and self._matches(hf)
         self.reason = (
@@ -104,22 +136,18 @@ class Head:
         return self._fused(flat, wanted, ask) if self.fused else self._generic(flat, wanted, ask)
 
     def _fused(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
-        weight, bias = self._linear.weight, self._linear.bias
-        correct = Ask.CORRECT in ask
+        weight, bias = local(self._linear.weight), local(self._linear.bias)
         out: dict[str, Tensor] = {}
         if Ask.LOGPROBS in ask or Ask.ENTROPY in ask:
-            logp, entropy, right = TokenStats.apply(hidden, weight, bias, labels, self.shape, Ask.ENTROPY in ask)  # type: ignore[no-untyped-call]
+            logp, entropy, right = self.vocabulary.stats(hidden, weight, bias, labels, self.shape, Ask.ENTROPY in ask)
             out = {
                 Ask.LOGPROBS.value: logp,
                 Ask.ENTROPY.value: entropy,
                 Ask.NLL.value: -logp.sum(),
                 Ask.CORRECT.value: right,
             }
-        elif torch.is_grad_enabled():
-            nll, right = FusedNll.apply(hidden, weight, bias, labels, self.shape, correct)  # type: ignore[no-untyped-call]
-            out = {Ask.NLL.value: nll, Ask.CORRECT.value: right}
         else:
-            nll, right = nll_sums(hidden, weight, bias, labels, self.shape, correct)
+            nll, right = self.vocabulary.nll(hidden, weight, bias, labels, self.shape, Ask.CORRECT in ask)
             out = {Ask.NLL.value: nll, Ask.CORRECT.value: right}
         return {one.value: out[one.value] for one in ask}
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.models.context_parallel import ContextBatch, ContextParallel
 from paceline.seam.batch import Batch
 
 _ATTRIBUTE = "_paceline_layout"
@@ -18,11 +19,15 @@ _RECORD = "_paceline_record"
 
 @dataclass(frozen=True)
 class Layout:
-    """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device, the longest document."""
+    """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device, the longest document.
+
+    ``context``: the group that the tokens are shared out over (``bounds`` are those of all of them), or None.
+    """
 
     bounds: tuple[int, ...]
     cu_seqlens: Tensor
     max_seqlen: int
+    context: ContextParallel | None = None
 
     @staticmethod
     def of(batch: Batch) -> Layout:
@@ -30,8 +35,21 @@ class Layout:
         device = batch.input_ids.device
         bounds = tuple(batch.cu_seqlens.tolist())
         return Layout(
-            bounds, batch.cu_seqlens.to(device=device, dtype=torch.int32, non_blocking=True), batch.max_seqlen
+            bounds,
+            batch.cu_seqlens.to(device=device, dtype=torch.int32, non_blocking=True),
+            batch.max_seqlen,
+            batch.context if isinstance(batch, ContextBatch) else None,
         )
+
+    @staticmethod
+    def over(bounds: tuple[int, ...], device: torch.device) -> Layout:
+        """The layout of documents with these boundaries."""
+        longest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
+        return Layout(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), longest)
+
+    def whole(self) -> Layout:
+        """The same documents with all tokens on this rank."""
+        return replace(self, context=None)
 
 
 class LayoutSlot:

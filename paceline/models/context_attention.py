@@ -1,0 +1,152 @@
+"""Attention over documents whose tokens are shared out over a cp group (see ``context_parallel``).
+
+Ulysses (Jacobs et al. 2023) turns a cut along tokens into a cut along heads and back. All-gather (as in Llama 3's training, Dubey et al.
+2024, section 3.3.2) fetches keys and values, and a rank computes its own queries: only its first document may have begun on an
+earlier rank, and that document's tail is joined from two parts by their log-sums (as in Liu et al. 2023, ring attention).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.models.context_parallel import ULYSSES, shared_heads
+from paceline.models.documents import _flash, _flash_backward, causal_mask, scores_attention
+from paceline.models.layout import Layout
+from paceline.models.precision import product_dtype
+from paceline.models.regions import Group, block_of, exchange, gather
+
+_HEADS, _TOKENS = 1, 2
+Inner = Callable[..., Tensor]
+
+
+def context_attention(
+    inner: Inner,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    *,
+    sinks: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """query [1, H, T/n, D], key and value [1, K, T/n, D] -> [1, H, T/n, D]; ``inner`` is attention on whole documents, ``options`` its own."""
+    assert layout.context is not None
+    group = layout.context.group
+    if layout.context.method == ULYSSES:
+        return _ulysses(inner, query, key, value, layout, group, sinks=sinks, **options)
+    return _allgather(inner, query, key, value, layout, group, sinks=sinks, **options)
+
+
+def _ulysses(
+    inner: Inner,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    group: Group,
+    *,
+    sinks: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    heads, ranks = query.shape[_HEADS], group.size()
+    key, value = (shared_heads(x, heads, ranks) for x in (key, value))
+    q, k, v = (exchange(x, group, split=_HEADS, join=_TOKENS) for x in (query, key, value))
+    sinks = None if sinks is None else block_of(sinks, group, 0)
+    out = inner(q, k, v, layout.whole(), sinks=sinks, **options)
+    return exchange(out, group, split=_TOKENS, join=_HEADS)
+
+
+def _allgather(
+    inner: Inner, query: Tensor, key: Tensor, value: Tensor, layout: Layout, group: Group, **options: Any
+) -> Tensor:
+    fetched, width = gather(torch.cat([key, value], dim=-1), group, _TOKENS, partial=True), key.shape[-1]
+    key, value = fetched[..., :width], fetched[..., width:]
+    size = query.shape[_TOKENS]
+    start = group.rank() * size
+    begun, tail, rest = own_documents(layout.bounds, start, start + size)
+    pieces = []
+    if tail:
+        seen = slice(begun, start + tail)
+        pieces.append(_tail(query[:, :, :tail], key[:, :, seen], value[:, :, seen], **options))
+    if tail < size:
+        own = slice(start + tail, start + size)
+        pieces.append(
+            inner(query[:, :, tail:], key[:, :, own], value[:, :, own], Layout.over(rest, query.device), **options)
+        )
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=_TOKENS)
+
+
+def own_documents(bounds: tuple[int, ...], start: int, end: int) -> tuple[int, int, tuple[int, ...]]:
+    """Documents as the block [start, end) sees them: (where the document at ``start`` began, how many tokens of it are here if it began
+    earlier, else 0; boundaries of the others, from 0)."""
+    first = bisect_right(bounds, start) - 1
+    tail = min(bounds[first + 1], end) - start if bounds[first] < start else 0
+    inner = [b for b in bounds if start + tail < b < end]
+    rest = tuple(b - start - tail for b in (start + tail, *inner, end))
+    return bounds[first], tail, rest
+
+
+def _tail(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The last q queries of one document over its first k tokens, causal with aligned ends; shapes as in ``context_attention``."""
+    if window is not None:
+        reach = query.shape[_TOKENS] + window - 1
+        key, value = key[:, :, -reach:], value[:, :, -reach:]
+    plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
+    if plain and dropout == 0.0 and query.device.type == "cpu":
+        return CpuTail.apply(query, key, value, scale, product_dtype(query.dtype, query.device))  # type: ignore[no-any-return, no-untyped-call]
+    last = key.shape[_TOKENS]
+    mask = causal_mask(last, window, query.device)[last - query.shape[_TOKENS] :]
+    if softcap is not None or sinks is not None:
+        return scores_attention(query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
+    grouped = query.shape[_HEADS] != key.shape[_HEADS]
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+    )
+
+
+class CpuTail(torch.autograd.Function):
+    """``_tail`` by torch's CPU flash kernel: the tokens before the block in full, the block itself causally, joined by their log-sums.
+
+    Memory grows with q + k, not q · k. query [1, H, q, D], key and value [1, K, k, D], q < k.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, product: torch.dtype) -> Tensor:
+        """[1, H, q, D]."""
+        q, k, v = query.to(product), key.to(product), value.to(product)
+        cut = k.shape[_TOKENS] - q.shape[_TOKENS]
+        before, before_sum = _flash(q, k[:, :, :cut], v[:, :, :cut], 0.0, False, scale=scale)
+        within, within_sum = _flash(q, k[:, :, cut:], v[:, :, cut:], 0.0, True, scale=scale)
+        total = torch.logaddexp(before_sum, within_sum)
+        shares = [(x - total).exp().unsqueeze(-1) for x in (before_sum, within_sum)]
+        out = (before * shares[0] + within * shares[1]).to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, total)
+        ctx.scale, ctx.product = scale, product
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """The kernel's backward a part, with the joint output and log-sums."""
+        query, key, value, out, total = ctx.saved_tensors
+        g, q, k, v, out = (x.to(ctx.product) for x in (grad, query, key, value, out))
+        cut = k.shape[_TOKENS] - q.shape[_TOKENS]
+        before = _flash_backward(g, q, k[:, :, :cut], v[:, :, :cut], out, total, 0.0, False, scale=ctx.scale)
+        within = _flash_backward(g, q, k[:, :, cut:], v[:, :, cut:], out, total, 0.0, True, scale=ctx.scale)
+        grad_key, grad_value = (torch.cat([before[i], within[i]], dim=_TOKENS) for i in (1, 2))
+        return (before[0] + within[0]).to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None

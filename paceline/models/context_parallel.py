@@ -1,0 +1,92 @@
+"""Context parallelism: the tokens of a micro-batch shared out over a cp group; ranks meet in attention only.
+
+Each rank has a block of consecutive tokens of the flat batch, cut wherever the blocks end: labels are already shifted and positions
+already counted, so nothing but attention looks beyond its own token. ``context_attention`` does the looking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.regions import Group, block_of
+from paceline.seam.batch import IGNORE_INDEX, Batch
+
+ULYSSES, ALLGATHER = "ulysses", "allgather"
+
+
+class ContextParallel:
+    """The cp group and how its attention sees the other tokens: ``ulysses`` (all to all: whole sequence, a share of the heads) or ``allgather``
+    (own queries, all keys and values).
+
+    ``multiple``: each rank's block is padded to a multiple of it (the tp size under sequence parallelism).
+    """
+
+    def __init__(self, mesh: DeviceMesh, method: str, multiple: int = 1) -> None:
+        if method not in (ULYSSES, ALLGATHER):
+            raise ValueError(f"cp_method is {ULYSSES} or {ALLGATHER}, not {method}")
+        self.group: Group = mesh.get_group()
+        self.method, self.multiple = method, multiple
+
+    def split(self, batch: Batch) -> Batch:
+        """This rank's block of ``batch``; boundaries, documents and rows stay those of the whole."""
+        whole = padded(batch, self.group.size() * self.multiple)
+        cut = {name: block_of(getattr(whole, name), self.group, 1) for name in ("input_ids", "labels", "position_ids")}
+        values: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(Batch)}
+        return ContextBatch(**{**values, **cut}, context=self)
+
+
+@dataclass(frozen=True)
+class ContextBatch(Batch):
+    """A rank's block of a micro-batch: tokens [1, T / cp], ``cu_seqlens`` over all T."""
+
+    context: ContextParallel
+
+
+def padded(batch: Batch, multiple: int) -> Batch:
+    """``batch`` with a filler document at its end (no labels, seen by nobody) where T is no multiple of ``multiple``."""
+    missing = -batch.input_ids.shape[1] % multiple
+    if not missing:
+        return batch
+    device = batch.input_ids.device
+    end = batch.cu_seqlens[-1:] + missing
+    return replace(
+        batch,
+        input_ids=F.pad(batch.input_ids, (0, missing)),
+        labels=F.pad(batch.labels, (0, missing), value=IGNORE_INDEX),
+        position_ids=torch.cat([batch.position_ids, torch.arange(missing, device=device)[None]], dim=1),
+        cu_seqlens=torch.cat([batch.cu_seqlens, end]),
+        max_seqlen=max(batch.max_seqlen, missing),
+        document_ids=F.pad(batch.document_ids, (0, 1), value=-1),
+    )
+
+
+def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None:
+    """Whether a root module can be run so. Raises ConfigError ``models.cp_padded`` or ``models.cp_heads``."""
+    if root.attention.layout != "packed":
+        raise _refused("models.cp_padded", "context parallelism cuts flat micro-batches, and this model takes one padded row a document",
+                       root.attention.reason, "cp_size: 1")  # fmt: skip
+    heads = root.hf.config.get_text_config().num_attention_heads
+    if method == ULYSSES and (heads // tp) % cp:
+        raise _refused("models.cp_heads", f"Ulysses shares {heads // tp} attention heads over {cp} ranks, not equally",
+                       f"num_attention_heads: {heads}" + (f", tp_size: {tp}" if tp > 1 else ""), "cp_method: allgather, or a cp_size that divides the heads")  # fmt: skip
+
+
+def shared_heads(key: Tensor, heads: int, ranks: int) -> Tensor:
+    """Key or value [1, K, T, D] repeated as few times as let ``ranks`` share it, each next to the ``heads`` query heads it serves."""
+    count = key.shape[1]
+    if count % ranks == 0:
+        return key
+    times = ranks // count if ranks % count == 0 else heads // count
+    return key.repeat_interleave(times, dim=1)
+
+
+def _refused(code: str, what: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(Diagnostic(code=code, what=what, where="training.parallelism.cp_size", found=found, hint=hint))

@@ -1,0 +1,194 @@
+"""The head and its losses with the vocabulary shared out over a tp group: no rank ever has a whole row of logits.
+
+Each rank has rows [start, start + V/n) of the head's weight and the same hidden states and labels. A chunk costs a maximum and a sum over
+the group of a few numbers a row (Shoeybi et al. 2019, section 3). Values are the same on all ranks; the gradient of the hidden states is
+this rank's share (partial): ``regions.enter`` before the call sums it. Arguments as in ``head_kernels``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.models.head_kernels import HeadShape, Products, _accumulate, _weight_gradient
+from paceline.models.regions import Group, enter
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One chunk over the whole vocabulary, [r] each; ``target`` and ``inside``: the label's column among this rank's, where it is here."""
+
+    sums: Tensor  # log Σ exp(logit)
+    picked: Tensor  # the label's logit
+    spread: Tensor | None  # Σ p · logit
+    right: Tensor  # int64 scalar: rows whose argmax is the label
+    target: Tensor
+    inside: Tensor
+
+
+@dataclass(frozen=True)
+class VocabularyPart:
+    """This rank's columns of the logits: ``start`` of them, in a group of equal parts. Stands where ``head_kernels.WHOLE`` stands."""
+
+    group: Group
+    start: int
+
+    def nll(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(Σ -log p(label), number of correct argmaxes)."""
+        if torch.is_grad_enabled():
+            entered = enter(hidden, self.group)
+            return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)  # type: ignore[no-any-return, no-untyped-call]
+        head = Products(hidden, weight, bias, shape)
+        total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
+        for rows in head.chunks():
+            found = self.rows(head.logits(rows), labels[rows], correct=correct)
+            total += (found.sums - found.picked).sum()
+            right += found.right
+        return total, right
+
+    def stats(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(log p(label) [L], entropy [L], number of correct argmaxes)."""
+        entered = enter(hidden, self.group)
+        return ParallelStats.apply(entered, weight, bias, labels, shape, entropy, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def rows(self, logits: Tensor, labels: Tensor, *, correct: bool, entropy: bool = False) -> _Rows:
+        """What a chunk [r, V/n] gives over the whole vocabulary; the lowest column wins where several are the largest."""
+        width = logits.shape[1]
+        local = labels - self.start
+        inside = (local >= 0) & (local < width)
+        target = local.clamp(0, width - 1)
+        top, place = logits.max(dim=-1)
+        peak = top.clone()
+        dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.group)
+        weights = (logits - peak[:, None]).exp_()
+        parts = [weights.sum(-1), logits.gather(1, target[:, None]).squeeze(1).masked_fill(~inside, 0.0)]
+        if entropy:
+            parts.append(weights.mul_(logits).sum(-1))
+        joint = torch.stack(parts)
+        dist.all_reduce(joint, group=self.group)
+        right = labels.new_zeros(())
+        if correct:
+            first = (place + self.start).masked_fill(top != peak, torch.iinfo(place.dtype).max)
+            dist.all_reduce(first, dist.ReduceOp.MIN, group=self.group)
+            right = (first == labels).sum()
+        spread = joint[2] / joint[0] if entropy else None
+        return _Rows(joint[0].log() + peak, joint[1], spread, right, target, inside)
+
+
+def _minus_onehot_(p: Tensor, target: Tensor, inside: Tensor, by: Tensor) -> None:
+    """p[i, target[i]] -= by[i] where the label is among these columns."""
+    p.scatter_add_(1, target[:, None], by.to(p.dtype).neg().masked_fill(~inside, 0.0)[:, None])
+
+
+class ParallelNll(torch.autograd.Function):
+    """``head_kernels.FusedNll`` over a part of the vocabulary: gradients are formed in the forward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        correct: bool,
+        part: VocabularyPart,
+    ) -> tuple[Tensor, Tensor]:
+        """fp32 scalar (fp64 for fp64 input), int64 scalar: the same on all ranks."""
+        head = Products(hidden, weight, bias, shape)
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
+        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
+        for rows in head.chunks():
+            logits = head.logits(rows)
+            found = part.rows(logits, labels[rows], correct=correct)
+            total += (found.sums - found.picked).sum()
+            right += found.right
+            slope = head.slope(logits)
+            p = logits.sub_(found.sums[:, None]).exp_()
+            _minus_onehot_(p, found.target, found.inside, torch.ones_like(found.sums))
+            _accumulate(head, rows, p.mul_(slope), grad_hidden, grad_weight, grad_bias)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = (hidden.dtype, weight.dtype)
+        ctx.mark_non_differentiable(right)
+        return total, right
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Scaled in place: the saved gradients are this node's own."""
+        hidden, weight, bias = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return (
+            None if hidden is None else hidden.mul_(grad).to(hidden_dtype),
+            None if weight is None else weight.mul_(grad).to(weight_dtype),
+            None if bias is None else bias.mul_(grad).to(weight_dtype),
+            None, None, None, None,
+        )  # fmt: skip
+
+
+class ParallelStats(torch.autograd.Function):
+    """``head_kernels.TokenStats`` over a part of the vocabulary; the backward needs no communication."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        shape: HeadShape,
+        entropy: bool,
+        part: VocabularyPart,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """fp32 [L], fp32 [L], int64 scalar: the same on all ranks."""
+        head = Products(hidden, weight, bias, shape)
+        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
+        right = labels.new_zeros(())
+        for rows in head.chunks():
+            found = part.rows(head.logits(rows), labels[rows], correct=True, entropy=entropy)
+            sums[rows], logp[rows] = found.sums, found.picked - found.sums
+            right += found.right
+            if found.spread is not None:
+                spread[rows] = found.sums - found.spread
+        ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
+        ctx.shape, ctx.entropy, ctx.start = shape, entropy, part.start
+        ctx.mark_non_differentiable(right)
+        return logp, spread, right
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """One more forward of the head, a chunk at a time."""
+        hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
+        head = Products(hidden, weight, bias, ctx.shape)
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
+        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        width = weight.shape[0]
+        for rows in head.chunks():
+            logits = head.logits(rows)
+            slope = head.slope(logits)
+            logs = logits.sub_(sums[rows, None])
+            p = logs.exp()
+            g = p * -grad_logp[rows, None]
+            local = labels[rows] - ctx.start
+            _minus_onehot_(g, local.clamp(0, width - 1), (local >= 0) & (local < width), -grad_logp[rows])
+            if ctx.entropy:
+                g.sub_(p.mul_(logs.add_(spread[rows, None])).mul_(grad_entropy[rows, None]))
+            _accumulate(head, rows, g.mul_(slope), grad_hidden, grad_weight, grad_bias)
+        return (
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
+            None, None, None, None,
+        )  # fmt: skip

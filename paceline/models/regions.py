@@ -1,0 +1,203 @@
+"""Where the ranks of one group meet inside a model: collectives with the backward that belongs to them.
+
+A tensor is *replicated* (each rank has the same), *partial* (the ranks' tensors are to be summed) or *sharded* along a dim. What the
+gradient is decides the pair: the gradient of a replicated tensor that every rank used for its own part only is partial. After Shoeybi et
+al. 2019 (Megatron-LM, f and g), Korthikanti et al. 2022 (sequence parallelism) and Jacobs et al. 2023 (DeepSpeed Ulysses).
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+Group = dist.ProcessGroup
+TP_AXIS = "tp"
+
+
+@overload
+def local(parameter: Tensor) -> Tensor: ...
+
+
+@overload
+def local(parameter: None) -> None: ...
+
+
+@overload
+def local(parameter: Tensor | None) -> Tensor | None: ...
+
+
+def local(parameter: Tensor | None) -> Tensor | None:
+    """What this rank has of a parameter that is shared out over a tp group, as a plain tensor; a plain tensor as it is.
+
+    A parameter that is still cut along another axis (an engine has not gathered it) is never taken for the whole: RuntimeError.
+    """
+    if not isinstance(parameter, DTensor):
+        return parameter
+    if parameter.device_mesh.mesh_dim_names != (TP_AXIS,):
+        raise RuntimeError(
+            f"a parameter of {tuple(parameter.shape)} was read while cut over {parameter.device_mesh.mesh_dim_names}"
+        )
+    return parameter.to_local()
+
+
+def all_reduced(x: Tensor, group: Group) -> Tensor:
+    """The sum over the group, as a new tensor."""
+    out = x.detach().contiguous().clone()
+    dist.all_reduce(out, group=group)
+    return out
+
+
+def gathered(x: Tensor, group: Group, dim: int) -> Tensor:
+    """All ranks' blocks end to end along ``dim``, in rank order."""
+    block = x.detach().movedim(dim, 0).contiguous()
+    out = block.new_empty(group.size() * block.shape[0], *block.shape[1:])
+    dist.all_gather_single(out, block, group=group)
+    return out.movedim(0, dim).contiguous()  # attention kernels take the features' stride of 1 for granted
+
+
+def reduce_scattered(x: Tensor, group: Group, dim: int) -> Tensor:
+    """This rank's block along ``dim`` of the sum over the group."""
+    whole = x.detach().movedim(dim, 0).contiguous()
+    out = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
+    dist.reduce_scatter_single(out, whole, group=group)
+    return out.movedim(0, dim).contiguous()
+
+
+def block_of(x: Tensor, group: Group, dim: int) -> Tensor:
+    """This rank's block along ``dim``; a view."""
+    size = x.shape[dim] // group.size()
+    return x.narrow(dim, group.rank() * size, size)
+
+
+def exchanged(x: Tensor, group: Group, split: int, join: int) -> Tensor:
+    """All to all: cut along ``split``, block j goes to rank j; what comes is laid end to end along ``join``, in rank order."""
+    parts = torch.stack(x.detach().chunk(group.size(), dim=split))
+    out = torch.empty_like(parts)
+    dist.all_to_all_single(out, parts, group=group)
+    return torch.cat(out.unbind(0), dim=join)
+
+
+class Enter(torch.autograd.Function):
+    """Replicated into a part of the model that each rank computes its share of: as it is; the partial gradients are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        """The same tensor."""
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """The sum of the gradients."""
+        return all_reduced(grad, ctx.group), None
+
+
+class Leave(torch.autograd.Function):
+    """Partial to replicated: the sum; the gradient is the same on all ranks and passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        """The sum over the group."""
+        return all_reduced(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """As it is."""
+        return grad, None
+
+
+class Gather(torch.autograd.Function):
+    """Sharded along ``dim`` to replicated. ``partial``: each rank computes its share with the whole, so that gradients are summed; else they are
+    equal and each rank takes its block."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int, partial: bool) -> Tensor:
+        """All blocks."""
+        ctx.group, ctx.dim, ctx.partial = group, dim, partial
+        return gathered(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        """This rank's block."""
+        take = reduce_scattered if ctx.partial else block_of
+        return take(grad, ctx.group, ctx.dim), None, None, None
+
+
+class Split(torch.autograd.Function):
+    """Replicated to sharded along ``dim``; the gradients of the blocks are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+        """This rank's block."""
+        ctx.group, ctx.dim = group, dim
+        return block_of(x, group, dim).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """All blocks."""
+        return gathered(grad, ctx.group, ctx.dim), None, None
+
+
+class ReduceScatter(torch.autograd.Function):
+    """Partial to sharded along ``dim``; the gradients of the blocks are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+        """This rank's block of the sum."""
+        ctx.group, ctx.dim = group, dim
+        return reduce_scattered(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        """All blocks."""
+        return gathered(grad, ctx.group, ctx.dim), None, None
+
+
+class Exchange(torch.autograd.Function):
+    """Sharded along ``join`` to sharded along ``split``, by all to all; the backward goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
+        """The other cut of the same tensor."""
+        ctx.group, ctx.split, ctx.join = group, split, join
+        return exchanged(x, group, split, join)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        """Back to the first cut."""
+        return exchanged(grad, ctx.group, ctx.join, ctx.split), None, None, None
+
+
+# Typed doors: autograd functions' ``apply`` has no signature.
+def enter(x: Tensor, group: Group) -> Tensor:
+    """See ``Enter``."""
+    return Enter.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def leave(x: Tensor, group: Group) -> Tensor:
+    """See ``Leave``."""
+    return Leave.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gather(x: Tensor, group: Group, dim: int, *, partial: bool) -> Tensor:
+    """See ``Gather``."""
+    return Gather.apply(x, group, dim, partial)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def split(x: Tensor, group: Group, dim: int) -> Tensor:
+    """See ``Split``."""
+    return Split.apply(x, group, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
+    """See ``ReduceScatter``."""
+    return ReduceScatter.apply(x, group, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def exchange(x: Tensor, group: Group, *, split: int, join: int) -> Tensor:
+    """See ``Exchange``."""
+    return Exchange.apply(x, group, split, join)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,245 @@
+"""Tensor parallelism by the model's own plan: ``base_model_tp_plan`` of its Hugging Face config, its words as in transformers 5.
+
+Every parameter becomes a DTensor on the tp mesh, sharded or replicated, so that gradient norms, optimizers, FSDP2 and checkpoints need no
+case of their own. Between ranks plain tensors travel (``tp_layers``). The loss is either computed by every rank in full, or
+(``loss_parallel``) with embedding and head shared out over the vocabulary (``parallel_head``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models import tp_layers
+from paceline.models.parallel_head import VocabularyPart
+from paceline.models.regions import TP_AXIS, block_of
+from paceline.models.tp_layers import Tensors
+
+COLWISE, ROWWISE = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
+OWN_HEADS = "replicated_with_grad_allreduce"
+STYLES = (*COLWISE, *ROWWISE, OWN_HEADS)
+_WHERE = "training.parallelism.tp_size"
+
+
+def tensor_parallel_plan(config: Any) -> dict[str, str]:
+    """Module pattern (``layers.*.mlp.up_proj``, below the trunk) → style, from a Hugging Face config object.
+
+    Raises ConfigError ``models.tp_no_plan`` or ``models.tp_style`` where the model has none or asks for a style that is not built.
+    """
+    text = config.get_text_config()
+    plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
+    if not plan:
+        raise _refused(
+            "models.tp_no_plan",
+            "this model has no tensor-parallel plan",
+            f"model_type {text.model_type}",
+            "fsdp without tp_size shards any model; llama, qwen2, qwen3, mistral, gemma, phi3, … have a plan",
+        )
+    unknown = {pattern: style for pattern, style in plan.items() if style not in STYLES}
+    if unknown:
+        pattern, style = next(iter(unknown.items()))
+        raise _refused(
+            "models.tp_style",
+            "this model's tensor-parallel plan asks for a style that is not built (experts and latent attention are not cut)",
+            f"model_type {text.model_type}: {pattern} is {style}",
+            "fsdp without tp_size",
+        )
+    return dict(plan)
+
+
+def apply_tensor_parallel(
+    root: Any, mesh: DeviceMesh, *, sequence_parallel: bool = False, loss_parallel: bool = False
+) -> None:
+    """Share out the model of a root module over ``mesh`` (one axis, ``tp``), in place; before ``fully_shard`` and the optimizer.
+
+    The module is built with ``fused=False``; its parameters may be on the meta device. Raises ConfigError ``models.tp_*``.
+    """
+    if mesh.mesh_dim_names != (TP_AXIS,):
+        raise ValueError(f"the mesh of tensor parallelism has one axis, {TP_AXIS}, not {mesh.mesh_dim_names}")
+    trunk = root.hf.base_model
+    plan = tensor_parallel_plan(trunk.config)
+    _check_heads(trunk.config.get_text_config(), plan, mesh.size())
+    if sequence_parallel and root.attention.layout != "packed":
+        raise _refused("models.sp_padded", "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
+                       root.attention.reason, "sequence_parallel: false")  # fmt: skip
+    tensors = Tensors(mesh.get_group(), sequence_parallel)
+    shares = _Shares(mesh)
+    styled = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
+    if loss_parallel:
+        _share_vocabulary(root, tensors, shares)
+    for name, style in styled.items():
+        _apply_style(trunk.get_submodule(name), name, style, tensors, shares)
+    stack = trunk.get_submodule(_stack_name(plan))
+    blocks = _blocks(trunk, styled)
+    _replicate_rest(root.hf, trunk, stack, blocks, tensors, shares)
+    for name, sharded in blocks.items():
+        block = trunk.get_submodule(name)
+        _set_forward(block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors))
+    if sequence_parallel:
+        _set_forward(stack[0], tp_layers.first_layer(stack[0], tensors))
+    _assert_sharded(root.hf, stack, mesh)
+
+
+class _Shares:
+    """Makes parameters DTensors on the mesh, each once: tied ones stay tied."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # the old one is kept: its id stays its own
+
+    @torch.no_grad()
+    def take(self, module: nn.Module, name: str, dim: int | None, where: str) -> None:
+        """Parameter ``name`` of ``module``, sharded along ``dim`` or replicated (None)."""
+        old = module._parameters[name]
+        if old is None or isinstance(old, DTensor):
+            return
+        if id(old) not in self._made:
+            size = self.mesh.size()
+            if dim is not None and old.shape[dim] % size:
+                raise _refused("models.tp_width", f"{where}.{name} cannot be cut in {size} equal parts", f"{tuple(old.shape)} along dim {dim}",
+                               f"a tp_size that divides {old.shape[dim]}")  # fmt: skip
+            block = old.detach() if dim is None else block_of(old.detach(), self.mesh.get_group(), dim)
+            block = block if dim is None else block.clone(memory_format=torch.contiguous_format)
+            placement = Replicate() if dim is None else Shard(dim)
+            shared = DTensor.from_local(block, self.mesh, [placement], run_check=False)
+            self._made[id(old)] = (old, nn.Parameter(shared, requires_grad=old.requires_grad))
+        module._parameters[name] = self._made[id(old)][1]
+
+
+def _style_of(name: str, plan: Mapping[str, str]) -> str | None:
+    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+
+
+def _stack_name(plan: Mapping[str, str]) -> str:
+    """Where the decoder layers are: ``layers`` of ``layers.*.mlp.up_proj``."""
+    return next(iter(plan)).split(".*")[0]
+
+
+def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, shares: _Shares) -> None:
+    if style == OWN_HEADS:
+        for parameter in module._parameters:
+            shares.take(module, parameter, None, name)
+        _set_forward(module, tp_layers.whole(module, tensors, partial=True, inside_cut=False))
+        return
+    if not isinstance(module, nn.Linear):
+        raise _refused("models.tp_style", "the tensor-parallel plan names a layer that is not linear", f"{name}: {type(module).__name__}",
+                       "fsdp without tp_size")  # fmt: skip
+    shares.take(module, "weight", 0 if style in COLWISE else 1, name)
+    shares.take(module, "bias", 0 if style in COLWISE else None, name)
+    if style in COLWISE:
+        _set_forward(module, tp_layers.colwise(module, tensors, gathers=style == "colwise_gather_output"))
+    else:
+        _set_forward(module, tp_layers.rowwise(module, tensors, splits=style == "rowwise_split_input"))
+
+
+def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
+    """The modules that hold styled ones → whether activations inside are sharded (else every projection gathers them).
+
+    Inside a sharded block the plan must say what each layer with parameters sees; one that it leaves out would learn wrongly in silence.
+    """
+    blocks: dict[str, bool] = {}
+    for name, style in styled.items():
+        parent = name.rpartition(".")[0]
+        blocks[parent] = blocks.get(parent, False) or style == "colwise"
+    for parent, sharded in blocks.items():
+        for name, module in trunk.get_submodule(parent).named_modules(prefix=parent):
+            if sharded and any(p is not None for p in module._parameters.values()) and name not in styled:
+                raise _refused("models.tp_plan_incomplete", "the model's tensor-parallel plan leaves out a layer between sharded ones",
+                               f"{name}: {type(module).__name__}", "fsdp without tp_size")  # fmt: skip
+    return blocks
+
+
+def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
+    """Embedding and head by rows of the vocabulary; the loss without whole rows of logits."""
+    embedding, head = root.hf.get_input_embeddings(), root.hf.get_output_embeddings()
+    size, rows = tensors.group.size(), embedding.num_embeddings
+    if rows % size or head.weight.shape[0] != rows:
+        raise _refused("models.tp_vocabulary", f"a parallel loss needs a vocabulary that {size} ranks can share equally", f"{rows} rows",
+                       f"model.embedding_multiple: {size}, or loss_parallel: false")  # fmt: skip
+    start = tensors.group.rank() * (rows // size)
+    for module, name in ((embedding, "embedding"), (head, "head")):
+        for parameter in module._parameters:
+            shares.take(module, parameter, 0, name)
+    _set_forward(embedding, tp_layers.vocabulary_rows(embedding, tensors, start))
+    _set_forward(head, tp_layers.colwise(head, tensors, gathers=True))
+    root.share_head(VocabularyPart(tensors.group, start))
+
+
+def _replicate_rest(
+    hf: Any, trunk: nn.Module, stack: nn.Module, blocks: Mapping[str, bool], tensors: Tensors, shares: _Shares
+) -> None:
+    """Every other parameter is on all ranks; norms between blocks see this rank's tokens under sequence parallelism."""
+    inside = {id(m) for name in blocks for m in trunk.get_submodule(name).modules()}
+    between = {id(m) for m in stack.modules()} - inside
+    last = _final_norm(hf, trunk, stack) if tensors.sequence_parallel else None
+    for name, module in hf.named_modules():
+        plain = [k for k, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
+        if not plain:
+            continue
+        for parameter in plain:
+            shares.take(module, parameter, None, name)
+        if last is not None and module is last:
+            _set_forward(module, tp_layers.final_norm(last, tensors))
+        else:
+            _set_forward(module, tp_layers.whole(module, tensors, partial=False, inside_cut=id(module) in between))
+
+
+def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
+    """The one module with parameters that stands between the layers and the head."""
+    others = {id(m) for m in (*stack.modules(), hf.get_input_embeddings())}
+    found = [m for m in trunk.modules() if id(m) not in others and any(p is not None for p in m._parameters.values())]
+    if len(found) != 1:
+        raise _refused("models.sp_final_norm", "sequence parallelism ends at the norm after the layers, and this model has no such one module",
+                       f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in found) or 'none'}", "sequence_parallel: false")  # fmt: skip
+    return found[0]
+
+
+def _check_heads(config: Any, plan: Mapping[str, str], size: int) -> None:
+    """Attention is cut by heads where its projections keep their features."""
+    if not any("att" in pattern and style == "colwise" for pattern, style in plan.items()):
+        return
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(config, key, None)
+        if count is not None and count % size:
+            raise _refused("models.tp_heads", f"{size} ranks cannot share the attention heads equally", f"{key}: {count}",
+                           f"a tp_size that divides {count}; the other ranks by dp_shard_size")  # fmt: skip
+
+
+def _assert_sharded(hf: nn.Module, stack: Any, mesh: DeviceMesh) -> None:
+    """Every layer has parameters of which this rank holds a part of the right size, and none is left outside the mesh."""
+    for name, parameter in hf.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise RuntimeError(f"tensor parallelism left out {name}")
+        parts = mesh.size() if parameter.placements[0].is_shard() else 1
+        if parameter.to_local().numel() * parts != parameter.numel():
+            raise RuntimeError(
+                f"{name}: this rank holds {tuple(parameter.to_local().shape)} of {tuple(parameter.shape)}"
+            )
+    for index, layer in enumerate(stack):
+        if not any(p.placements[0].is_shard() for p in layer.parameters()):
+            raise _refused("models.tp_not_sharded", "the model's tensor-parallel plan matches nothing in a layer", f"layer {index}",
+                           "fsdp without tp_size")  # fmt: skip
+
+
+def sharded_parameters(root: Any) -> Iterator[tuple[str, DTensor]]:
+    """Parameters of which a rank of the tp group holds a part."""
+    for name, parameter in root.plain_named_parameters():
+        if isinstance(parameter, DTensor) and any(p.is_shard() for p in parameter.placements):
+            yield name, parameter
+
+
+def _set_forward(module: nn.Module, forward: Any) -> None:
+    """An instance's own forward; class, names and hooks stay."""
+    object.__setattr__(module, "forward", forward)
+
+
+def _refused(code: str, what: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(Diagnostic(code=code, what=what, where=_WHERE, found=found, hint=hint))
