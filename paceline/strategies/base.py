@@ -22,7 +22,7 @@ from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
-from paceline.strategies import state
+from paceline.strategies import measure, state
 from paceline.strategies.handle import Handle
 from paceline.strategies.optimizer import build_optimizer
 
@@ -127,6 +127,10 @@ class Strategy(ABC):
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """The inverse, bit for bit: each rank reads everything it holds."""
         state.import_state(handle, reader)
+
+    def state_bytes(self, handle: Handle) -> dict[str, int]:
+        """Bytes of ``parameters``, ``gradients`` and ``optimizer`` that this rank holds, measured (padding included)."""
+        return measure.state_bytes(handle)
 
     def close(self) -> None:
         """Let go of engines before the process group ends (contract 10)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models.context_parallel import check_context_parallel, placer
+from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
 from paceline.runtime.mesh import device_mesh, sharding_mesh
 from paceline.runtime.world import World
@@ -72,6 +74,14 @@ class FSDP(Strategy):
         """Gradients are summed over the ranks."""
         return 1.0
 
+    @cached_property
+    def _placed(self) -> Callable[[Batch], Batch]:
+        return placer(self.mesh, method=self.how.cp_method, sequence_parallel=self.how.sequence_parallel)
+
+    def place(self, batch: Batch) -> Batch:
+        """The rank's block of the tokens under context parallelism, padded to what sequence parallelism can cut."""
+        return self._placed(batch.to(self.world.device))
+
     # --- life of a model -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ShardedHandle:
@@ -94,12 +104,26 @@ class FSDP(Strategy):
         return build(options)
 
     def sharded(self, role: Role, root: nn.Module) -> ShardedHandle:
-        """``root`` in pieces."""
+        """``root`` in pieces: first over the tp group, then over the ranks that see different rows."""
+        sizes = self.plan.mesh
+        if sizes.cp > 1:
+            check_context_parallel(root, sizes.cp, self.how.cp_method, sizes.tp)
+        self.share_over_tensors(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
         units.start()
         self.units[role] = units
         named = root.plain_named_parameters()  # type: ignore[operator]
         return ShardedHandle(role, root, root, blocks=blocks_of(named, self.plan.mesh, self.world.rank))
+
+    def share_over_tensors(self, root: nn.Module) -> None:
+        """Tensor (and sequence) parallelism inside groups of consecutive ranks, where the mesh has them."""
+        if self.plan.mesh.tp > 1:
+            apply_tensor_parallel(
+                root,
+                self.mesh["tp"],
+                sequence_parallel=self.how.sequence_parallel,
+                loss_parallel=self.how.loss_parallel,
+            )
 
     def wrap(self, role: Role, root: nn.Module) -> nn.Module:
         """The root itself: FSDP2 changes its class in place."""

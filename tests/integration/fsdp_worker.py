@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from tiny_parts import TinyObjective, make_batch
 
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.store import Checkpointer
+from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
 from paceline.runtime.world import RankEnv, World, environment
@@ -115,34 +118,85 @@ def one_run(
 
 
 def parity(world: World) -> dict[str, Any]:
-    """Ten steps under every way to shard (alone: the reference in every dtype)."""
+    """Ten steps under the ways to shard (alone: the reference in every dtype)."""
     n = world.world_size
+    flat, copies, half = Mesh(dp_shard=n), Mesh(dp_replicate=n), Mesh(dp_replicate=2, dp_shard=n // 2)
     if n == 1:
-        return {f"{dtype}{'/recompute' if again else ''}": one_run(world, "single", Mesh(), dtype, again)
-                for dtype, again in (("float64", False), ("float64", True), ("float32", False), ("bfloat16", False))}  # fmt: skip
-    flat, copies = Mesh(dp_shard=n), Mesh(dp_replicate=n)
+        return {
+            **{dtype: one_run(world, "single", Mesh(), dtype) for dtype in ("float64", "float32", "bfloat16")},
+            "recompute": one_run(world, "single", Mesh(), recompute=True),
+        }
     found = {
         "full_shard": one_run(world, "fsdp", flat),
-        "full_shard/recompute": one_run(world, "fsdp", flat, recompute=True),
-        "full_shard/float32": one_run(world, "fsdp", flat, "float32"),
-        "full_shard/bfloat16": one_run(world, "fsdp", flat, "bfloat16"),
         "shard_grad_op": one_run(world, "fsdp", flat, sharding="shard_grad_op"),
-        "no_shard": one_run(world, "fsdp", copies, sharding="no_shard"),
-        "offload": one_run(world, "fsdp", flat, cpu_offload=True, forward_prefetch=True, backward_prefetch="none"),
-        "size": one_run(world, "fsdp", flat, wrap={"policy": "size", "min_num_params": 3000}),
     }
-    if n == 4:
-        half = Mesh(dp_replicate=2, dp_shard=2)
-        found["hybrid_shard"] = one_run(world, "fsdp", half, sharding="hybrid_shard")
-        found["hybrid_shard_zero2"] = one_run(world, "fsdp", half, sharding="hybrid_shard_zero2")
-    return found
+    if n == 2:
+        return found | {
+            "full_shard/recompute": one_run(world, "fsdp", flat, recompute=True),
+            "full_shard/float32": one_run(world, "fsdp", flat, "float32"),
+            "full_shard/bfloat16": one_run(world, "fsdp", flat, "bfloat16"),
+            "offload": one_run(world, "fsdp", flat, cpu_offload=True, forward_prefetch=True, backward_prefetch="none"),
+            "size": one_run(world, "fsdp", flat, wrap={"policy": "size", "min_num_params": 3000}),
+        }
+    return found | {
+        "no_shard": one_run(world, "fsdp", copies, sharding="no_shard"),
+        "hybrid_shard": one_run(world, "fsdp", half, sharding="hybrid_shard"),
+        "hybrid_shard_zero2": one_run(world, "fsdp", half, sharding="hybrid_shard_zero2"),
+    }
+
+
+def saved(world: World, out: Path, strategy: Strategy, handle: Handle) -> Path:
+    """A checkpoint as the program writes it."""
+    run = RunDir.at(out / "run")
+    files = {"config.json": json.dumps(factory("float32").hf_config).encode()}
+    return Checkpointer(run, world).save(5, strategy.export_state(handle), {"step": 5}, files)
+
+
+def logits(strategy: Strategy, handle: Handle) -> list[float]:
+    """Of a few tokens, by the whole model while training pauses; ranks ask at different lengths, as when they decode."""
+    with strategy.generating(handle) as root:
+        ids = torch.arange(2 + strategy.world.rank)[None] % 11
+        for _ in range(2):
+            found = root.hf(input_ids=ids).logits[0, :2]  # type: ignore[operator, union-attr]
+    return found.flatten().tolist()  # type: ignore[no-any-return]
+
+
+def state(world: World, out: Path) -> dict[str, Any]:
+    """Five steps, save, five more; a new model from the checkpoint and the same five. Evaluation and decoding in between leave no trace."""
+    n = world.world_size
+    mesh = Mesh(dp_shard=n) if n == 2 else Mesh(dp_replicate=2, dp_shard=n // 2)
+    strategy, handle = build(world, "fsdp", mesh, factory("float32"), "float32")
+    train(strategy, handle, range(5))
+    bytes_held = strategy.state_bytes(handle)
+    path = saved(world, out, strategy, handle)
+    said = logits(strategy, handle)
+    rows = list(range(99))[strategy.data_parallel_rank :: n]
+    micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
+    micro += [make_batch([-1])] * (world.rank == n - 1)
+    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    straight = {"steps": train(strategy, handle, range(5, 10)), "blocks": held(strategy, handle)}
+    strategy, handle = build(world, "fsdp", mesh, factory("float32"), "float32")
+    with CheckpointReader(path) as reader:
+        strategy.import_state(handle, reader)
+    again = {"steps": train(strategy, handle, range(5, 10)), "blocks": held(strategy, handle)}
+    return {
+        "straight": straight, "again": again, "logits": said, "checkpoint": str(path), "bytes": bytes_held,
+        "eval": {"sums": dict(sums.sums), "weights": dict(sums.weights), "rows": sums.rows},
+    }  # fmt: skip
+
+
+def held(strategy: Strategy, handle: Handle) -> dict[str, list[float]]:
+    """Everything this rank would write."""
+    return {
+        f"{s.name}|{s.kind}|{s.offsets}": s.tensor.double().flatten().tolist() for s in strategy.export_state(handle)
+    }
 
 
 def main() -> None:
     torch.set_num_threads(1)
     scenario, out = sys.argv[1], Path(sys.argv[2])
     world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
-    scenarios = {"parity": parity}
+    scenarios = {"parity": parity, "state": lambda world: state(world, out)}
     found = {name: scenarios[name](world) for name in scenario.split("+")}
     (out / f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)

@@ -48,11 +48,13 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def run_ranks(scenario: str, world_size: int, out: Path, deadline: float = 90.0) -> tuple[list[int], list[str]]:
+def run_ranks(
+    scenario: str, world_size: int, out: Path, deadline: float = 90.0, script: Path = STRATEGIES
+) -> tuple[list[int], list[str]]:
     """Exit codes and output of each rank of a scenario. Fails when a rank is still there at the deadline."""
     out.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    argv = [sys.executable, str(STRATEGIES), scenario, str(out)]
+    argv = [sys.executable, str(script), scenario, str(out)]
     started = [start(argv, rank_environment(rank, world_size, port)) for rank in range(world_size)]
     return collect(started, deadline)
 

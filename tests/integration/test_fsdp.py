@@ -1,0 +1,146 @@
+"""FSDP2: every way to shard equals one process; state is each rank's own blocks, resumed bit for bit and exported by the real program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+from support import Run, write_yaml
+
+from paceline.core.rundir import RunDir
+from paceline.runlog.eventlog import read_events
+from paceline.runlog.events import Step
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+WORKER = Path(__file__).with_name("fsdp_worker.py")
+SCENARIOS = {1: "parity", 2: "parity+state", 4: "parity+state"}
+BOUNDS = {"float64": 1e-10, "float32": 2e-6, "bfloat16": 5e-3}
+SHARDINGS = {
+    2: {"full_shard", "shard_grad_op", "offload", "size", "full_shard/recompute", "full_shard/float32", "full_shard/bfloat16"},
+    4: {"full_shard", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "shard_grad_op"},
+}  # fmt: skip
+Found = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What every rank of the worlds of 1, 2 and 4 found, by scenario."""
+    results = {}
+    for world_size, scenario in SCENARIOS.items():
+        out = tmp_path_factory.mktemp(f"world{world_size}")
+        codes, output = run_ranks(scenario, world_size, out, deadline=150, script=WORKER)
+        assert codes == [0] * world_size, "\n".join(output)
+        results[world_size] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
+    return results
+
+
+def same_as(alone: dict[str, Any], other: dict[str, Any], bound: float) -> None:
+    """Loss, gradient norm, tokens of every step, and every parameter at the end."""
+    for a, b in zip(alone["steps"], other["steps"], strict=True):
+        assert abs(a["loss"] - b["loss"]) < bound
+        assert abs(a["norm"] - b["norm"]) < bound
+        assert a["tokens"] == b["tokens"]
+    assert alone["parameters"].keys() == other["parameters"].keys()
+    for name, values in alone["parameters"].items():
+        assert max(abs(x - y) for x, y in zip(values, other["parameters"][name], strict=True)) < bound, name
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_sharding_equals_one_process(found: Found, world_size: int) -> None:
+    """Ten steps, token counts that differ between ranks, clipping active, accumulation 2."""
+    alone = found[1][0]["parity"]
+    assert all(step["norm"] > 0.5 for step in alone["float64"]["steps"]), "clipping was never active"
+    assert alone["float64"]["steps"][-1]["loss"] < 0.9 * alone["float64"]["steps"][0]["loss"]
+    for rank in found[world_size]:
+        assert rank["parity"].keys() == SHARDINGS[world_size]
+        for name, run in rank["parity"].items():
+            kind = name.partition("/")[2]
+            dtype = kind if kind in BOUNDS else "float64"
+            same_as(alone["recompute" if kind == "recompute" else dtype], run, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_all_ranks_return_the_same_bits(found: Found, world_size: int) -> None:
+    first, *others = [{name: run["steps"] for name, run in rank["parity"].items()} for rank in found[world_size]]
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_resume_is_bit_exact(found: Found, world_size: int) -> None:
+    """Every loss, norm, and element of weights and moments, of five steps after the import: full_shard at 2 ranks, hybrid at 4."""
+    for rank in found[world_size]:
+        state = rank["state"]
+        assert state["straight"] == state["again"]
+        kinds = {name.split("|")[1] for name in state["again"]["blocks"]}
+        assert kinds >= {"param", "exp_avg", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_each_rank_holds_and_writes_its_share(found: Found, world_size: int) -> None:
+    """Moments are twice the parameters; an even cut gives every rank the same; all ranks write."""
+    shares = [rank["state"]["bytes"] for rank in found[world_size]]
+    whole = 4 * sum(map(len, found[1][0]["parity"]["float32"]["parameters"].values()))
+    shards = 2  # 2 ranks shard; of 4, 2 copies of 2 shards
+    for share in shares:
+        assert whole / shards <= share["parameters"] < 1.05 * whole / shards  # rows that do not divide are padded
+        assert share["gradients"] == share["parameters"]
+        assert 1.9 * share["parameters"] < share["optimizer"] <= 2 * share["parameters"]
+    written = [sum(map(len, rank["state"]["straight"]["blocks"].values())) for rank in found[world_size]]
+    assert min(written) > 0.4 * max(written)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_evaluation_counts_every_row_once(found: Found, world_size: int) -> None:
+    """99 rows, one rank with a micro-batch more than the others."""
+    first = found[world_size][0]["state"]["eval"]
+    assert first["rows"] == 99
+    assert 0 < first["sums"]["correct/nll"] < first["weights"]["nll"]
+    assert all(rank["state"]["eval"] == first for rank in found[world_size])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_decoding_and_the_export_give_the_same_logits(found: Found, world_size: int, tmp_path: Path) -> None:
+    """What the gathered model says while training pauses is what Transformers says of the exported folder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from paceline.checkpoint.export import export_hf
+
+    export_hf(Path(found[world_size][0]["state"]["checkpoint"]), tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(input_ids=torch.arange(4)[None] % 11).logits[0, :2].flatten()
+    for rank in found[world_size]:
+        assert torch.allclose(torch.tensor(rank["state"]["logits"]), expected, atol=1e-6)
+
+
+def steps_of(run: Path) -> list[Step]:
+    return [r.event for r in read_events(RunDir.at(run).events(0)) if isinstance(r.event, Step)]
+
+
+def test_the_program_trains_resumes_and_exports(
+    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    """``fsdp: full_shard`` in the YAML, two processes, bf16: the second half again from the checkpoint, then a Hugging Face folder."""
+    from safetensors.torch import load_file
+
+    config = tiny(fsdp="full_shard auto_wrap", output_dir=str(tmp_path / "whole"), max_steps=6, save_strategy="steps",
+                  save_steps=3, gradient_accumulation_steps=2, bf16=True)  # fmt: skip
+    done = paceline("train", str(write_yaml(tmp_path / "whole.yaml", config)), "--nproc", "2")
+    assert done.code == 0, done.err
+    checkpoint = tmp_path / "whole/checkpoints/step-00000003"
+    config["training"] |= {"output_dir": str(tmp_path / "part"), "resume_from_checkpoint": str(checkpoint)}
+    done = paceline("train", str(write_yaml(tmp_path / "part.yaml", config)), "--nproc", "2")
+    assert done.code == 0, done.err
+    before, after = steps_of(tmp_path / "whole")[3:], steps_of(tmp_path / "part")
+    assert [(s.step, s.loss, s.grad_norm) for s in after] == [(s.step, s.loss, s.grad_norm) for s in before]
+    assert len(after) == 3
+    for name in ("whole", "part"):
+        done = paceline("export", str(tmp_path / name), "--to", str(tmp_path / f"{name}-hf"))
+        assert done.code == 0, done.err
+    one, other = (load_file(tmp_path / f"{name}-hf" / "model.safetensors") for name in ("whole", "part"))
+    assert one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
