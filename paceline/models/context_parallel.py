@@ -6,6 +6,7 @@ already counted, so nothing but attention looks beyond its own token. ``context_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.models.regions import Group, block_of
+from paceline.models.regions import TP_AXIS, Group, block_of
 from paceline.seam.batch import IGNORE_INDEX, Batch
 
+CP_AXIS = "cp"
 ULYSSES, ALLGATHER = "ulysses", "allgather"
 
 
@@ -41,6 +43,16 @@ class ContextParallel:
         cut = {name: block_of(getattr(whole, name), self.group, 1) for name in ("input_ids", "labels", "position_ids")}
         values: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(Batch)}
         return ContextBatch(**{**values, **cut}, context=self)
+
+
+def placer(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callable[[Batch], Batch]:
+    """What a rank of ``mesh`` (a run's; axes of size 1 may be missing) computes of a micro-batch: all of it, padded to what sequence parallelism
+    can cut, or its block of the tokens."""
+    names = mesh.mesh_dim_names or ()
+    multiple = mesh[TP_AXIS].size() if sequence_parallel and TP_AXIS in names else 1
+    if CP_AXIS in names:
+        return ContextParallel(mesh[CP_AXIS], method, multiple).split
+    return lambda batch: padded(batch, multiple)
 
 
 @dataclass(frozen=True)

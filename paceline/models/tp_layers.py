@@ -53,7 +53,7 @@ def local_parameters(
 
 def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: bool) -> Forward:
     """Replicated parameters. ``partial``: each rank applies them to its own heads; ``inside_cut``: to its own tokens, where these are cut."""
-    forward = module.forward
+    forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         summed = partial or (inside_cut and tensors.cut(module))
@@ -65,7 +65,7 @@ def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: boo
 
 def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
     """Rows of the weight: replicated input, this rank's output features. ``gathers``: all features, and gradients come in whole."""
-    forward = module.forward
+    forward = _own(module)
 
     def run(x: Tensor) -> Tensor:
         x = enter(x, tensors.group) if gathers else x  # else the block's entrance did it once for all its projections
@@ -78,7 +78,7 @@ def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
 
 def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool) -> Forward:
     """Columns of the weight: this rank's input features, summed output; the bias is added once. ``splits``: the input comes whole."""
-    forward = module.forward
+    forward = _own(module)
 
     def run(x: Tensor) -> Tensor:
         x = split(x, tensors.group, _FEATURES) if splits else x
@@ -96,7 +96,7 @@ def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool) -> Forward:
 
 def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
     """An attention or MLP whose colwise children keep their features: its input enters the group once."""
-    forward = module.forward
+    forward = _own(module)
 
     def come(x: Tensor) -> Tensor:
         return gather(x, tensors.group, _TOKENS, partial=True) if tensors.cut(module) else enter(x, tensors.group)
@@ -110,7 +110,7 @@ def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
 
 def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
     """A block whose children meet at each projection (fused qkv, norms over all heads): every rank holds all activations in between."""
-    forward = module.forward
+    forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not tensors.cut(module):
@@ -126,7 +126,7 @@ def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
 
 def first_layer(module: nn.Module, tensors: Tensors) -> Forward:
     """From here on the tokens are cut."""
-    forward = module.forward
+    forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if tensors.cut(module):
@@ -149,7 +149,7 @@ def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
 
 def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forward:
     """An embedding of which this rank has the rows from ``start`` on: foreign tokens give zeros, the sum is the look-up."""
-    forward = module.forward
+    forward = _own(module)
     rows = module.num_embeddings // tensors.group.size()
     if module.padding_idx is not None:  # its row gets no gradient, on the rank that has it
         module.padding_idx = module.padding_idx - start if start <= module.padding_idx < start + rows else None
@@ -160,6 +160,15 @@ def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forwa
         with local_parameters(module, tensors.group):
             out: Tensor = forward(mine.masked_fill(outside, 0))
         return leave(out.masked_fill(outside.unsqueeze(-1), 0.0), tensors.group)
+
+    return run
+
+
+def _own(module: nn.Module) -> Forward:
+    """The forward of the module's class, whatever class an engine or a kernel swaps it to later."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return type(module).forward(module, *args, **kwargs)
 
     return run
 
