@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.disk import named_errors, sync_folder, write_fresh
+from paceline.checkpoint.disk import named_errors
+from paceline.checkpoint.export_adapter import (
+    adapter_entries,
+    check_adapter,
+    is_adapter,
+    merged_entries,
+    write_adapter_files,
+)
+from paceline.checkpoint.folder import (
+    DTYPES,
+    MAX_SHARD_BYTES,
+    check_destination,
+    check_load,
+    check_names,
+    config_of,
+    finite,
+    is_known,
+    staged,
+    write_side_files,
+    write_weights,
+)
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import need_space
-from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import Entry, write_tensors
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
+from paceline.models.adapters import WEIGHTS
 from paceline.seam.shard import BUFFER, PARAM
-
-DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MAX_SHARD_BYTES = 5_000_000_000
-MAX_CONFIG_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written and that it was checked."""
+    """What was written (``model``, ``adapter`` or ``merged model``) and that it was checked."""
 
     path: Path
     step: int
@@ -41,6 +52,7 @@ class ExportReport:
     num_bytes: int
     files: tuple[str, ...]
     load_checked: bool
+    kind: str = "model"
 
 
 def export_hf(
@@ -51,67 +63,53 @@ def export_hf(
     role: str = "policy",
     overwrite: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    check_load: bool = True,
+    load_back: bool = True,
+    merge: bool = False,
 ) -> ExportReport:
     """Write the ``role``'s model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads; memory stays at one tensor while writing.
 
-    Every number must be finite in ``dtype``, every tensor the architecture expects present and no other; ``check_load`` loads the folder
+    A checkpoint of an adapter becomes a folder that ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a whole model: the base
+    is loaded (or made) again, whole in memory, and must be the one that was trained on. Under 4-bit weights those weights count, unpacked.
+    Every number must be finite in ``dtype``, every tensor the architecture expects present and no other; ``load_back`` loads the folder
     and compares it with the checkpoint. ``to`` appears whole or not at all. Raises ConfigError (destination, dtype), CheckpointError.
     """
     if dtype not in DTYPES:
         raise ConfigError(
             Diagnostic("export.dtype", "no such dtype for an export", "--dtype", dtype, ", ".join(DTYPES))
         )
-    _check_destination(to, overwrite)
+    check_destination(to, overwrite)
     with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
+        adapter = is_adapter(reader)
         entries = _entries(reader, role, DTYPES[dtype])
-        config = _config(reader, dtype)
-        remote = "auto_map" in config and config.get("model_type") is not None and not _is_known(config)
-        if not remote:
-            _check_names(config, {e.name: e.shape for e in entries}, checkpoint)
+        if adapter and not merge:
+            entries = adapter_entries(reader, entries)
+            config, checked = {}, load_back
+        else:
+            config = config_of(reader, dtype)
+            if adapter:
+                entries = merged_entries(reader, role, config, DTYPES[dtype])
+            remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
+            if not remote:
+                check_names(config, {e.name: e.shape for e in entries}, checkpoint)
+            checked = load_back and not remote
         to.parent.mkdir(parents=True, exist_ok=True)
         need_space(to.parent, sum(e.num_bytes for e in entries))
-        with _staged(to, overwrite) as stage:
-            _write_side_files(stage, reader, config, remote)
-            _write_weights(stage, entries, max_shard_bytes)
-            if check_load and not remote:
-                _check_load(stage, entries, checkpoint)
+        with staged(to, overwrite) as stage:
+            if adapter and not merge:
+                write_adapter_files(stage, reader)
+                write_tensors(stage / WEIGHTS, entries, {"format": "pt"})
+                if checked:
+                    check_adapter(stage, entries, checkpoint)
+            else:
+                write_side_files(stage, reader, config, remote)
+                write_weights(stage, entries, max_shard_bytes)
+                if checked:
+                    check_load(stage, entries, checkpoint)
             files = tuple(sorted(p.name for p in stage.iterdir()))
             size = sum(p.stat().st_size for p in stage.iterdir())
         count = sum(torch.Size(e.shape).numel() for e in entries)
-        return ExportReport(to, reader.step, dtype, len(entries), count, size, files, check_load and not remote)
-
-
-def _check_destination(to: Path, overwrite: bool) -> None:
-    if to.is_dir() and not any(to.iterdir()):
-        return
-    if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
-        what = "the destination exists and is not empty" if to.is_dir() else "the destination is no folder"
-        raise ConfigError(
-            Diagnostic(
-                "export.destination", what, "--to", str(to), "another folder, or --overwrite to replace this one"
-            )
-        )
-
-
-@contextmanager
-def _staged(to: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside ``to`` that becomes ``to`` at the end, or vanishes."""
-    stage = to.with_name(f".{to.name}.export-{os.urandom(4).hex()}")
-    old = stage.with_name(f"{stage.name}-old")
-    os.mkdir(stage)
-    try:
-        yield stage
-        sync_folder(stage)
-        if overwrite and to.is_dir():
-            os.rename(to, old)
-        os.rename(stage, to)
-        sync_folder(to.parent)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-        if old.is_dir() and not to.is_dir():
-            os.rename(old, to)
-        shutil.rmtree(old, ignore_errors=True)
+        kind = "model" if not adapter else "merged model" if merge else "adapter"
+        return ExportReport(to, reader.step, dtype, len(entries), count, size, files, checked, kind)
 
 
 def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[Entry]:
@@ -134,150 +132,4 @@ def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[En
 
 
 def _cast(reader: CheckpointReader, name: TensorName, dtype: torch.dtype) -> Callable[[], Tensor]:
-    def load() -> Tensor:
-        tensor = reader.read(name.role, name.name, name.kind)
-        if not tensor.is_floating_point():
-            return tensor
-        cast = tensor.to(dtype)
-        if not bool(torch.isfinite(cast).all()):
-            raise _not_finite(reader.path, name.name, tensor, dtype)
-        return cast
-
-    return load
-
-
-def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> CheckpointError:
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        what, hint = (
-            f"'{name}' holds {bad} values that are no numbers: the training had diverged",
-            "export an earlier checkpoint",
-        )
-    else:
-        what = (
-            f"'{name}' reaches {float(tensor.abs().max()):.3g}, which {str(dtype).removeprefix('torch.')} cannot hold"
-        )
-        hint = "--dtype bfloat16 or float32"
-    return CheckpointError(Diagnostic("export.not_finite", what, str(path), hint=hint))
-
-
-def _config(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
-    """``config.json`` as saved, without private keys (some have run code: CVE-2026-4372), with the dtype of this export."""
-    if "config.json" not in reader.side_files():
-        raise CheckpointError(
-            Diagnostic("export.no_config", "the checkpoint holds no hf/config.json", str(reader.path))
-        )
-    raw = parse_object(
-        reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
-    )
-    return {k: v for k, v in raw.items() if not k.startswith("_") and k != "torch_dtype"} | {"dtype": dtype}
-
-
-def _is_known(config: Mapping[str, Any]) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-def _skeleton(config: Mapping[str, Any]) -> Any:
-    """The architecture without memory."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    plain = {k: v for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
-    build: Any = AutoModelForCausalLM.from_config
-    with torch.device("meta"):
-        return build(AutoConfig.for_model(config["model_type"], **plain))
-
-
-def _check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """Every parameter of the architecture is there in its shape (tied ones once) and nothing else. Also fills in ``architectures``."""
-    if not _is_known(config):
-        found = f"model_type: {config.get('model_type')!r}"
-        what = "Transformers knows no causal language model of this type"
-        raise CheckpointError(Diagnostic("export.model_type", what, str(where), found))
-    model = _skeleton(config)
-    config["architectures"] = [type(model).__name__]
-    expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
-    wrong = {
-        "missing": sorted({n for n, _ in model.named_parameters()} - set(shapes)),
-        "unknown": sorted(set(shapes) - set(expected)),
-        "of another shape": sorted(n for n, shape in shapes.items() if n in expected and shape != expected[n]),
-    }
-    if any(wrong.values()):
-        what = "the checkpoint's tensors are not those of its config.json"
-        raise CheckpointError(Diagnostic("export.tensors", what, str(where), _listed(wrong)))
-
-
-def _listed(wrong: Mapping[str, list[str]]) -> str:
-    return "; ".join(
-        f"{word}: {', '.join(map(str, some[:5]))}{' …' if len(some) > 5 else ''}"
-        for word, some in wrong.items()
-        if some
-    )
-
-
-def _write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Any], remote: bool) -> None:
-    write_fresh(
-        stage / "config.json", [json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"]
-    )
-    for name in reader.side_files():
-        if name != "config.json":
-            write_fresh(stage / name, [reader.side_file(name)])
-    if "generation_config.json" not in reader.side_files() and not remote:
-        from transformers import GenerationConfig
-
-        GenerationConfig.from_model_config(_skeleton(config).config).save_pretrained(str(stage))
-
-
-def _write_weights(stage: Path, entries: list[Entry], max_shard_bytes: int) -> None:
-    """``model.safetensors``, or shards of at most ``max_shard_bytes`` with the index that Hugging Face reads."""
-    shards: list[list[Entry]] = [[]]
-    for entry in entries:
-        if shards[-1] and sum(e.num_bytes for e in shards[-1]) + entry.num_bytes > max_shard_bytes:
-            shards.append([])
-        shards[-1].append(entry)
-    if len(shards) == 1:
-        write_tensors(stage / "model.safetensors", shards[0], {"format": "pt"})
-        return
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_tensors(stage / name, shard, {"format": "pt"})
-        weight_map |= {e.name: name for e in shard}
-    index = {
-        "metadata": {"total_size": sum(e.num_bytes for e in entries)},
-        "weight_map": dict(sorted(weight_map.items())),
-    }
-    write_fresh(stage / "model.safetensors.index.json", [json.dumps(index, indent=2).encode() + b"\n"])
-
-
-def _check_load(stage: Path, entries: list[Entry], where: Path) -> None:
-    """Load the folder as a user would, without running any code of its own, and compare every tensor with the checkpoint."""
-    model, info = _load_quietly(stage)
-    loaded = dict(model.named_parameters()) | dict(model.named_buffers())
-    wrong = {
-        key: sorted(map(str, info.get(key) or ())) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    wrong["different"] = [e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())]
-    if any(wrong.values()):
-        what = "Transformers does not load what was written as it was; nothing was left behind"
-        raise CheckpointError(Diagnostic("export.load_check", what, str(where), _listed(wrong)))
-
-
-def _load_quietly(folder: Path) -> tuple[Any, Mapping[str, Any]]:
-    """``from_pretrained`` without its progress bar; the model and the loading info."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    said: Any = logging
-    shown = said.is_progress_bar_enabled()
-    said.disable_progress_bar()
-    try:
-        load: Any = AutoModelForCausalLM.from_pretrained
-        model, info = load(
-            str(folder), dtype="auto", trust_remote_code=False, local_files_only=True, output_loading_info=True
-        )
-        return model, info
-    finally:
-        if shown:
-            said.enable_progress_bar()
+    return lambda: finite(reader.read(name.role, name.name, name.kind), dtype, reader.path, name.name)

@@ -1,4 +1,4 @@
-"""``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N]``."""
+"""``python -m paceline.checkpoint.main export RUN --to DIR [--dtype D] [--checkpoint latest|best|step-N] [--merge]``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from paceline.core.errors import CheckpointError, ConfigError, ExitCode, Pacelin
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
 
+_ABOUT = {
+    "model": "a whole model",
+    "adapter": "a peft adapter without its base (--merge writes a whole model)",
+    "merged model": "a whole model, the adapter merged into its base",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export as asked; the exit code (``core.errors.ExitCode``)."""
@@ -27,13 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from paceline.checkpoint.export import export_hf
 
         report = export_hf(
-            checkpoint, args.to.expanduser().absolute(), args.dtype, role=args.role, overwrite=args.overwrite
+            checkpoint,
+            args.to.expanduser().absolute(),
+            args.dtype,
+            role=args.role,
+            overwrite=args.overwrite,
+            merge=args.merge,
         )
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     checked = "loaded back and compared" if report.load_checked else "not loaded back: it needs code of its own"
-    print(f"{checkpoint.name} (step {report.step}) exported to {report.path}")
+    print(f"{checkpoint.name} (step {report.step}) exported to {report.path}: {_ABOUT[report.kind]}")
     print(
         f"{report.num_tensors} tensors, {human_count(report.num_parameters)} parameters, {report.dtype}, {human_bytes(report.num_bytes)}; {checked}"
     )
@@ -105,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         help="latest, best or step-N [the one the run's result names]",
     )
     parser.add_argument("--role", default="policy", help="which model of the run")
+    parser.add_argument("--merge", action="store_true", help="an adapter is merged into its base: a whole model")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that is not empty")
     return parser
 

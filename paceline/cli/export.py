@@ -22,8 +22,16 @@ def export(
         str, typer.Option(metavar="WHICH", help="latest, best or step-N; result is the one the run's result names.")
     ] = "result",
     role: Annotated[str, typer.Option(help="Which model of the run.")] = "policy",
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Merge a run's adapter into its base; a run without one is written as it is."),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")] = False,
 ) -> None:
-    """Write a run's model as a Hugging Face folder that from_pretrained loads. RUN may also be one checkpoint."""
+    """Write a run's model as a Hugging Face folder that from_pretrained loads. RUN may also be one checkpoint.
+
+    A run with a lora section becomes peft's adapter folder, or with --merge a whole model.
+    """
     options = ["--to", str(to), "--dtype", dtype, "--checkpoint", checkpoint, "--role", role]
-    become("paceline.checkpoint.main", "export", str(run), *options, *(["--overwrite"] if overwrite else []))
+    flags = [*(["--merge"] if merge else []), *(["--overwrite"] if overwrite else [])]
+    become("paceline.checkpoint.main", "export", str(run), *options, *flags)

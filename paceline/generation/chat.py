@@ -84,7 +84,7 @@ def model_folder(run: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="paceline-chat-") as folder:
         to = Path(folder) / "model"
         made = subprocess.run(
-            [sys.executable, "-m", "paceline.checkpoint.main", "export", str(run), "--to", str(to)],
+            [sys.executable, "-m", "paceline.checkpoint.main", "export", str(run), "--to", str(to), "--merge"],
             capture_output=True,
             text=True,
             check=False,

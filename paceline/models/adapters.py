@@ -69,13 +69,9 @@ def add_adapter(
     count = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in hf.parameters())
     note = f"LoRA r {spec['r']} on {', '.join(spec['target_modules'])}: {human_count(count)} of {human_count(whole)} parameters are trained"
-    return Adapter(
-        spec,
-        trained,
-        _peft_config(config, saved, base),
-        {**base, "fingerprint": fingerprint, "parameters": count},
-        note,
-    )
+    trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
+    identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
+    return Adapter(spec, trained, _peft_config(config, saved, base, bool(trained_ties)), identity, note)
 
 
 def plain_name(name: str) -> str:
@@ -234,7 +230,7 @@ def _train_whole(hf: Any, wanted: Any) -> list[str]:
     return sorted(saved)
 
 
-def _peft_config(config: Any, saved: list[str], base: Mapping[str, Any]) -> dict[str, Any]:
+def _peft_config(config: Any, saved: list[str], base: Mapping[str, Any], tied: bool) -> dict[str, Any]:
     """``adapter_config.json``: what peft writes, with sorted lists for its sets."""
     values = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in config.to_dict().items()}
     ours = {
@@ -242,6 +238,7 @@ def _peft_config(config: Any, saved: list[str], base: Mapping[str, Any]) -> dict
         "task_type": "CAUSAL_LM",
         "inference_mode": True,
         "modules_to_save": saved or None,
+        "ensure_weight_tying": tied,
         "base_model_name_or_path": base.get("name_or_path"),
         "revision": base.get("revision"),
     }

@@ -1,0 +1,122 @@
+"""A checkpoint that holds an adapter: as peft's folder, or merged into its base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.disk import write_fresh
+from paceline.checkpoint.folder import finite
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.tensorfile import Entry
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.models.adapters import WEIGHTS, adapted_modules, base_fingerprint, merge, peft_key
+from paceline.models.factory import HFModelFactory
+from paceline.models.quantised import round_trip
+from paceline.seam.model import BuildOptions
+from paceline.seam.shard import PARAM
+
+CONFIG = "adapter_config.json"
+_OF_WHOLE_MODELS = ("config.json", "generation_config.json")
+
+
+def is_adapter(reader: CheckpointReader) -> bool:
+    """Whether the checkpoint holds an adapter and no whole model."""
+    return CONFIG in reader.side_files()
+
+
+def adapter_entries(reader: CheckpointReader, entries: list[Entry]) -> list[Entry]:
+    """The same tensors under the keys of peft's file; a tied weight that was trained stands under both its names, as peft wants it."""
+    adapted = adapted_modules(e.name for e in entries)
+    ties = _base(reader).get("ties") or {}
+    named = entries + [replace(e, name=other) for e in entries for other, own in ties.items() if own == e.name]
+    return [replace(e, name=peft_key(e.name, adapted)) for e in named]
+
+
+def write_adapter_files(stage: Path, reader: CheckpointReader) -> None:
+    """``adapter_config.json`` and the tokenizer's files."""
+    for name in reader.side_files():
+        if name not in _OF_WHOLE_MODELS:
+            write_fresh(stage / name, [reader.side_file(name)])
+
+
+def check_adapter(stage: Path, entries: list[Entry], where: Path) -> None:
+    """Read the folder as peft does, without a base, and compare every tensor. Raises CheckpointError."""
+    from peft import PeftConfig
+    from safetensors.torch import load_file
+
+    kind = PeftConfig.from_pretrained(str(stage)).peft_type
+    stored = load_file(stage / WEIGHTS)
+    wrong = sorted({e.name for e in entries} ^ set(stored))
+    wrong += [e.name for e in entries if e.name in stored and not torch.equal(stored[e.name], e.load())]
+    if wrong or kind != "LORA":
+        what = "peft does not read what was written as it was; nothing was left behind"
+        raise CheckpointError(Diagnostic("export.load_check", what, str(where), f"{kind}: {', '.join(wrong[:5])}"))
+
+
+def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any], dtype: torch.dtype) -> list[Entry]:
+    """The tensors of the whole model: the base loaded or made again, the adapter added to it.
+
+    Raises CheckpointError ``export.base_model`` where the base is not the one that was trained on; ConfigError where it cannot be loaded.
+    """
+    spec, base = reader.state.get("adapter"), _base(reader)
+    if not isinstance(spec, dict):
+        raise CheckpointError(_no_spec(reader))
+    names = [n for n in reader.names() if n.role == role and n.kind == PARAM]
+    trained = {n.name: reader.read(role, n.name, PARAM) for n in names}
+    wide = any(tensor.dtype == torch.float64 for tensor in trained.values())
+    run = Config.from_json(reader.state["config"])
+    build = HFModelFactory(
+        run.model.model_copy(update={"trust_remote_code": False}),  # a checkpoint may not say that code is run
+        vocab_size=int((config.get("text_config") or config)["vocab_size"]),
+        seed=run.training.seed,
+        master_dtype=torch.float64 if wide else torch.float32,
+    )
+    hf = build(BuildOptions(device=torch.device("cpu"), fused=False)).hf
+    found = base_fingerprint(hf)
+    if base.get("fingerprint") and found != base["fingerprint"]:
+        raise CheckpointError(
+            Diagnostic(
+                "export.base_model",
+                "the base weights are not those that the adapter was trained on",
+                str(base.get("name_or_path") or "model.config"),
+                f"fingerprint {str(found)[:12]}, trained on {str(base['fingerprint'])[:12]}",
+                "the very revision it was trained on; or export the adapter without --merge",
+            )
+        )
+    if spec.get("quantization"):
+        round_trip(hf, spec["quantization"])
+    try:
+        merge(hf, spec, trained)
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            Diagnostic("export.tensors", "the adapter does not fit its base", str(reader.path), str(error)[:300])
+        ) from error
+    return [
+        Entry(name, dtype, tuple(p.shape), _given(p, dtype, reader.path, name)) for name, p in hf.named_parameters()
+    ]
+
+
+def _given(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Callable[[], Tensor]:
+    return lambda: finite(tensor.detach(), dtype, path, name)
+
+
+def _base(reader: CheckpointReader) -> Mapping[str, Any]:
+    base = reader.state.get("base_model")
+    return base if isinstance(base, dict) else {}
+
+
+def _no_spec(reader: CheckpointReader) -> Diagnostic:
+    return Diagnostic(
+        "export.adapter",
+        "the checkpoint does not say what adapter it holds",
+        str(reader.path),
+        "no 'adapter' in its state",
+    )

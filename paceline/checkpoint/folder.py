@@ -1,0 +1,207 @@
+"""A Hugging Face folder on its way: beside its place until it is whole, its names and its loading checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.disk import sync_folder, write_fresh
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.strictjson import parse_object
+from paceline.checkpoint.tensorfile import Entry, write_tensors
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError, ConfigError
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_SHARD_BYTES = 5_000_000_000
+MAX_CONFIG_BYTES = 16 * 1024 * 1024
+
+
+def check_destination(to: Path, overwrite: bool) -> None:
+    """Raises ConfigError unless ``to`` is free, empty, or a folder that may be replaced."""
+    if to.is_dir() and not any(to.iterdir()):
+        return
+    if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
+        what = "the destination exists and is not empty" if to.is_dir() else "the destination is no folder"
+        raise ConfigError(
+            Diagnostic(
+                "export.destination", what, "--to", str(to), "another folder, or --overwrite to replace this one"
+            )
+        )
+
+
+@contextmanager
+def staged(to: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder beside ``to`` that becomes ``to`` at the end, or vanishes."""
+    stage = to.with_name(f".{to.name}.export-{os.urandom(4).hex()}")
+    old = stage.with_name(f"{stage.name}-old")
+    os.mkdir(stage)
+    try:
+        yield stage
+        sync_folder(stage)
+        if overwrite and to.is_dir():
+            os.rename(to, old)
+        os.rename(stage, to)
+        sync_folder(to.parent)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        if old.is_dir() and not to.is_dir():
+            os.rename(old, to)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def finite(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Tensor:
+    """``tensor`` in ``dtype`` (other kinds of numbers stay). Raises CheckpointError when it holds, or becomes, what is no number."""
+    if not tensor.is_floating_point():
+        return tensor
+    cast = tensor.to(dtype)
+    if not bool(torch.isfinite(cast).all()):
+        raise _not_finite(path, name, tensor, dtype)
+    return cast
+
+
+def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> CheckpointError:
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        what, hint = (
+            f"'{name}' holds {bad} values that are no numbers: the training had diverged",
+            "export an earlier checkpoint",
+        )
+    else:
+        what = (
+            f"'{name}' reaches {float(tensor.abs().max()):.3g}, which {str(dtype).removeprefix('torch.')} cannot hold"
+        )
+        hint = "--dtype bfloat16 or float32"
+    return CheckpointError(Diagnostic("export.not_finite", what, str(path), hint=hint))
+
+
+def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
+    """``config.json`` as saved, without private keys (some have run code: CVE-2026-4372), with the dtype of this export."""
+    if "config.json" not in reader.side_files():
+        raise CheckpointError(
+            Diagnostic("export.no_config", "the checkpoint holds no hf/config.json", str(reader.path))
+        )
+    raw = parse_object(
+        reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
+    )
+    return {k: v for k, v in raw.items() if not k.startswith("_") and k != "torch_dtype"} | {"dtype": dtype}
+
+
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Whether Transformers itself has a causal language model of this type: others need code of their own."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def _skeleton(config: Mapping[str, Any]) -> Any:
+    """The architecture without memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    plain = {k: v for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        return build(AutoConfig.for_model(config["model_type"], **plain))
+
+
+def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], where: Path) -> None:
+    """Every parameter of the architecture is there in its shape (tied ones once) and nothing else. Also fills in ``architectures``."""
+    if not is_known(config):
+        found = f"model_type: {config.get('model_type')!r}"
+        what = "Transformers knows no causal language model of this type"
+        raise CheckpointError(Diagnostic("export.model_type", what, str(where), found))
+    model = _skeleton(config)
+    config["architectures"] = [type(model).__name__]
+    expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
+    wrong = {
+        "missing": sorted({n for n, _ in model.named_parameters()} - set(shapes)),
+        "unknown": sorted(set(shapes) - set(expected)),
+        "of another shape": sorted(n for n, shape in shapes.items() if n in expected and shape != expected[n]),
+    }
+    if any(wrong.values()):
+        what = "the checkpoint's tensors are not those of its config.json"
+        raise CheckpointError(Diagnostic("export.tensors", what, str(where), _listed(wrong)))
+
+
+def _listed(wrong: Mapping[str, list[str]]) -> str:
+    return "; ".join(
+        f"{word}: {', '.join(map(str, some[:5]))}{' …' if len(some) > 5 else ''}"
+        for word, some in wrong.items()
+        if some
+    )
+
+
+def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Any], remote: bool) -> None:
+    """``config.json``, the generation config and the tokenizer's files."""
+    write_fresh(
+        stage / "config.json", [json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"]
+    )
+    for name in reader.side_files():
+        if name != "config.json":
+            write_fresh(stage / name, [reader.side_file(name)])
+    if "generation_config.json" not in reader.side_files() and not remote:
+        from transformers import GenerationConfig
+
+        GenerationConfig.from_model_config(_skeleton(config).config).save_pretrained(str(stage))
+
+
+def write_weights(stage: Path, entries: list[Entry], max_shard_bytes: int) -> None:
+    """``model.safetensors``, or shards of at most ``max_shard_bytes`` with the index that Hugging Face reads."""
+    shards: list[list[Entry]] = [[]]
+    for entry in entries:
+        if shards[-1] and sum(e.num_bytes for e in shards[-1]) + entry.num_bytes > max_shard_bytes:
+            shards.append([])
+        shards[-1].append(entry)
+    if len(shards) == 1:
+        write_tensors(stage / "model.safetensors", shards[0], {"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_tensors(stage / name, shard, {"format": "pt"})
+        weight_map |= {e.name: name for e in shard}
+    index = {
+        "metadata": {"total_size": sum(e.num_bytes for e in entries)},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    write_fresh(stage / "model.safetensors.index.json", [json.dumps(index, indent=2).encode() + b"\n"])
+
+
+def check_load(stage: Path, entries: list[Entry], where: Path) -> None:
+    """Load the folder as a user would, without running any code of its own, and compare every tensor with the checkpoint."""
+    model, info = _load_quietly(stage)
+    loaded = dict(model.named_parameters()) | dict(model.named_buffers())
+    wrong = {
+        key: sorted(map(str, info.get(key) or ())) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    wrong["different"] = [e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())]
+    if any(wrong.values()):
+        what = "Transformers does not load what was written as it was; nothing was left behind"
+        raise CheckpointError(Diagnostic("export.load_check", what, str(where), _listed(wrong)))
+
+
+def _load_quietly(folder: Path) -> tuple[Any, Mapping[str, Any]]:
+    """``from_pretrained`` without its progress bar; the model and the loading info."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    said: Any = logging
+    shown = said.is_progress_bar_enabled()
+    said.disable_progress_bar()
+    try:
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, info = load(
+            str(folder), dtype="auto", trust_remote_code=False, local_files_only=True, output_loading_info=True
+        )
+        return model, info
+    finally:
+        if shown:
+            said.enable_progress_bar()
