@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from paceline import __version__
+from paceline.config.foreign.deepspeed import batch_of
 from paceline.config.rules import Facts, check
 from paceline.config.schema import Config
 from paceline.config.source import Source
@@ -17,6 +18,7 @@ from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.engine import Job, resolve_engine, resolve_mesh
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, knob_decisions, optimizer_spec
+from paceline.plan.memory import memory_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Plan, Precision
 from paceline.plan.precision import choose_precision
@@ -88,7 +90,7 @@ def make_plan(
     strategy, reason = chosen.strategy, chosen.reason
     backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
-    return Plan(
+    plan = Plan(
         algorithm=training["algorithm"],
         strategy=strategy,
         strategy_reason=reason,
@@ -124,6 +126,7 @@ def make_plan(
         engine=engine.options,
         adapter=adapter,
     )
+    return replace(plan, memory=memory_of(plan, hardware))
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,12 @@ class _Engine:
 def _engine(chosen: Chosen, job: Job, precision: Precision) -> _Engine:
     mesh, about_mesh = resolve_mesh(chosen.strategy, job)
     t = job.training
-    batch = split_batch(t["per_device_train_batch_size"], t["gradient_accumulation_steps"], mesh.data_parallel_size)
+    asked = t["per_device_train_batch_size"], t["gradient_accumulation_steps"]
+    micro, accumulation, from_total = batch_of(t["deepspeed"], *asked, mesh.data_parallel_size)
+    batch = split_batch(micro, accumulation, mesh.data_parallel_size)
     options, about = resolve_engine(chosen.strategy, job, mesh, batch, precision)
-    return _Engine(mesh, batch, options, (*about_mesh, *about))
+    said = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
+    return _Engine(mesh, batch, options, (*about_mesh, *said, *about))
 
 
 def _with_sharding(training: dict[str, Any], chosen: Chosen) -> dict[str, Any]:

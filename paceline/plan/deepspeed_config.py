@@ -90,11 +90,13 @@ def compile_config(
     made["gradient_accumulation_steps"] = batch.accumulation
     made["gradient_clipping"] = float(job.training["max_grad_norm"] or 0.0)
     _batch(user, batch, findings)
-    _precision(made, user, precision, findings)
+    _precision(made, user, engine["zero_stage"], precision, findings)
     _ownership(user, job, findings)
     made["zero_optimization"] = _zero(user, engine, job, findings)
     made["zero_allow_untested_optimizer"] = True
     made["zero_force_ds_cpu_optimizer"] = False
+    if engine["sequence_parallel_size"] > 1:
+        made |= {"sequence_parallel_size": mesh.cp, "data_parallel_size": mesh.dp_shard}
     if engine["autotp_size"] > 1:
         made["tensor_parallel"] = _tensor_parallel(user, engine["autotp_size"], findings)
     _activation_checkpointing(user, job, findings)
@@ -155,9 +157,15 @@ def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> No
     )
 
 
-def _precision(made: dict[str, Any], user: Mapping[str, Any], precision: Precision, findings: Findings) -> None:
+def _precision(
+    made: dict[str, Any], user: Mapping[str, Any], stage: int, precision: Precision, findings: Findings
+) -> None:
     """One owner: ``training.mixed_precision`` (whose lowest layer the file is). fp32 masters; sums of gradients in fp32 unless the file names a dtype."""
     half = {"bfloat16": "bf16", "float16": "fp16"}.get(precision.compute)
+    if half and stage == 0:
+        why = "without ZeRO DeepSpeed's own half precision drifts from the reference; layers compute with copies of fp32 weights, as under ddp"
+        findings.say("deepspeed precision", f"{half} outside DeepSpeed", why)
+        half = None
     scaler = _mapping(user, "fp16")
     made["bf16"] = {"enabled": half == "bf16"}
     made["fp16"] = {"enabled": half == "fp16"}
@@ -196,7 +204,7 @@ def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
             f"{block.get('type', '')} of the file is read as this schedule; the learning rate of each step is handed to DeepSpeed",
         )
     if user.get("zero_force_ds_cpu_optimizer") is True:
-        why = "DeepSpeed's CPU Adam is used where the optimizer is offloaded and it is an Adam; others stay torch's"
+        why = "the optimizer is torch's own, fused on a CPU as well; it resumes bit for bit"
         findings.say("zero_force_ds_cpu_optimizer", "false", why, granted=False)
 
 

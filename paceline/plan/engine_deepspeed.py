@@ -128,7 +128,7 @@ def deepspeed_engine(
 ) -> dict[str, Any]:
     """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
     user = user_config(job.training)
-    stage = _safe_stage(asked_stage(strategy, user), precision, findings)
+    stage = asked_stage(strategy, user)
     zero = zero_block(user)
     engine: dict[str, Any] = {
         "zero_stage": stage,
@@ -140,18 +140,6 @@ def deepspeed_engine(
     _say_engine(engine, mesh, findings)
     engine["config"] = compile_config(user, engine, job, mesh, batch, precision, findings)
     return engine
-
-
-def _safe_stage(stage: int, precision: Precision, findings: Findings) -> int:
-    """ZeRO-0 in half precision goes through optimizers of DeepSpeed that drift (bf16) or clip each part alone; stage 1 computes the same rightly."""
-    if stage == 0 and precision.compute in ("bfloat16", "float16"):
-        findings.say(
-            "zero_optimization.stage",
-            "1",
-            f"0 was asked for with {precision.compute}: DeepSpeed's optimizer without ZeRO keeps no fp32 sums and drifts from the reference; stage 1 is the same training with the optimizer shared out",
-        )
-        return 1
-    return stage
 
 
 def _say_engine(engine: Mapping[str, Any], mesh: Mesh, findings: Findings) -> None:

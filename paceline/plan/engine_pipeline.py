@@ -27,7 +27,6 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
         )
     _check_stages(schedule, stages, findings)
     _check_layers(job, mesh, stages, findings)
-    _check_micro_batches(schedule, mesh, batch, findings)
     bubble = (mesh.pp - 1) / (mesh.pp - 1 + batch.accumulation * (stages if schedule == "interleaved" else 1))
     idle = (
         f"about {bubble:.0%} of a step idle"
@@ -44,15 +43,7 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
 
 def _check_stages(schedule: str, stages: int, findings: Findings) -> None:
     where = f"{PARALLELISM}.pp_stages_per_rank"
-    if schedule in MULTI_STAGE and stages < 2:
-        findings.refuse(
-            "par.pp_stages",
-            f"the schedule {schedule} needs at least two stages a process",
-            where,
-            str(stages),
-            "2, or pp_schedule: 1f1b",
-        )
-    if schedule == "zbv" and stages > 2:
+    if schedule == "zbv" and stages != 2:
         findings.refuse(
             "par.pp_stages",
             "a V of stages holds two a process: one on the way down, one on the way up",
@@ -80,26 +71,3 @@ def _check_layers(job: Job, mesh: Mesh, stages: int, findings: Findings) -> None
         f"pp_size: {mesh.pp} × {stages} stage(s) a process",
         f"at most {job.shape.layers} stages in all",
     )
-
-
-def _check_micro_batches(schedule: str, mesh: Mesh, batch: BatchSplit, findings: Findings) -> None:
-    """What torch's schedules refuse: 1F1B with fewer micro-batches than ranks, rounds of unequal length when stages are interleaved."""
-    where, steps = "training.gradient_accumulation_steps", batch.accumulation
-    if schedule == "1f1b" and steps < mesh.pp:
-        findings.refuse(
-            "par.pp_micro_batches",
-            f"1f1b needs as many micro-batches as ranks in a row ({mesh.pp}) to keep them busy",
-            where,
-            str(steps),
-            f"{mesh.pp} or more, or pp_schedule: gpipe",
-        )
-    rounds = max(1, steps // mesh.pp)
-    if schedule in ("interleaved", "zero_bubble") and steps % rounds:
-        near = rounds * mesh.pp
-        findings.refuse(
-            "par.pp_micro_batches",
-            f"the schedule {schedule} takes its micro-batches in {rounds} rounds of equal length",
-            where,
-            str(steps),
-            f"{near} or {near + mesh.pp}, or pp_schedule: 1f1b",
-        )

@@ -18,6 +18,11 @@ OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
 # fp32, so torch computes it rightly on any CPU, only not fast; fp16 without a conversion instruction is refused.
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16", "avx_ne_convert"})
 FP16_FLAGS = frozenset({"f16c", "avx512_fp16", "amx_fp16", "asimdhp", "fphp"})
+# Flags that torch's own low-precision matrix products need (``models.precision.product_dtype`` asks torch for the same).
+PRODUCT_FLAGS = {
+    "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
+    "float16": frozenset({"avx512_fp16", "amx_fp16", "fphp"}),
+}
 
 # Dense tensor-core peaks with fp32 accumulation, FLOP/s (vendors' data sheets); the first name contained in the device's name counts.
 PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
@@ -62,7 +67,8 @@ class Hardware:
     ``num_devices`` the accelerators of this node (1 on CPU). ``bf16`` and ``fp16`` say what the device computes in hardware.
     ``peak_flops`` is FLOP/s by dtype name where a data sheet says so, else None (the worker measures). ``emulated`` names dtypes that are
     computed rightly but without own instructions. ``device_note`` says why this device;
-    ``capability`` is CUDA's compute capability (8.0), None elsewhere; ``packages`` those of ``OPTIONAL_PACKAGES`` that are installed (None: not looked).
+    ``capability`` is CUDA's compute capability (8.0), None elsewhere; ``packages`` those of ``OPTIONAL_PACKAGES`` that are installed (None: not looked);
+    ``products`` the low-precision dtypes that this CPU multiplies in hardware (else products are made in fp32 with the masters).
     """
 
     device: str
@@ -80,6 +86,7 @@ class Hardware:
     emulated: tuple[str, ...] = ()
     capability: float | None = None
     packages: tuple[str, ...] | None = None
+    products: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -89,6 +96,7 @@ class Hardware:
             "torch_backends": list(self.torch_backends),
             "emulated": list(self.emulated),
             "packages": None if self.packages is None else list(self.packages),
+            "products": list(self.products),
         }
 
     @staticmethod
@@ -101,6 +109,7 @@ class Hardware:
                 "torch_backends": tuple(data["torch_backends"]),
                 "emulated": tuple(data.get("emulated", ())),
                 "packages": None if packages is None else tuple(packages),
+                "products": tuple(data.get("products", ())),
             }
         )
 
@@ -153,6 +162,7 @@ def _cpu(host_memory: int, cpus: int, num_nodes: int, note: str) -> Hardware:
         device_note=note,
         emulated=() if flags & BF16_FLAGS else ("bf16",),
         packages=installed_packages(),
+        products=tuple(name for name, needed in PRODUCT_FLAGS.items() if flags & needed),
     )
 
 

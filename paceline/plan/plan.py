@@ -42,6 +42,7 @@ class Plan:
     ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``optimizer`` holds the
     fields of ``seam.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
     ``engine`` holds the strategy's own resolved options (``plan.engine``), ``adapter`` those of LoRA or None (``plan.adapter``).
+    ``memory`` holds the model states a rank (``plan.memory``): ``copies``, and bytes of the ``largest`` and ``smallest`` rank or None.
     """
 
     algorithm: str
@@ -70,6 +71,7 @@ class Plan:
     paceline_version: str
     engine: Mapping[str, Any] = field(default_factory=dict)
     adapter: Mapping[str, Any] | None = None
+    memory: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -84,6 +86,7 @@ class Plan:
             "shape": self.shape.to_json() if self.shape else None,
             "engine": json.loads(json.dumps(dict(self.engine))),
             "adapter": dict(self.adapter) if self.adapter else None,
+            "memory": dict(self.memory) if self.memory else None,
         }
 
     @staticmethod

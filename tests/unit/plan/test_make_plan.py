@@ -114,16 +114,28 @@ def test_auto_on_gpus(config: Any) -> None:
     assert (older.precision.compute, older.precision.scaler, older.precision.master) == ("float16", True, "float32")
 
 
-@pytest.mark.parametrize(("billions", "found"), [(0.99, "ddp"), (1.0, "zero2"), (7.0, "zero2"), (7.1, "zero3")])
-def test_the_size_rule(config: Any, billions: float, found: str) -> None:
-    if found == "ddp":
-        assert plan_of(config(), A100, 4, sized(billions)).strategy == "ddp"
-        return
-    with pytest.raises(ConfigError) as caught:
-        plan_of(config(), A100, 4, sized(billions))
-    (only,) = caught.value.diagnostics
-    assert only.code == "plan.strategy_not_available" and f"'{found}'" in only.what and "ddp" in only.hint
+@pytest.mark.parametrize(
+    ("billions", "found", "instead"),
+    [
+        (0.99, "ddp", None),
+        (1.0, "zero2", "shard_grad_op"),
+        (7.0, "zero2", "shard_grad_op"),
+        (7.1, "zero3", "full_shard"),
+    ],
+)
+def test_the_size_rule(config: Any, billions: float, found: str, instead: str | None) -> None:
+    plan = plan_of(config(), A100, 4, sized(billions))
+    assert plan.strategy == found and plan.engine.get("zero_stage") == (int(found[-1]) if instead else None)
+    bare = plan_of(config(), dataclasses.replace(A100, packages=()), 4, sized(billions))
+    assert bare.strategy == ("fsdp" if instead else "ddp") and bare.engine.get("sharding") == instead
+    assert not instead or "DeepSpeed is not installed" in bare.strategy_reason
     assert plan_of(config(), A100, 1, sized(billions)).strategy == "single"
+
+
+def test_deepspeed_by_name_is_refused_where_it_is_not_installed(config: Any) -> None:
+    with pytest.raises(ConfigError, match="fsdp: shard_grad_op") as caught:
+        plan_of(config({"distributed_strategy": "zero2"}), dataclasses.replace(CPU, packages=("peft",)))
+    assert [d.code for d in caught.value.diagnostics] == ["plan.deepspeed_missing"]
 
 
 def test_an_unknown_size_is_said(config: Any) -> None:
@@ -133,15 +145,27 @@ def test_an_unknown_size_is_said(config: Any) -> None:
     assert "not known" in explain(plan)
 
 
-@pytest.mark.parametrize("name", ["data_parallel", "pipeline", "deepspeed", "zero1", "zero2", "zero3"])
-def test_a_strategy_of_a_later_version_is_refused_by_name(config: Any, name: str) -> None:
-    assert "plan.strategy_not_available" in codes(config({"distributed_strategy": name}))
+def test_a_strategy_of_a_later_version_is_refused_by_name(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.plan.strategy.AVAILABLE_STRATEGIES", ("single", "ddp"))
+    assert "plan.strategy_not_available" in codes(config({"distributed_strategy": "zero2"}))
 
 
-def test_sections_of_an_engine_name_the_strategy(config: Any) -> None:
-    with pytest.raises(ConfigError, match="'deepspeed' is valid in a config"):
-        plan_of(config({"deepspeed": {"zero_optimization": {"stage": 2}}}))
-    assert plan_of(config({"fsdp": "full_shard"}), world_size=2).strategy == "fsdp"
+@pytest.mark.parametrize(
+    ("training", "found"),
+    [
+        ({"deepspeed": {"zero_optimization": {"stage": 2}}}, "deepspeed"),
+        ({"fsdp": "full_shard"}, "fsdp"),
+        ({"parallelism": {"dp_shard_size": 2}}, "fsdp"),
+        ({"parallelism": {"tp_size": 2}}, "fsdp"),
+        ({"parallelism": {"pp_size": 2}, "fsdp": "full_shard"}, "pipeline"),
+        ({"parallelism": {"dp_replicate_size": 2}}, "ddp"),
+    ],
+)
+def test_sections_of_an_engine_name_the_strategy(
+    config: Any, training: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.plan.strategy.AVAILABLE_STRATEGIES", ("ddp", "fsdp", "pipeline", "deepspeed"))
+    assert plan_of(config(training)).strategy == found
 
 
 def test_a_class_of_one_s_own_is_taken(config: Any) -> None:
@@ -203,10 +227,16 @@ def test_an_adapter_is_in_the_plan(config: Any) -> None:
 
 def test_all_findings_come_at_once(config: Any) -> None:
     wrong = config(
-        {"distributed_strategy": "zero2", "ddp_backend": "nccl", "algorithm": "dpo"}, data={"max_length": 99999}
+        {
+            "distributed_strategy": "zero2",
+            "ddp_backend": "nccl",
+            "algorithm": "dpo",
+            "parallelism": {"pp_size": 2},
+        },
+        data={"max_length": 99999},
     )
     assert set(codes(wrong)) == {
-        "plan.strategy_not_available",
+        "par.deepspeed",
         "back.nccl_cpu",
         "plan.algorithm_not_available",
         "data.max_pos",
