@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import resource
 import shutil
@@ -53,6 +54,7 @@ def facts(
         interfaces=frozenset(os.listdir("/sys/class/net")) if Path("/sys/class/net").is_dir() else None,
         nccl_socket_ifname=environ.get("NCCL_SOCKET_IFNAME") if hardware.device == "cuda" else None,
         slurm_ntasks_per_node=int(ntasks) if ntasks.isdigit() else None,
+        torch_xla=importlib.util.find_spec("torch_xla") is not None,
         inside_srun=started_by(environ) == "srun",
     )
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from paceline.cli.options import load
 from paceline.cli.planned import Asked, cluster_of, planned
 from paceline.cli.report import tell
+from paceline.config.rules import at_start
+from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
 
     loaded = load(config_file, overrides, asked.flags())
     plan, warnings = planned(loaded, use_torchrun=asked.use_torchrun)
+    if refused := at_start(warnings):
+        raise ConfigError(*refused)
     cluster = cluster_of(loaded.config, plan)
     training = loaded.config.training
     run_dir, resume = RunDir.at(plan.run_dir), bool(training.resume_from_checkpoint)

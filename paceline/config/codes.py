@@ -88,6 +88,7 @@ _BACKEND = {
     "back.fsdp_single": "FSDP shards over processes; with one there is nothing to shard.",
     "back.nccl_cpu": "NCCL moves data between CUDA devices. On a CPU the backend is gloo; `auto` chooses.",
     "back.not_built": "This build of torch does not have the backend.",
+    "xla.not_run": "TPUs and other XLA devices are driven by torch_xla, for which there is no strategy here. The keys are known, and `paceline plan` says what they would do.",
     "back.master_port_range": "TCP ports are 0 to 65535.",
     "back.node_rank": "Nodes are counted from 0.",
     "back.multi_node_port": "With several nodes the port of node 0 must be known to all of them.",

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.load import load_config
+from paceline.config.rules import at_start
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic, errors
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.launch.environ import translate
 from paceline.plan.plan import Plan
@@ -45,7 +46,7 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     translation = translate(environ)
     settings = [*args.set, *([f"training.deepspeed={args.deepspeed_config}"] if args.deepspeed_config else [])]
     loaded = load_config(args.config, settings, translation.environ(environ))
-    found = errors((*translation.notes, *loaded.check(starting=True)))
+    found = at_start((*translation.notes, *loaded.check(starting=True)))
     if found:
         raise ConfigError(*found)
     return Start(loaded.config, None, args.config, args.local_rank, (*translation.notes, *loaded.notes))

@@ -141,15 +141,15 @@ class _Reader(StepsReader):
                 self._note(name, f"{name}: kept; DeepSpeed writes it itself, beside the trackers of training.report_to")
 
 
-def batch_of(deepspeed: dict[str, Any], micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:
+def batch_of(deepspeed: Any, micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:
     """(micro-batch, accumulation, what to say) for a number of data-parallel ranks, by DeepSpeed's own rule.
 
-    ``deepspeed`` is the normal form; ``micro`` and ``steps`` are ``training``'s effective values. Where the JSON gives
-    ``train_batch_size`` as a number and leaves a member of the triple out altogether, that member follows from it (rounded down, at
-    least 1, and said when it does not divide); everything else is taken as it is.
+    ``deepspeed`` is ``training.deepspeed`` (anything but a mapping says nothing); ``micro`` and ``steps`` are ``training``'s effective
+    values. Where the JSON gives ``train_batch_size`` as a number and leaves a member of the triple out altogether, that member follows
+    from it (rounded down, at least 1); everything else is taken as it is.
     """
-    total = deepspeed.get(_TOTAL)
-    absent = [key for key in (_MICRO, _STEPS) if key not in deepspeed]
+    total = deepspeed.get(_TOTAL) if isinstance(deepspeed, dict) else None
+    absent = [key for key in (_MICRO, _STEPS) if key not in deepspeed] if isinstance(total, int) else []
     if not isinstance(total, int) or not absent:
         return micro, steps, None
     rows = total // data_parallel_size
@@ -159,5 +159,5 @@ def batch_of(deepspeed: dict[str, Any], micro: int, steps: int, data_parallel_si
     else:
         steps = max(rows // micro, 1)
     product = micro * steps * data_parallel_size
-    says = f"from the JSON's train_batch_size {total}: micro-batch {micro} x accumulation {steps} x {data_parallel_size} ranks = {product}"
-    return micro, steps, says
+    says = f"the DeepSpeed file's {total} rows a step over {data_parallel_size} ranks: micro-batch {micro}, accumulation {steps}"
+    return micro, steps, says if product == total else f"{says}; {total} does not divide evenly, {product} is what runs"

@@ -129,7 +129,7 @@ class Normaliser:
             is_on(found[name]) or (isinstance(value, dict) and any(v is True for v in value.values()))
         ):
             self._note(path, SAID[path])
-        if isinstance(found[name], str) and holds_secret(name, found[name]):
+        if isinstance(found[name], str) and found[name] != "auto" and holds_secret(name, found[name]):
             what = f"'{path}' holds a secret in plain text; it would reach logs and saved configs"
             self._problem(
                 "sec.secret_on_cli",

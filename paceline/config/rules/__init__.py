@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from paceline.config.rules.backend import BACKEND_RULES
 from paceline.config.rules.base import Context, Facts, Rule
@@ -16,7 +17,7 @@ from paceline.config.rules.save import SAVE_RULES
 from paceline.config.rules.strategy import STRATEGY_RULES
 from paceline.config.schema import Config
 from paceline.config.source import Source
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 
 RULES: tuple[Rule, ...] = (
     *BATCH_RULES,
@@ -37,3 +38,16 @@ def check(
     """All findings about a config with what is known; ``starting`` adds what only a start needs (a model, data, files that exist)."""
     context = Context(config, facts, starting, provenance or {})
     return [finding for rule in RULES for finding in rule(context)]
+
+
+#: Findings with which a plan can still be looked at, and nothing started.
+AT_START = frozenset({"xla.not_run"})
+
+
+def at_start(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """The findings that stop a start: errors, and the warnings of ``AT_START`` as errors."""
+    return tuple(
+        replace(item, severity=Severity.ERROR)
+        for item in found
+        if item.severity is Severity.ERROR or item.code in AT_START
+    )

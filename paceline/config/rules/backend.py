@@ -136,6 +136,15 @@ def nccl(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+_BACKEND_FROM = {
+    "mpi": "a torch built from source with MPI",
+    "ccl": "Intel's bindings (pip install oneccl_bind_pt)",
+    "xccl": "a torch for Intel GPUs",
+    "hccl": "Habana's torch",
+    "nccl": "a torch for CUDA",
+}
+
+
 def backend_built(c: Context) -> Iterator[Diagnostic]:
     """back.not_built"""
     name, built = c.config.training.ddp_backend, c.facts.backends
@@ -144,8 +153,24 @@ def backend_built(c: Context) -> Iterator[Diagnostic]:
             "back.not_built",
             f"this torch has no backend {name}",
             "training.ddp_backend",
-            hint=f"auto, or one of {', '.join(sorted(built))}",
+            hint=f"auto, or one of {', '.join(sorted(built))}; {name} comes with {_BACKEND_FROM.get(name, 'another build of torch')}",
         )
+
+
+def xla(c: Context) -> Iterator[Diagnostic]:
+    """xla.not_run: a plan may be looked at; ``at_start`` makes it an error."""
+    config = c.config.training.fsdp_config
+    if not c.starting or not isinstance(config, dict) or config.get("xla") is not True:
+        return
+    have = "no strategy here drives XLA devices" if c.facts.torch_xla else "torch_xla is not installed"
+    yield c.problem(
+        "xla.not_run",
+        f"xla: true would shard by torch_xla's FSDP on TPUs; {have}",
+        "training.fsdp_config",
+        found="xla: true",
+        hint="on a TPU host: pip install 'torch_xla[tpu]' and a trainer for it; here: remove xla",
+        severity=Severity.WARNING,
+    )
 
 
 def launch(c: Context) -> Iterator[Diagnostic]:
@@ -203,5 +228,5 @@ def options(c: Context) -> Iterator[Diagnostic]:
 
 
 BACKEND_RULES: tuple[Rule, ...] = (
-    strategy_name, fsdp_and_deepspeed, strategy_against_file, distributed_flag, needs_processes, nccl, backend_built, launch, slurm, options,
+    strategy_name, fsdp_and_deepspeed, strategy_against_file, distributed_flag, needs_processes, nccl, backend_built, xla, launch, slurm, options,
 )  # fmt: skip

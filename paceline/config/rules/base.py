@@ -56,6 +56,7 @@ class Facts:
     environment_digests: frozenset[str] | None = None
     slurm_ntasks_per_node: int | None = None
     inside_srun: bool | None = None
+    torch_xla: bool | None = None
 
 
 @dataclass(frozen=True)

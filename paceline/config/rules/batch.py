@@ -35,8 +35,10 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     """batch.triple"""
     t, world = c.config.training, c.facts.world_size
     total = t.deepspeed.get("train_batch_size") if isinstance(t.deepspeed, dict) else None
-    if not isinstance(total, int) or isinstance(total, bool) or world is None:
+    if not isinstance(total, int) or isinstance(total, bool) or world is None or not isinstance(t.deepspeed, dict):
         return
+    if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(t.deepspeed):
+        return  # what is left out follows from the total
     micro, steps = t.per_device_train_batch_size, t.gradient_accumulation_steps
     if total != micro * steps * world:
         yield c.problem(
