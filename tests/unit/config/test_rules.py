@@ -42,14 +42,18 @@ def _t(**settings: Any) -> dict[str, Any]:
     return {f"training.{name}": value for name, value in settings.items()}
 
 
+def _triple(total: int) -> dict[str, Any]:
+    return {"train_batch_size": total, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+
+
 WARNING = Severity.WARNING
 CASES = [
     case("batch.positive", _t(per_device_train_batch_size=0), _t(per_device_train_batch_size=1)),
     case("batch.positive", _t(gradient_accumulation_steps=-1), _t(gradient_accumulation_steps=2)),
     case("batch.elastic_global_const", _t(resume_from_checkpoint="latest", per_device_train_batch_size=4), _t(resume_from_checkpoint="latest", per_device_train_batch_size=2),
          Facts(world_size=4, resume_global_batch=8)),
-    case("batch.triple", _t(deepspeed={"train_batch_size": 32}, per_device_train_batch_size=4, gradient_accumulation_steps=8),
-         _t(deepspeed={"train_batch_size": 128}, per_device_train_batch_size=4, gradient_accumulation_steps=8), Facts(world_size=4), severity=WARNING),
+    case("batch.triple", _t(deepspeed=_triple(32), per_device_train_batch_size=4, gradient_accumulation_steps=8),
+         _t(deepspeed=_triple(128), per_device_train_batch_size=4, gradient_accumulation_steps=8), Facts(world_size=4), severity=WARNING),
     case("train.max_steps", _t(max_steps=0), _t(max_steps=-1)),
     case("train.warmup", _t(warmup_steps=1.5), _t(warmup_steps=0.5)),
     case("train.warmup", _t(warmup_steps=200, max_steps=100), _t(warmup_steps=20, max_steps=100), severity=WARNING),
@@ -87,6 +91,7 @@ CASES = [
     case("back.nccl_cpu", _t(ddp_backend="nccl"), _t(ddp_backend="nccl"), CPU, good_facts=OLD_GPU),
     case("back.nccl_cpu", _t(ddp_backend="nccl", use_cpu=True), _t(ddp_backend="auto", use_cpu=True)),
     case("back.not_built", _t(ddp_backend="mpi"), _t(ddp_backend="gloo"), CPU),
+    case("xla.not_run", _t(fsdp_config={"xla": True}), _t(fsdp_config={"xla": False}), starting=True, severity=WARNING),
     case("back.master_port_range", {"launch.master_port": 70000}, {"launch.master_port": 29500}),
     case("back.node_rank", {"launch.nnodes": 2, "launch.node_rank": 2}, {"launch.nnodes": 2, "launch.node_rank": 1}),
     case("back.multi_node_port", {"launch.nnodes": 2, "model.config": SHAPE}, {"launch.nnodes": 2, "launch.master_port": 29500}, starting=True),
