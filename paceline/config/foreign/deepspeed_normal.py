@@ -56,7 +56,7 @@ class Normaliser:
             foreign = [key for key in data if key not in table() and not key.startswith(_COMMENTS)]
             what = f"a GPT-NeoX file: {len(foreign)} keys of its own (model, data, schedule) are not DeepSpeed's and not read from here, as DeepSpeed does not"
             hint = "model:, data: and training: of the YAML say them"
-            self._note(neox[0], f"{', '.join(foreign[:8])} …: {what}", hint, Severity.WARNING)
+            self._note(neox[0], f"{', '.join(foreign)}: {what}", hint, Severity.WARNING)
             data = {key: value for key, value in data.items() if key not in foreign}
         self.result = self._block(data, table(), "")
         zero = self.result.get("zero_optimization")

@@ -18,6 +18,7 @@ from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic, Severity
 
 _ADAM = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
+_WARMUP_STEPS = 1000  # of WarmupLR and its kin, where the file does not say
 _ADAM_DEFAULTS = {"bias_correction": True, "amsgrad": False, "adam_w_mode": True}
 
 
@@ -41,6 +42,9 @@ class StepsReader:
     def _note(self, path: str, what: str, hint: str = "") -> None:
         self.found.notes.append(self.document.note(path, what, hint))
 
+    def _warn(self, path: str, what: str, hint: str = "") -> None:
+        self.found.notes.append(self.document.note(path, what, hint, Severity.WARNING))
+
     def _typed(self, name: str) -> tuple[str, dict[str, Any]] | None:
         block = self.normal.get(name)
         if not isinstance(block, dict):
@@ -60,7 +64,7 @@ class StepsReader:
         elif name in COMPRESSED:
             self._take("training.optim", OPTIMIZERS["adamw"], place)
             what = f"{COMPRESSED[name]}; here AdamW runs, and moments are kept exact"
-            self.found.notes.append(self.document.note(place, what, '"AdamW"', Severity.WARNING))
+            self._warn(place, what, '"AdamW"')
         elif "training.optim" in self.given or name in ("auto", ""):
             self._note(place, f"DeepSpeed's optimizer {kind or '(no type)'} is not taken; training.optim decides")
         else:
@@ -140,22 +144,24 @@ class StepsReader:
         return None
 
     def _warmup(self, name: str, params: dict[str, Any]) -> None:
-        steps = params.get("warmup_num_steps")
+        steps = params.get("warmup_num_steps", _WARMUP_STEPS if name in SCHEDULES else None)
         self._take("training.warmup_steps", steps, "scheduler.params.warmup_num_steps")
+        if given_value(steps) and "warmup_num_steps" not in params:
+            self._note(
+                "scheduler.params",
+                f"without warmup_num_steps DeepSpeed warms up over {_WARMUP_STEPS} steps",
+                '"warmup_num_steps": "auto"',
+            )
         for key in ("warmup_min_lr", "warmup_min_ratio"):
             if params.get(key) not in (None, "auto", 0, 0.0):
-                self._note(f"scheduler.params.{key}", f"warm-up starts from 0 here, not from {key}")
-        if (
-            name in SCHEDULES
-            and given_value(steps)
-            and steps != 0
-            and str(params.get("warmup_type", "log")) != "linear"
-        ):
+                self._warn(f"scheduler.params.{key}", f"warm-up starts from 0 here, not from {key} {params[key]}")
+        if name in SCHEDULES and steps not in (0, None) and str(params.get("warmup_type", "log")) != "linear":
             what = "warm-up is linear here; DeepSpeed's is logarithmic unless warmup_type says linear"
-            self._note("scheduler.params.warmup_type", what, '"warmup_type": "linear"')
+            tell = self._warn if given_value(steps) else self._note
+            tell("scheduler.params.warmup_type", what, '"warmup_type": "linear"')
         if given_value(params.get("total_num_steps")):
             what = "the schedule ends with the run's last step (max_steps or num_train_epochs), not at total_num_steps"
-            self._note("scheduler.params.total_num_steps", what, '"auto"')
+            self._warn("scheduler.params.total_num_steps", what, '"auto"')
         ratio = params.get("cos_min_ratio")
         if name == "warmupcosinelr" and isinstance(ratio, (int, float)) and ratio > 0:
             self.found.entries[:] = [e for e in self.found.entries if e.path != "training.lr_scheduler_type"]
