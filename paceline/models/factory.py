@@ -106,8 +106,8 @@ class HFModelFactory:
         hf.config.use_cache = False
         hf.to(device=device, dtype=self._master_dtype)
         adapter = self._adapt(hf)  # before the kernels: they leave alone what an adapter wraps
+        fuse_norms(hf)  # reads its own weight only; and Transformers' own computes in fp32 whatever the model's dtype
         if options.fused:
-            fuse_norms(hf)
             fuse_mlps(hf)
             fuse_attention(hf)
         module = RoleModule(self.role, hf, choice, self._compute_dtype, options.engine_casts, adapter)

@@ -105,9 +105,6 @@ class FSDP(Strategy):
 
     def sharded(self, role: Role, root: nn.Module) -> ShardedHandle:
         """``root`` in pieces: first over the tp group, then over the ranks that see different rows."""
-        sizes = self.plan.mesh
-        if sizes.cp > 1:
-            check_context_parallel(root, sizes.cp, self.how.cp_method, sizes.tp)
         self.share_over_tensors(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
         units.start()
@@ -116,13 +113,13 @@ class FSDP(Strategy):
         return ShardedHandle(role, root, root, blocks=blocks_of(named, self.plan.mesh, self.world.rank))
 
     def share_over_tensors(self, root: nn.Module) -> None:
-        """Tensor (and sequence) parallelism inside groups of consecutive ranks, where the mesh has them."""
-        if self.plan.mesh.tp > 1:
+        """Tensor (and sequence) parallelism inside groups of consecutive ranks, where the mesh has them; what cp needs of the model is checked."""
+        mesh, how = self.plan.mesh, self.how
+        if mesh.cp > 1:
+            check_context_parallel(root, mesh.cp, how.cp_method, mesh.tp)
+        if mesh.tp > 1:
             apply_tensor_parallel(
-                root,
-                self.mesh["tp"],
-                sequence_parallel=self.how.sequence_parallel,
-                loss_parallel=self.how.loss_parallel,
+                root, self.mesh["tp"], sequence_parallel=how.sequence_parallel, loss_parallel=how.loss_parallel
             )
 
     def wrap(self, role: Role, root: nn.Module) -> nn.Module:
