@@ -19,6 +19,7 @@ STRATEGIES = Registry(
         "single": "paceline.strategies.single:Single",
         "ddp": "paceline.strategies.ddp:DDP",
         "fsdp": "paceline.strategies.fsdp:FSDP",
+        "pipeline": "paceline.strategies.pipeline:Pipeline",
         "deepspeed": "paceline.strategies.deepspeed:DeepSpeed",
         "zero1": "paceline.strategies.deepspeed:DeepSpeed",
         "zero2": "paceline.strategies.deepspeed:DeepSpeed",

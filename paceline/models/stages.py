@@ -1,0 +1,290 @@
+"""Cutting a Hugging Face causal language model into pipeline stages: embedding and first layers, layers, last layers with norm and head.
+
+A stage is the model's own classes with the parts of other stages taken out: a layer that lies elsewhere hands its hidden states on, so every
+layer keeps its global index, its kind of attention and its plain name. Whether the model can be cut so is not read off its class: the
+stages are run one after the other on a few tokens and compared with the whole model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.attention import placeholder_mask
+from paceline.models.layout import Layout
+from paceline.models.precision import LowPrecision
+from paceline.models.roles import RoleModule
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask
+
+_LOW = (torch.bfloat16, torch.float16)
+_PROBE_TOKENS = 5
+
+
+class Absent(nn.Module):
+    """Stands where a layer of another stage stood: the hidden states go on as they came. Plain attributes that trunks read are kept."""
+
+    def __init__(self, layer: nn.Module, as_tuple: bool) -> None:
+        super().__init__()
+        self._as_tuple = as_tuple
+        for name, value in vars(layer).items():
+            if not name.startswith("_") and isinstance(value, (str, int, float)):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor | tuple[Tensor]:
+        """[.., H] -> the same."""
+        return (hidden_states,) if self._as_tuple else hidden_states
+
+
+class StageModule(nn.Module):
+    """Stage ``index`` of ``count``: ``forward`` computes its layers, ``answer`` (the last stage only) head and what is asked.
+
+    ``hf`` is the model with the parts of other stages taken out. ``tied_name`` is the plain name of a weight that the first and the last
+    stage both hold, each a copy of its own; None for any other stage and for models without one.
+    """
+
+    def __init__(self, whole: RoleModule, hf: Any, index: int, count: int) -> None:
+        super().__init__()
+        self.hf = hf
+        self.index, self.count = index, count
+        self.attention, self.slot = whole.attention, whole.slot
+        self.compute_dtype = whole.compute_dtype
+        self.tied_name: str | None = None
+        self._head = whole._head if index == count - 1 else None
+        self._low: LowPrecision | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it has the head."""
+        return self.index == self.count - 1
+
+    @property
+    def boundary_dtype(self) -> torch.dtype:
+        """Of the hidden states that go from stage to stage."""
+        return self.compute_dtype if self.compute_dtype in _LOW else next(self.hf.parameters()).dtype
+
+    def forward(self, states: Tensor, batch: Batch) -> Tensor:
+        """Token ids int64 [R, L] (first stage) or hidden states [R, L, H] -> hidden states [R, L, H] of ``batch`` (see ``trunk_inputs``)."""
+        packed = self.attention.layout == "packed"
+        given = {"input_ids": states} if self.first else {"inputs_embeds": states}
+        with self._autocast(states), self.slot.holding(Layout.of(batch) if packed else None):
+            hidden: Tensor = self.hf.base_model(**given, **positions(batch, packed)).last_hidden_state
+        return hidden if self.last else hidden.to(self.boundary_dtype)
+
+    def answer(self, hidden: Tensor, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """What is asked of the finished hidden states [R, L, H]: as ``RoleModule.forward``."""
+        assert self._head is not None
+        if self.attention.layout != "packed":
+            hidden = hidden[real_positions(batch)].unsqueeze(0)
+        with self._autocast(hidden):
+            return self._head(hidden, batch.labels, ask)
+
+    def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This stage's parameters under the whole model's Hugging Face names; a tied weight under one name on both of its stages."""
+        held = None if self.tied_name is None or not self.last else self.hf.get_output_embeddings().weight
+        for name, parameter in self.hf.named_parameters():
+            yield (self.tied_name if self.tied_name is not None and parameter is held else name), parameter
+
+    def lower_precision(self, *, copies: bool) -> None:
+        """Compute in bf16 or fp16 where the model is to: with copies of the fp32 masters, or with weights that an engine casts."""
+        if self.compute_dtype in _LOW:
+            head = self.hf.get_output_embeddings() if self.last else None
+            self._low = LowPrecision(self.hf.base_model, head, self.compute_dtype, copies=copies)
+
+    def refresh_compute_weights(self) -> None:
+        """Cast the masters into the low-precision copies again."""
+        if self._low is not None and self._low.cached:
+            self._low.refresh()
+
+    def notes(self) -> dict[str, str]:
+        """How this stage computes, by subject."""
+        said = {"attention": self.attention.reason}
+        if self._head is not None:
+            said["head"] = self._head.reason
+        if self._low is not None:
+            said["precision"] = self._low.reason
+        return said
+
+    def _autocast(self, states: Tensor) -> Any:
+        if self._low is None or self._low.cached:
+            return nullcontext()
+        return torch.autocast(states.device.type, dtype=self.compute_dtype)
+
+
+def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageModule]:
+    """Stages ``wanted`` of ``count``; ``whole`` is taken apart and must not be used again.
+
+    Raises ConfigError: ``models.too_few_layers``, ``models.no_stages`` when the model computes something else when cut.
+    """
+    hf = whole.hf
+    cuts = layer_ranges(len(_layers(hf)), count)
+    for as_tuple in (False, True):
+        shells = [_shell(hf, cut, i == 0, i == count - 1, as_tuple) for i, cut in enumerate(cuts)]
+        stages = [StageModule(whole, shell, i, count) for i, shell in enumerate(shells)]
+        if _same(whole, stages):
+            break
+    else:
+        raise ConfigError(_refusal(hf, "run one after the other, its stages compute something else than the whole"))
+    if count > 1:
+        _untie(hf, stages)
+    return [stages[i] for i in wanted]
+
+
+def layer_ranges(num_layers: int, count: int) -> list[range]:
+    """Consecutive layers of each stage, as equal as can be; the middle stages take what is left over, then the first: the last has the head.
+
+    Raises ConfigError ``models.too_few_layers``.
+    """
+    if num_layers < count:
+        raise ConfigError(
+            Diagnostic(
+                "models.too_few_layers",
+                f"{num_layers} layers cannot be cut into {count} stages",
+                "training.parallelism.pp_size",
+                f"{count} stages",
+                f"at most {num_layers} stages (pp_size × pp_stages_per_rank)",
+            )
+        )
+    each, left = divmod(num_layers, count)
+    order = [*range(1, count - 1), 0, count - 1] if count > 1 else [0]
+    sizes = [each] * count
+    for stage in order[:left]:
+        sizes[stage] += 1
+    starts = [sum(sizes[:i]) for i in range(count)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def positions(batch: Batch, packed: bool) -> dict[str, Any]:
+    """What every stage's trunk is given beside its states: ids are [1, T] when packed, else a right-padded row a document."""
+    if packed:
+        mask = placeholder_mask(batch.input_ids.device)
+        return {"position_ids": batch.position_ids, "attention_mask": mask, "use_cache": False}
+    real = real_positions(batch)
+    offsets = torch.arange(batch.max_seqlen, device=real.device)[None, :].expand(real.shape)
+    return {"position_ids": offsets, "attention_mask": real.long(), "use_cache": False}
+
+
+def token_ids(batch: Batch, packed: bool) -> Tensor:
+    """int64 [1, T] packed, else [documents, longest]: what the first stage embeds."""
+    if packed:
+        return batch.input_ids
+    starts = batch.cu_seqlens[:-1].to(batch.input_ids.device).long()
+    offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
+    index = (starts[:, None] + offsets[None, :]).clamp_(max=batch.input_ids.shape[1] - 1)
+    return batch.input_ids[0][index]
+
+
+def real_positions(batch: Batch) -> Tensor:
+    """bool [documents, longest]: where a padded row holds a token."""
+    bounds = batch.cu_seqlens.to(batch.input_ids.device).long()
+    offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
+    return offsets[None, :] < (bounds[1:] - bounds[:-1])[:, None]
+
+
+def _layers(hf: Any) -> nn.ModuleList:
+    """The trunk's own list of layers."""
+    number = hf.config.get_text_config().num_hidden_layers
+    for child in hf.base_model.children():
+        if isinstance(child, nn.ModuleList) and len(child) == number:
+            return child
+    raise ConfigError(_refusal(hf, "no list of its layers was found"))
+
+
+def _shell(hf: Any, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
+    """``hf`` without what belongs to other stages; modules that stay are the same objects."""
+    trunk, layers, embedding = hf.base_model, _layers(hf), hf.get_input_embeddings()
+    kept: dict[str, nn.Module] = {}
+    before = True
+    for name, child in trunk._modules.items():
+        if child is layers:
+            before = False
+            kept[name] = nn.ModuleList(x if i in own else Absent(x, as_tuple) for i, x in enumerate(layers))
+        elif child is embedding:
+            kept[name] = child if first else _placeholder(embedding)
+        elif isinstance(child, nn.Dropout) or (before and _has_parameters(child)):
+            kept[name] = child if first else nn.Identity()
+        elif _has_parameters(child):
+            kept[name] = child if last else nn.Identity()
+        else:
+            kept[name] = child
+    outer = {name: child for name, child in hf._modules.items() if last or not _has_parameters(child)}
+    outer[hf.base_model_prefix] = _with_modules(trunk, kept)
+    return _with_modules(hf, outer)
+
+
+def _with_modules(module: Any, modules: Mapping[str, nn.Module]) -> Any:
+    clone = copy.copy(module)
+    clone._modules = dict(modules)
+    return clone
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _placeholder(embedding: Any) -> nn.Module:
+    """Where the embedding stood: its sizes, for those who ask, and no weight."""
+    absent = nn.Identity()
+    for name in ("num_embeddings", "embedding_dim"):
+        if hasattr(embedding, name):
+            setattr(absent, name, getattr(embedding, name))
+    return absent
+
+
+@torch.no_grad()
+def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
+    """Whether the stages in a row compute the whole trunk's hidden states (taken on trust for weights on the meta device)."""
+    weight = next(whole.hf.parameters())
+    if weight.device.type == "meta":
+        return True
+    ids = torch.arange(_PROBE_TOKENS, device=weight.device)[None]
+    bounds = torch.tensor([0, _PROBE_TOKENS], dtype=torch.int32)
+    batch = Batch(ids, ids, ids, bounds, _PROBE_TOKENS, torch.zeros(1, dtype=torch.int64), 1)
+    mode = whole.hf.training
+    whole.hf.eval()
+    try:
+        expected = whole._packed(batch) if whole.attention.layout == "packed" else whole._padded(batch)
+        states = token_ids(batch, whole.attention.layout == "packed")
+        for stage in stages:
+            states = stage(states, batch)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        return False
+    finally:
+        whole.hf.train(mode)
+    states = states.reshape(expected.shape).to(expected.dtype)
+    tolerance = 1e-2 if whole.compute_dtype in _LOW else 1e-5
+    return torch.allclose(states, expected, rtol=tolerance, atol=tolerance)
+
+
+def _untie(hf: Any, stages: Sequence[StageModule]) -> None:
+    """A head that shares the embedding's weight gets one of its own: the strategy adds up both gradients, so they stay equal."""
+    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    weight = getattr(embedding, "weight", None)
+    shared = weight is not None and id(getattr(head, "weight", None)) == id(weight)
+    if not shared or not isinstance(weight, nn.Parameter):
+        return
+    name = next(n for n, p in hf.named_parameters() if p is weight)
+    stages[0].tied_name = stages[-1].tied_name = name
+    head.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+
+
+def _refusal(hf: Any, why: str) -> Diagnostic:
+    return Diagnostic(
+        code="models.no_stages",
+        what="this model class cannot be cut into pipeline stages",
+        where="training.parallelism.pp_size",
+        found=f"{type(hf).__name__}: {why}",
+        hint="distributed_strategy: fsdp (or zero3) shards it without cutting it",
+    )

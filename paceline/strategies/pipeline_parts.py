@@ -1,0 +1,122 @@
+"""What a pipeline's schedule calls: stages that find their micro-batch by its number, and the root that holds a rank's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.stages import StageModule
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask
+
+_STAGE_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds of neighbouring stages lie far apart
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True)
+class Work:
+    """The micro-batches of one run of a schedule; all ranks of a pipeline hold the same.
+
+    finish    outputs of the head and their batch → the loss to go backward from (a scalar); called by the last stage
+    seed      of a micro-batch, before its forward (dropout); None where nothing is random
+    """
+
+    batches: Sequence[Batch]
+    ask: frozenset[Ask]
+    finish: Callable[[dict[str, Tensor], Batch], Tensor]
+    seed: Callable[[int], int] | None = None
+
+
+class ScheduledStage(nn.Module):
+    """A stage as a schedule calls it: states come from the stage before, ``index`` says of which micro-batch."""
+
+    def __init__(self, stage: StageModule) -> None:
+        super().__init__()
+        self.stage = stage
+        self.work: Work | None = None
+
+    def forward(self, states: Tensor, index: Tensor) -> Tensor:
+        """Ids or hidden states of one micro-batch; index int64 [1] -> hidden states, or the loss (last stage)."""
+        assert self.work is not None
+        number = int(index)
+        batch = self.work.batches[number]
+        if self.work.seed is not None:
+            torch.manual_seed((self.work.seed(number) + self.stage.index * _STAGE_STRIDE) % _SEEDS)
+        hidden: Tensor = self.stage(states, batch)
+        if not self.stage.last:
+            return hidden
+        return self.work.finish(self.stage.answer(hidden, batch, self.work.ask), batch)
+
+
+class PipelineRoot(nn.Module):
+    """The stages that one rank has of a role's model: a ``seam.model.RoleModule`` but for its forward, which only a schedule can do."""
+
+    def __init__(self, stages: Sequence[StageModule]) -> None:
+        super().__init__()
+        self.scheduled = nn.ModuleList(ScheduledStage(stage) for stage in stages)
+
+    @property
+    def stages(self) -> list[StageModule]:
+        """In the model's order."""
+        return [scheduled.stage for scheduled in self.scheduled]  # type: ignore[misc]
+
+    @property
+    def by_index(self) -> dict[int, nn.Module]:
+        """What a schedule is given."""
+        return {stage.index: module for stage, module in zip(self.stages, self.scheduled, strict=True)}
+
+    @property
+    def hf(self) -> Any:
+        """The model without what other ranks have: for its config and sizes."""
+        return self.stages[0].hf
+
+    def give(self, work: Work | None) -> None:
+        """What the next run of the schedule is about."""
+        for scheduled in self.scheduled:
+            scheduled.work = work  # type: ignore[assignment]
+
+    def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters under the whole model's names; a tied weight that this rank holds twice comes twice."""
+        for stage in self.stages:
+            yield from stage.plain_named_parameters()
+
+    def own_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same without the last stage's copy of a tied weight: each parameter of the model once over all ranks of a pipeline."""
+        second = self.tied_copy
+        for name, parameter in self.plain_named_parameters():
+            if parameter is not second:
+                yield name, parameter
+
+    @property
+    def tied(self) -> nn.Parameter | None:
+        """The embedding that the head shares, if the first stage is here and the model has one."""
+        return self._tied(first=True)
+
+    @property
+    def tied_copy(self) -> nn.Parameter | None:
+        """The head's copy of it, if the last stage is here."""
+        return self._tied(first=False)
+
+    def refresh_compute_weights(self) -> None:
+        """Cast the masters into the low-precision copies again."""
+        for stage in self.stages:
+            stage.refresh_compute_weights()
+
+    def notes(self) -> dict[str, str]:
+        """How these stages compute, by subject."""
+        said: dict[str, str] = {}
+        for stage in self.stages:
+            said |= stage.notes()
+        return said
+
+    def _tied(self, *, first: bool) -> nn.Parameter | None:
+        for stage in self.stages:
+            if stage.tied_name is not None and (stage.first if first else stage.last):
+                hf = stage.hf
+                weight: nn.Parameter = (hf.get_input_embeddings() if first else hf.get_output_embeddings()).weight
+                return weight
+        return None

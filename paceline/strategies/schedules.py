@@ -1,0 +1,183 @@
+"""Pipeline schedules: which stages a rank has, how many micro-batches a schedule takes, and the schedule itself (``torch.distributed.pipelining``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.seam.roles import Ask
+from paceline.strategies.fixed_shape import FixedShape
+
+_SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+_MULTI = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+SPLIT_BACKWARD = frozenset({"zero_bubble", "zbv"})  # gradients of inputs first, those of weights when there is time
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The stages of one pipeline: ``ranks`` in a row, ``each`` stages on every one of them, run by ``schedule``.
+
+    Raises ConfigError ``strategy.pipeline_schedule`` for a number of stages that the schedule does not take.
+    """
+
+    schedule: str
+    ranks: int
+    each: int
+
+    def __post_init__(self) -> None:
+        known, single = self.schedule in _SINGLE or self.schedule in _MULTI, self.schedule in _SINGLE
+        if not known or (single and self.each != 1) or (self.schedule == "zbv" and self.each != 2) or self.ranks < 2:
+            raise ConfigError(
+                Diagnostic(
+                    "strategy.pipeline_schedule",
+                    "no such pipeline",
+                    "training.parallelism.pp_schedule",
+                    f"{self.schedule}, {self.ranks} ranks, {self.each} stages each",
+                    "two ranks or more; 1f1b or gpipe with one stage a rank, interleaved or zero_bubble with one or more, zbv with two",
+                )
+            )
+
+    @property
+    def also_ask(self) -> frozenset[Ask]:
+        """A backward in two parts goes through the head twice, and the cheapest loss forms its gradients once: log-probabilities can be gone through again."""
+        return frozenset({Ask.LOGPROBS}) if self.schedule in SPLIT_BACKWARD else frozenset()
+
+    @property
+    def count(self) -> int:
+        """Stages in all."""
+        return self.ranks * self.each
+
+    def own(self, rank: int) -> tuple[int, ...]:
+        """The stages of the ``rank``-th in the row: every ranks-th one, or down and up again in a V."""
+        if self.schedule == "zbv":
+            return (rank, self.count - 1 - rank)
+        return tuple(range(rank, self.count, self.ranks))
+
+    def rank_of(self, stage: int) -> int:
+        """Who has it."""
+        return next(rank for rank in range(self.ranks) if stage in self.own(rank))
+
+    def micro_batches(self, number: int) -> int:
+        """The smallest number from ``number`` up that the schedule takes: interleaved ones run in rounds of equal length."""
+        if self.schedule in ("interleaved", "zero_bubble"):
+            while number % max(1, number // self.ranks):
+                number += 1
+        return number
+
+    def kind(self, number: int) -> Any:
+        """The schedule's class. With fewer micro-batches than stages there is no steady state of one forward and one backward, and 1F1B is
+        GPipe: the same order, the same memory.
+        """
+        if self.schedule == "1f1b" and number < self.count:
+            return ScheduleGPipe
+        return _SINGLE.get(self.schedule) or _MULTI[self.schedule]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What goes between stages: hidden states [rows, length, width] of ``dtype``."""
+
+    width: int
+    dtype: torch.dtype
+    parts: int = 1  # over how many ranks the length is shared out between stages (sequence parallelism)
+
+    def shape(self, shape: FixedShape) -> tuple[int, int, int]:
+        return (shape.rows, shape.length // self.parts, self.width)
+
+
+class _Stage(PipelineStage):
+    """Evaluates in a V too: torch 2.13 asks the stage behind the turn for a gradient that an evaluation does not have."""
+
+    def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
+        """The gradients for the stage before, on the same rank; none in an evaluation."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-any-return, no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
+        """Takes what ``get_local_bwd_output`` of the stage behind gave."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+class Running:
+    """One schedule over this rank's stages, for micro-batches of one shape and one number of them."""
+
+    def __init__(
+        self,
+        cut: Cut,
+        stages: Mapping[int, nn.Module],
+        shape: FixedShape,
+        number: int,
+        wire: Wire,
+        group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        self.number = number
+        self._first = 0 in stages
+        made = [
+            _Stage(
+                module,
+                index,
+                cut.count,
+                device,
+                input_args=_example(shape, wire, first=index == 0, last=False),
+                output_args=_example(shape, wire, first=False, last=index == cut.count - 1),
+                group=group,
+            )
+            for index, module in stages.items()
+        ]
+        kind = cut.kind(number)
+        given: Any = made if cut.schedule in _MULTI else made[0]
+        # every stage's losses are sums already divided by the window's weight: nothing is left to scale
+        self._schedule = kind(given, number, loss_fn=_as_it_is, scale_grads=False)
+
+    def run(self, ids: Tensor, *, training: bool) -> None:
+        """Forward (and backward) of all micro-batches; ``ids`` int64 [number · rows, length] for who has the first stage. Collective."""
+        index = torch.arange(self.number)
+        call = self._schedule.step if training else self._schedule.eval
+        try:
+            call(*((ids,) if self._first else ()), target=index, index=index, return_outputs=False)
+        except RuntimeError as error:
+            raise _cause(error) from error
+
+
+def _example(shape: FixedShape, wire: Wire, *, first: bool, last: bool) -> Tensor:
+    """Size and dtype by which both sides of a boundary allocate (so nothing is inferred by a forward, or sent pickled)."""
+    if first:
+        return torch.empty(shape.rows, shape.length, dtype=torch.int64, device="meta")
+    if last:
+        return torch.empty((), device="meta", requires_grad=True)
+    return torch.empty(wire.shape(shape), dtype=wire.dtype, device="meta", requires_grad=True)
+
+
+def _as_it_is(loss: Tensor, _: Tensor) -> Tensor:
+    """The last stage gives the loss itself."""
+    return loss
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error with a name that a schedule wrapped into its own, or ``error``."""
+    seen: Sequence[BaseException] = [error]
+    while (inner := seen[-1].__cause__) is not None:
+        if isinstance(inner, PacelineError):
+            return inner
+        seen = [*seen, inner]
+    return error

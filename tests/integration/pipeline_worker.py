@@ -1,0 +1,162 @@
+"""One rank of pipeline scenarios on a real (tiny) model: ``python pipeline_worker.py SCENARIO[+SCENARIO…] OUT_DIR``; writes ``OUT_DIR/<rank>.json``.
+
+Every rank also computes the reference, alone in its own process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fsdp_worker import LLAMA, ROWS, SPEC, STEPS, factory, gathered, plan
+from tiny_parts import TinyObjective, make_batch
+
+from paceline.plan.mesh import Mesh
+from paceline.runtime.seed import seed_for
+from paceline.runtime.world import RankEnv, World, environment
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Role
+from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handle
+from paceline.strategies.registry import make_strategy
+
+FOUR = {**LLAMA, "num_hidden_layers": 4}
+
+
+def window(step: int, strategy: Strategy, accumulation: int) -> list[Batch]:
+    """The rank's micro-batches: the same global rows whatever the mesh; the last holds one row of the step's, the first all that are left."""
+    size, rank = strategy.data_parallel_size, strategy.data_parallel_rank
+    own = list(range(step * ROWS, (step + 1) * ROWS))[rank::size]
+    rest = accumulation - 1
+    return [make_batch(own[: len(own) - rest]), *(make_batch([row]) for row in own[len(own) - rest :])]
+
+
+def train(
+    strategy: Strategy, handle: Handle, steps: Sequence[int], accumulation: int, seeded: bool = False
+) -> list[tuple[float, float]]:
+    """(loss, gradient norm) a step."""
+    found = []
+    for step in steps:
+        result = strategy.train_window(
+            {Role.POLICY: handle},
+            window(step, strategy, accumulation),
+            TinyObjective(),
+            lr=1e-3 * (1 - step / 40),
+            max_grad_norm=0.5,
+            generator_seed=(lambda j, s=step: seed_for(3, s, j, "policy", strategy.data_parallel_rank))
+            if seeded
+            else None,
+        )
+        assert result.grad_norm is not None
+        found.append((result.losses["nll"], result.grad_norm))
+    return found
+
+
+def evaluate(strategy: Strategy, handle: Handle) -> list[float]:
+    """99 rows over all ranks, in an odd number of micro-batches."""
+    own = list(range(99))[strategy.data_parallel_rank :: strategy.data_parallel_size]
+    micro = [make_batch(own[i : i + 9]) for i in range(0, len(own), 9)]
+    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    return [sums.sums["nll"], sums.sums["correct/nll"], sums.weights["nll"], sums.rows]
+
+
+class Reference:
+    """Ten steps in one process, by what the model is; each computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def get(self, dtype: str, **config: Any) -> dict[str, Any]:
+        key = json.dumps([dtype, config])
+        if key not in self._known:
+            world = World.single()
+            strategy = make_strategy("single", world, plan(Mesh(), dtype))  # type: ignore[arg-type]
+            handle = strategy.prepare(Role.POLICY, factory(dtype, **config), SPEC)
+            steps = train(strategy, handle, range(STEPS), 4)
+            evaluated = evaluate(strategy, handle)
+            self._known[key] = {
+                "steps": steps, "eval": evaluated, "parameters": gathered(world, strategy.export_state(handle)),
+            }  # fmt: skip
+        return dict(self._known[key])
+
+
+def pipeline(
+    world: World, mesh: Mesh, dtype: str, recompute: bool = False, config: Any = None, **engine: Any
+) -> tuple[Strategy, Handle]:
+    strategy = make_strategy("pipeline", world, plan(mesh, dtype, **engine))  # type: ignore[arg-type]
+    handle = strategy.prepare(Role.POLICY, factory(dtype, recompute, **(config or {})), SPEC)
+    strategy.warm_up(handle, make_batch([-1]), TinyObjective())
+    return strategy, handle
+
+
+def compare(
+    world: World, reference: Reference, mesh: Mesh, dtype: str = "float64", accumulation: int = 4, recompute: bool = False,
+    config: dict[str, Any] | None = None, **engine: Any,
+) -> dict[str, float]:  # fmt: skip
+    """The largest differences from one process over ten steps and an evaluation in their middle."""
+    config = {"num_hidden_layers": 4, **(config or {})}
+    expected = reference.get(dtype, **config)
+    strategy, handle = pipeline(world, mesh, dtype, recompute, config, **engine)
+    steps = train(strategy, handle, range(5), accumulation)
+    evaluate(strategy, handle)  # must leave no trace
+    steps += train(strategy, handle, range(5, STEPS), accumulation)
+    evaluated = evaluate(strategy, handle)
+    found = gathered(world, strategy.export_state(handle))
+    assert found.keys() == expected["parameters"].keys(), (found.keys(), expected["parameters"].keys())
+    return {
+        "loss": max(abs(a[0] - b[0]) for a, b in zip(steps, expected["steps"], strict=True)),
+        "norm": max(abs(a[1] - b[1]) for a, b in zip(steps, expected["steps"], strict=True)),
+        "eval": max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(evaluated, expected["eval"], strict=True)),
+        "parameters": max(
+            abs(x - y) for name in found for x, y in zip(found[name], expected["parameters"][name], strict=True)
+        ),
+        "learnt": expected["steps"][0][0] - expected["steps"][-1][0],
+        "largest_norm": max(norm for _, norm in expected["steps"]),
+    }
+
+
+def parity(world: World, only: str = "") -> dict[str, Any]:
+    """Schedules and what stages are made of, by the number of ranks."""
+    n, reference, tied = world.world_size, Reference(), {"tie_word_embeddings": True}
+    row = Mesh(pp=n)
+    two: dict[str, dict[str, Any]] = {
+        "1f1b": {"mesh": row},
+        "1f1b tied recomputed": {"mesh": row, "recompute": True, "config": tied},
+        "one micro-batch": {"mesh": row, "accumulation": 1},
+        "gpipe": {"mesh": row, "schedule": "gpipe", "accumulation": 3},
+        "interleaved tied": {"mesh": row, "schedule": "interleaved", "stages_per_rank": 2, "accumulation": 5, "config": tied},
+        "zero_bubble": {"mesh": row, "schedule": "zero_bubble", "stages_per_rank": 2},
+        "zbv tied": {"mesh": row, "schedule": "zbv", "stages_per_rank": 2, "config": tied},
+        "float32": {"mesh": row, "dtype": "float32"},
+        "bfloat16": {"mesh": row, "dtype": "bfloat16", "config": tied},
+    }  # fmt: skip
+    sharded = Mesh(pp=2, dp_shard=2)
+    four: dict[str, dict[str, Any]] = {
+        "sharded": {"mesh": sharded, "config": tied},
+        "sharded interleaved": {"mesh": sharded, "schedule": "interleaved", "stages_per_rank": 2, "recompute": True},
+        "sharded zbv": {"mesh": sharded, "schedule": "zbv", "stages_per_rank": 2, "config": tied},
+        "sharded bfloat16": {"mesh": sharded, "dtype": "bfloat16"},
+        "replicated": {"mesh": Mesh(pp=2, dp_replicate=2), "config": tied},
+        "tensor": {"mesh": Mesh(pp=2, tp=2), "config": tied},
+        "four stages": {"mesh": row, "config": tied},
+    }
+    cases = {2: two, 4: four}[n]
+    return {name: compare(world, reference, **case) for name, case in cases.items() if only in name}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    scenario, out = sys.argv[1], Path(sys.argv[2])
+    world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
+    scenarios = {"parity": parity}
+    found = {name: scenarios[name.partition(":")[0]](world, *name.split(":")[1:]) for name in scenario.split("+")}
+    (out / f"{world.rank}.json").write_text(json.dumps(found))
+    world.close(ok=True)
+
+
+if __name__ == "__main__":
+    main()
