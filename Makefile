@@ -1,13 +1,14 @@
 # Each target does its own set-up (.venv, versions of constraints.txt); Python 3.11 or newer is all that must be there.
 BIN := $(or $(PACELINE_VENV),.venv)/bin
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test check conformance clean
 
 help:
 	@echo "make demo    train a small model on two processes and see what it learnt (under 3 minutes after the installation)"
 	@echo "make test    format, lint, types and the test suite: what CI runs"
 	@echo "make check   format, lint and types only"
 	@echo "make setup   the virtual environment only"
+	@echo "make conformance    the support matrix: every strategy through the whole program (an hour on 2 cores)"
 	@echo "make clean   removes .venv, caches and outputs/demo"
 
 setup:
@@ -24,3 +25,7 @@ check: setup
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache outputs/demo *.egg-info
+
+# Every strategy × what is trained × precision, through the whole program; writes docs/support.json and docs/support.md.
+conformance: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance

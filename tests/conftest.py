@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import CHAT_TEMPLATE, WORDS, Run, instruction_rows, run_process
+from support import Run, run_process, write_rows, write_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -35,33 +34,13 @@ def no_leaks() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer of about 300 tokens with a chat template that marks the assistant's tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE(unk_token=None))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 20, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
-    fast.chat_template = CHAT_TEMPLATE
-    folder = tmp_path_factory.mktemp("tokenizer")
-    fast.save_pretrained(folder)
-    return folder
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")
 def alpaca_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 instruction rows in Alpaca's format."""
-    path = tmp_path_factory.mktemp("data") / "train.json"
-    path.write_text(json.dumps(instruction_rows(60)))
-    return path
+    return write_rows(tmp_path_factory.mktemp("data") / "train.json", 60)
 
 
 @pytest.fixture

@@ -77,3 +77,32 @@ def write_yaml(path: Path, config: Mapping[str, Any]) -> Path:
     """JSON is YAML."""
     path.write_text(json.dumps(config, indent=1))
     return path
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A byte-level tokenizer of about 300 tokens with a chat template that marks the assistant's tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
+    fast.chat_template = CHAT_TEMPLATE
+    folder.mkdir(parents=True, exist_ok=True)
+    fast.save_pretrained(folder)
+    return folder
+
+
+def write_rows(path: Path, rows: int) -> Path:
+    """Instruction rows in Alpaca's format."""
+    path.write_text(json.dumps(instruction_rows(rows)))
+    return path

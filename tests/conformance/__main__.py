@@ -1,0 +1,90 @@
+"""``make conformance``: runs the support matrix and writes docs/support.json and docs/support.md.
+
+    python tests/conformance [--only TEXT] [--exact | --matrix] [--keep DIR]
+
+``--only`` runs the cells whose name holds the text and leaves the others' results as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+
+from cells import STEPS, Cell, exact, matrix  # noqa: E402
+from check import Checker, Result  # noqa: E402
+from support import write_rows, write_tokenizer  # noqa: E402
+from table import ROOT, SUPPORT_JSON, SUPPORT_MD, load, markdown  # noqa: E402
+
+
+def main() -> int:
+    """Run, write, and answer 1 when a cell fails."""
+    parser = argparse.ArgumentParser(prog="python tests/conformance", description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--exact", action="store_true", help="the float64 cells alone")
+    parser.add_argument("--matrix", action="store_true", help="the matrix alone")
+    parser.add_argument("--keep", type=Path, help="leave the runs there")
+    given = parser.parse_args()
+    chosen = [*([] if given.exact else matrix()), *([] if given.matrix else exact())]
+    chosen = [cell for cell in chosen if given.only in cell.name]
+    old = load()["cells"] if SUPPORT_JSON.exists() else []
+    with tempfile.TemporaryDirectory(prefix="paceline-conformance-") as scratch:
+        folder = given.keep or Path(scratch)
+        results = {c["cell"]: c for c in old}
+        checker = Checker(folder, write_tokenizer(folder / "tokenizer"), write_rows(folder / "train.json", 200))
+        failed = 0
+        for cell in chosen:
+            started = time.monotonic()
+            result = checker.check(cell)
+            failed += result.result == "fails"
+            print(
+                f"{result.result:<8} {time.monotonic() - started:5.0f} s  {cell.name}  {result.reason[:1500]}",
+                flush=True,
+            )
+            results[cell.name] = as_json(cell, result)
+            write([results[c.name] for c in [*matrix(), *exact()] if c.name in results])
+    return 1 if failed else 0
+
+
+def as_json(cell: Cell, result: Result) -> dict[str, object]:
+    return {
+        "cell": cell.name, "algorithm": cell.algorithm, "strategy": cell.variant.name, "finetuning": cell.finetuning,
+        "precision": cell.precision, "recompute": cell.recompute, "result": result.result, "reason": result.reason,
+        "measured": result.measured, "commit": commit(), "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+
+
+def write(cells: list[dict[str, object]]) -> None:
+    """support.json and the page made from it."""
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
+    )
+    support = {
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "versions": versions,
+        "steps": STEPS,
+        "cells": cells,
+    }
+    SUPPORT_JSON.write_text(json.dumps(support, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    SUPPORT_MD.write_text(markdown(support), encoding="utf-8")
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The support matrix's cells: every strategy with what is trained and in which precision, as configs of a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+GLOBAL_BATCH = 8
+STEPS, SAVED = 10, 5
+MODEL = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 256, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A strategy as a user asks for it: keys under ``training``, processes, how many of them see different rows, how rows are cut."""
+
+    name: str
+    training: Mapping[str, Any]
+    nproc: int = 2
+    data_parallel: int = 2
+    micro: int = 1
+    needs: str = ""  # what the machine must have beyond the packages: libaio
+    native: bool = True
+
+    @property
+    def accumulation(self) -> int:
+        return GLOBAL_BATCH // (self.micro * self.data_parallel)
+
+
+def _fsdp(name: str, nproc: int = 2, **training: Any) -> Variant:
+    return Variant(name, {"distributed_strategy": "fsdp", **training}, nproc, nproc)
+
+
+def _mesh(name: str, nproc: int, data_parallel: int, strategy: str = "fsdp", **sizes: Any) -> Variant:
+    return Variant(name, {"distributed_strategy": strategy, "parallelism": sizes}, nproc, data_parallel)
+
+
+def _zero(name: str, stage: int, data_parallel: int = 2, needs: str = "", **config: Any) -> Variant:
+    zero = {"stage": stage, **config.pop("zero", {})}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = 0
+    training = {"distributed_strategy": "deepspeed", "deepspeed": {"zero_optimization": zero, **config}}
+    return Variant(name, training, 2, data_parallel, needs=needs, native=False)
+
+
+CPU = {"device": "cpu"}
+NVME = {"device": "nvme", "nvme_path": "{swap}"}
+VARIANTS = (
+    Variant("single", {"distributed_strategy": "single"}, 1, 1, 4),
+    Variant("data_parallel (one device)", {"distributed_strategy": "data_parallel"}, 1, 1, 4),
+    Variant("ddp", {"distributed_strategy": "ddp"}),
+    _fsdp("fsdp full_shard", fsdp="full_shard"),
+    _fsdp("fsdp shard_grad_op", fsdp="shard_grad_op"),
+    _fsdp("fsdp no_shard", fsdp="no_shard"),
+    _fsdp("fsdp full_shard, CPU offload", fsdp="full_shard offload"),
+    _mesh("fsdp hybrid_shard (2 × 2)", 4, 4, dp_replicate_size=2, dp_shard_size=2),
+    _mesh("tp", 2, 1, tp_size=2),
+    _mesh("tp, sequence parallel", 2, 1, tp_size=2, sequence_parallel=True),
+    _mesh("cp ulysses", 2, 1, cp_size=2, cp_method="ulysses"),
+    _mesh("cp all-gather", 2, 1, cp_size=2, cp_method="allgather"),
+    _mesh("pipeline 1f1b", 2, 1, "pipeline", pp_size=2, pp_schedule="1f1b"),
+    _mesh("pipeline interleaved", 2, 1, "pipeline", pp_size=2, pp_schedule="interleaved"),
+    _mesh("pipeline zero_bubble", 2, 1, "pipeline", pp_size=2, pp_schedule="zero_bubble"),
+    _mesh("tp × fsdp", 4, 2, tp_size=2, dp_shard_size=2),
+    _mesh("pp × fsdp", 4, 2, "pipeline", pp_size=2, dp_shard_size=2),
+    _mesh("pp × tp × fsdp", 8, 2, "pipeline", pp_size=2, tp_size=2, dp_shard_size=2),
+    _zero("ZeRO-1", 1),
+    _zero("ZeRO-2", 2),
+    _zero("ZeRO-3", 3),
+    _zero("ZeRO-3, CPU offload", 3, zero={"offload_optimizer": CPU, "offload_param": CPU}),
+    _zero("ZeRO-3, NVMe offload", 3, needs="libaio", zero={"offload_optimizer": NVME, "offload_param": NVME}),
+    _zero("AutoTP + ZeRO-1", 1, data_parallel=1, tensor_parallel={"autotp_size": 2}),
+    _zero("DeepSpeed Ulysses", 1, data_parallel=1, sequence_parallel_size=2),
+    Variant("a user's own (module:Class)", {"distributed_strategy": "own_strategy:EveryRankSteps"}),
+)
+FINETUNING: dict[str, Mapping[str, Any] | None] = {
+    "full": None,
+    "LoRA": {"r": 4, "alpha": 8},
+    "QLoRA": {"r": 4, "alpha": 8, "quantization_bit": 4},
+}
+PRECISIONS = {"fp32": {"mixed_precision": "no"}, "bf16": {"mixed_precision": "bf16"}, "fp64": {"mixed_precision": "no"}}
+# losses absolute, tensors relative; the first three are what strategies are held to
+LOSS_TOLERANCE = {"fp64": 1e-10, "fp32": 2e-6, "bf16": 5e-3}
+TENSOR_TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5, "bf16": 2e-2}
+LOGIT_TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "bf16": 5e-2}  # exports are fp32
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One box of the matrix."""
+
+    variant: Variant
+    finetuning: str = "full"
+    precision: str = "fp32"
+    algorithm: str = "sft"
+    recompute: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        recompute = ", recompute" if self.recompute else ""
+        return f"{self.algorithm} · {self.variant.name} · {self.finetuning} · {self.precision}{recompute}"
+
+    def reference(self) -> Cell:
+        """The same on one process."""
+        return Cell(VARIANTS[0], self.finetuning, self.precision, self.algorithm, self.recompute)
+
+    def config(self, tokenizer: str, data: str, cache: str, output_dir: str) -> dict[str, Any]:
+        """The YAML of this cell, as JSON."""
+        v = self.variant
+        training = {
+            **_filled(v.training, output_dir), **PRECISIONS[self.precision],
+            "algorithm": self.algorithm, "output_dir": output_dir, "max_steps": STEPS, "learning_rate": 1e-3, "max_grad_norm": 0.5,
+            "per_device_train_batch_size": v.micro, "gradient_accumulation_steps": v.accumulation, "gradient_checkpointing": self.recompute,
+            "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED, "report_to": "none", "seed": 7, "use_cpu": True,
+        }  # fmt: skip
+        config: dict[str, Any] = {
+            "model": {
+                "config": MODEL,
+                "tokenizer": tokenizer,
+                "dtype": "float64" if self.precision == "fp64" else "float32",
+            },
+            "data": {"train": data, "max_length": 96, "cache_dir": cache},
+            "training": training,
+        }
+        if FINETUNING[self.finetuning] is not None:
+            config["lora"] = dict(FINETUNING[self.finetuning] or {})
+        return config
+
+
+def _filled(training: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+    """``{swap}`` becomes a folder beside the run."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: fill(v) for k, v in value.items()}
+        return f"{output_dir}-swap" if value == "{swap}" else value
+
+    return fill(training)
+
+
+def matrix() -> list[Cell]:
+    """Every cell that the docs' table shows."""
+    return [Cell(v, f, p) for v in VARIANTS for f in FINETUNING for p in ("fp32", "bf16")]
+
+
+def exact() -> list[Cell]:
+    """Native strategies in float64: what must be equal to 1e-10, once plain and once with gradient checkpointing."""
+    native = [v for v in VARIANTS if v.native]
+    return [Cell(v, "full", "fp64", recompute=r) for v in native for r in (False, True)]
