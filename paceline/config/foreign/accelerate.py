@@ -25,14 +25,14 @@ _STRATEGY = {
     "NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "MULTI_XPU": "ddp", "MULTI_HPU": "ddp", "MULTI_NPU": "ddp", "MULTI_MLU": "ddp", "MULTI_MUSA": "ddp",
     "MULTI_SDAA": "ddp", "MULTI_NEURON": "ddp", "DEEPSPEED": "deepspeed", "FSDP": "fsdp", "MEGATRON_LM": "",
 }  # fmt: skip
-_REFUSED = {
+REFUSED = {
     "TPU": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
     "XLA": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
     "MPS": "Apple's MPS device is not supported",
     "SAGEMAKER": "jobs are not sent to SageMaker; start `paceline train` inside the job",
 }
 #: key → what is said when its value asks for something (not null, false, empty, or the word in the second place)
-_SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
+SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
     "debug": ("accelerate checks the shapes before each collective of its own; here `paceline doctor` and the hang report find the rank", ()),
     "downcast_bf16": ("it turns float32 into bf16 on TPUs only", ("no",)),
     "enable_cpu_affinity": ("processes are not bound to cores by this key; `deepspeed --bind_cores_to_rank` or numactl does", ()),
@@ -74,7 +74,7 @@ def read(document: Document, found: Foreign) -> None:
     """Adds this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``."""
     data = document.data
     if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
-        _refuse(document, found, "compute_environment", str(data.get("compute_environment")), _REFUSED["SAGEMAKER"])
+        _refuse(document, found, "compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"])
         return
     _unknown(document, found)
     kind = _distribution(document, found)
@@ -136,8 +136,8 @@ def _distribution(document: Document, found: Foreign) -> str | None:
         if _STRATEGY[name]:
             found.entries.append(document.entry("training.distributed_strategy", _STRATEGY[name], "distributed_type"))
         return name
-    if name in _REFUSED:
-        _refuse(document, found, "distributed_type", name, _REFUSED[name])
+    if name in REFUSED:
+        _refuse(document, found, "distributed_type", name, REFUSED[name])
     else:
         found.problems.append(
             Diagnostic(
@@ -179,7 +179,7 @@ def _processes(document: Document, found: Foreign) -> None:
 
 
 def _said(document: Document, found: Foreign) -> None:
-    for key, (says, silent) in _SAID.items():
+    for key, (says, silent) in SAID.items():
         value = document.data.get(key)
         word = value.strip().lower() if isinstance(value, str) else value
         if word in (None, False, "", "no", "false") or word in ([], {}) or word in silent:
@@ -189,4 +189,4 @@ def _said(document: Document, found: Foreign) -> None:
         what = "same_network: the machines must reach each other's ports; the first collective tells within its timeout"
         found.notes.append(document.note("same_network", what))
     if document.data.get("use_mps_device") is True:
-        _refuse(document, found, "use_mps_device", "true", _REFUSED["MPS"])
+        _refuse(document, found, "use_mps_device", "true", REFUSED["MPS"])

@@ -111,7 +111,7 @@ def _deepspeed_other(document: Document, found: Foreign, key: str, json: dict[st
                 Diagnostic("accelerate.not_built", what, document.place(key), str(value), "remove it")
             )
     elif key in table():
-        json[key] = {**json.get(key, {}), **value} if isinstance(value, dict) else value
+        json[key] = _merged(json.get(key), value)
         lines.update({path: line for path, line in document.lines.items() if path == key or path.startswith(f"{key}.")})
         what = f"{key}: a key of DeepSpeed's JSON, taken as one; accelerate itself leaves it alone here"
         found.notes.append(document.note(key, what, "a JSON file, named by deepspeed_config_file"))
@@ -119,6 +119,13 @@ def _deepspeed_other(document: Document, found: Foreign, key: str, json: dict[st
         _unknown(
             document, found, "deepspeed_config", key, [*_DEEPSPEED, *_DEEPSPEED_SAID, *_MOE, "deepspeed_config_file"]
         )
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """``other`` over ``one``, block by block."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other
+    return {**one, **{key: _merged(one.get(key), value) for key, value in other.items()}}
 
 
 def _put(data: dict[str, Any], path: str, value: Any) -> None:

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.foreign.deepspeed_verdicts import (
     DROPPED,
+    IGNORED,
     LOSS_SCALE,
     NOT_GRANTED,
     REFUSED,
@@ -245,7 +246,7 @@ class Normaliser:
             # Of ZeRO's keys only the stage changes what is set up; the others are memory and speed.
             what = "DeepSpeed reads it inside zero_optimization only; at the top level it has no effect"
             self._note(path, what, f'"zero_optimization": {{"{key}": …}}', Severity.WARNING)
-        elif inside or near:
+        elif key not in IGNORED and (inside or near):
             hint = f"did you mean '{near[0]}'?" if near and not inside else f'it belongs inside "{inside}"'
             what = f"DeepSpeed knows no key '{key}' and would ignore it silently"
             self._problem("zero.unknown_toplevel", what, path, key, hint)

@@ -86,9 +86,12 @@ class StepsReader:
             elif key == "betas":
                 self._betas(value, path)
             elif key == "max_grad_norm":
+                own = given_value(self.normal.get("gradient_clipping"))
+                self._take("training.max_grad_norm", None if own else value, path)
+                what = "gradient_clipping decides" if own else "read as gradient_clipping"
                 self._note(
                     path,
-                    "max_grad_norm is no parameter of the optimizer; DeepSpeed warns and clips by gradient_clipping",
+                    f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {what}",
                     '"gradient_clipping"',
                 )
             elif key in _ADAM_DEFAULTS and given_value(value) and is_on(value) is not _ADAM_DEFAULTS[key]:

@@ -55,6 +55,9 @@ DROPPED: dict[str, str] = {
     "fp16.auto_cast": "inputs are token ids, which are not cast",
 }
 
+#: keys that people write at the top level and that no version of DeepSpeed reads there
+IGNORED = frozenset(["comms_config", "monitor_config", "autotuning_config", "gradient_checkpointing", "model_parallel_size", "data_parallel_size"])  # fmt: skip
+
 #: path → what is done instead: the feature trades exactness for speed or space, and the exact thing is computed
 NOT_GRANTED: dict[str, str] = {
     "zero_optimization.zenflow": "ZenFlow applies part of the gradients late to hide the offload; here every gradient is applied in its own step, as ZeRO-Offload does",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.config.foreign.deepspeed_verdicts import DROPPED, NO_OPTIMIZER, NO_SCHEDULE, NOT_GRANTED, REFUSED
 from paceline.config.foreign.intake import intake
 from paceline.config.foreign.json_text import parse_json
+from paceline.config.foreign.reference import reference
 from paceline.core.diagnostics import Severity
 
 HEAD = """\
@@ -246,3 +249,27 @@ def test_a_file_is_recognised_and_judged(tmp_path, name):
 def test_strict_json_stays_strict_elsewhere():
     with pytest.raises(Exception, match="not valid JSON"):
         parse_json('{"a": 1,}', "x.json", "FSDP config")
+
+
+def test_the_shipped_list_of_refused_files_is_the_generated_one():
+    docs = Path(__file__).parents[3] / "docs" / "foreign-configs.md"
+    assert docs.read_text(encoding="utf-8") == reference()
+    for name in (*REFUSED, *NO_OPTIMIZER, *NO_SCHEDULE, *NOT_GRANTED, *DROPPED):
+        assert f"| `{name}` |" in reference()
+
+
+def test_raw_keys_of_deepspeed_pasted_into_the_block_are_taken(read):
+    text = """\
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 3
+  offload_optimizer_device: cpu
+  zero_optimization:
+    overlap_comm: true
+    offload_optimizer: {pin_memory: false}
+  optimizer: {type: AdamW, params: {lr: 1e-4, max_grad_norm: 0.3}}
+"""
+    t = read(text).config.training
+    zero = t.deepspeed["zero_optimization"]
+    assert zero == {"stage": 3, "overlap_comm": True, "offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    assert (t.learning_rate, t.max_grad_norm) == (1e-4, 0.3)
