@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, SAVED, STEPS, TENSOR_TOLERANCE, Cell
-from pool import Pool
+from pool import ROOT, Pool
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import ConfigError
@@ -40,7 +41,10 @@ class Checker:
 
     def __init__(self, folder: Path, tokenizer: Path, data: Path) -> None:
         self.folder, self.tokenizer, self.data = folder, tokenizer, data
-        self.pool = Pool()
+        own = folder / "own"
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "own_strategy.py").write_text(documented_strategy())
+        self.pool = Pool(own)
 
     def check(self, cell: Cell) -> Result:
         """Everything about one cell."""
@@ -166,6 +170,14 @@ class Checker:
         model = auto.from_pretrained(folder, dtype=torch.float32).eval()
         with torch.no_grad():
             return model(torch.arange(40)[None] + 5).logits
+
+
+def documented_strategy() -> str:
+    """The class that docs/strategies.md shows."""
+    page = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert found, "the page shows no class"
+    return found.group(1)
 
 
 def different_tensors(one: Path, other: Path) -> Sequence[Any]:

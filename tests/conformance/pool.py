@@ -42,7 +42,9 @@ class Ended:
 class Pool:
     """Starts ranks of ``paceline.training.worker``; ``close`` is a matter of this process ending."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Path) -> None:
+        """``own`` is a folder of a user's modules."""
+        self._own = own
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["paceline.training.worker", "transformers.models.llama.modeling_llama"])
 
@@ -54,7 +56,9 @@ class Pool:
             port = int(probe.getsockname()[1])
         logs = [folder / f"rank-{rank}.txt" for rank in range(nproc)]
         ranks = [
-            self._context.Process(target=_rank, args=(list(argv), rank_environment(rank, nproc, port), str(logs[rank])))
+            self._context.Process(
+                target=_rank, args=(list(argv), rank_environment(rank, nproc, port, self._own), str(logs[rank]))
+            )
             for rank in range(nproc)
         ]
         for process in ranks:
@@ -69,7 +73,7 @@ class Pool:
         return Ended(codes, "\n".join(log.read_text(errors="replace") for log in logs if log.exists()))
 
 
-def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
+def rank_environment(rank: int, nproc: int, port: int, own: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
     ours = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, "MASTER_PORT": port}
     return {
@@ -80,7 +84,7 @@ def rank_environment(rank: int, nproc: int, port: int) -> dict[str, str]:
         "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE), str(own)]),
     }
 
 

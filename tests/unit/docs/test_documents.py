@@ -13,8 +13,20 @@ from paceline.cli.main import VERBS
 from paceline.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/guide.md", "docs/guide.zh-CN.md", "benchmarks/README.md")
-TWINS = (("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md"))
+DOCUMENTS = (
+    "README.md",
+    "README.zh-CN.md",
+    "docs/guide.md",
+    "docs/guide.zh-CN.md",
+    "docs/strategies.md",
+    "docs/strategies.zh-CN.md",
+    "benchmarks/README.md",
+)
+TWINS = (
+    ("README.md", "README.zh-CN.md"),
+    ("docs/guide.md", "docs/guide.zh-CN.md"),
+    ("docs/strategies.md", "docs/strategies.zh-CN.md"),
+)
 
 
 def blocks(document: str, language: str) -> list[str]:
