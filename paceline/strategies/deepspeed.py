@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
 from paceline.runtime.world import World
 from paceline.seam.algorithm import Objective
 from paceline.seam.batch import Batch
@@ -39,6 +41,7 @@ class DeepSpeed(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         self.stage = zero_stage(plan)
+        self._context: ContextParallel | None = None
         self._gradient_bytes: dict[
             Role, int
         ] = {}  # as they were before the first step: DeepSpeed frees them inside of it
@@ -48,6 +51,11 @@ class DeepSpeed(Strategy):
     def averaging_factor(self) -> float:
         """DeepSpeed averages over all ranks that do not share a tensor-parallel group, those of one sequence included."""
         return self.world.world_size / self.plan.mesh.tp if self._averages else 1.0
+
+    def place(self, batch: Batch) -> Batch:
+        """Under Ulysses this rank's share of the tokens."""
+        placed = super().place(batch)
+        return placed if self._context is None else self._context.split(placed)
 
     def wrap(self, role: Role, root: nn.Module) -> nn.Module:
         """Unused: ``prepare`` starts the engine, which needs the optimizer too."""
@@ -68,7 +76,12 @@ class DeepSpeed(Strategy):
             deepspeed_tensor_parallel.prepare_root(root, self.stage)
         config = engine_config(self.plan)
         built = build_optimizer(optimizer, root.plain_named_parameters())  # type: ignore[operator]
-        engine = start_engine(self.world, config, root, built)
+        if self.plan.mesh.cp > 1:
+            check_context_parallel(root, self.plan.mesh.cp, ULYSSES)
+        engine = start_engine(self.world, config, root, built, self.plan.mesh.cp)
+        if self.plan.mesh.cp > 1:
+            group = engine.mpu.get_sequence_parallel_group()
+            self._context = ContextParallel(DeviceMesh.from_group(group, self.world.device.type), ULYSSES)
         if self.stage == 3:
             deepspeed_zero3.register_head(root)
         scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler and not self.stage else None

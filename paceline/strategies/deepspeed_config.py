@@ -57,6 +57,11 @@ def engine_config(plan: Any) -> dict[str, Any]:
         "vocab_parallel_ce_backend",
     ):  # the loss is Paceline's, from the head's whole weight
         block.pop(key, None)
+    for key in (
+        "sequence_parallel_size",
+        "data_parallel_size",
+    ):  # by these ZeRO would leave a sequence's ranks out of its sums
+        config.pop(key, None)
     config["gradient_clipping"] = 0.0
     config["zero_allow_untested_optimizer"] = True  # what cannot be partitioned is refused by name before
     config["zero_force_ds_cpu_optimizer"] = (
@@ -74,11 +79,8 @@ def minimal(plan: Any) -> dict[str, Any]:
         "zero_optimization": zero_section(plan.engine, zero_stage(plan)),
         **({low: {"enabled": True}} if low else {}),
     }
-    tp, sp = int(plan.engine.get("autotp_size", 1)), int(plan.engine.get("sequence_parallel_size", 1))
-    if tp > 1:
-        config["tensor_parallel"] = {"autotp_size": tp}
-    if sp > 1:
-        config |= {"sequence_parallel_size": sp, "data_parallel_size": plan.mesh.data_parallel_size}
+    if plan.mesh.tp > 1:
+        config["tensor_parallel"] = {"autotp_size": plan.mesh.tp}
     return config
 
 

@@ -14,9 +14,15 @@ from paceline.runtime.world import World
 from paceline.strategies.deepspeed_library import library, need_async_io, without_shared_memory_op
 from paceline.strategies.deepspeed_tensor_parallel import unsharded
 
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-def start_engine(world: World, config: dict[str, Any], root: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+
+def start_engine(
+    world: World, config: dict[str, Any], root: nn.Module, optimizer: torch.optim.Optimizer, sequence_parallel: int = 1
+) -> Any:
     """``deepspeed.initialize`` around ``root`` and a torch optimizer over its trained parameters. Collective.
+
+    ``sequence_parallel``: ranks that share each sequence (Ulysses); ZeRO shards and averages over them as well.
 
     Raises ConfigError for what DeepSpeed refuses, in its own words, and ``strategy.deepspeed_trap`` where it started something else than
     ``config`` says.
@@ -27,11 +33,15 @@ def start_engine(world: World, config: dict[str, Any], root: nn.Module, optimize
         need_async_io(world)
     try:
         with without_shared_memory_op(deepspeed):
+            deepspeed.init_distributed(dist_init_required=None)
+            if offload_devices(config)["offload_param"] == "nvme":
+                _partition_onto_drive(deepspeed, root, config)
             engine, *_ = deepspeed.initialize(
                 model=root,
                 optimizer=optimizer,
                 model_parameters=[p for p in root.parameters() if p.requires_grad],
                 config=config,
+                mpu=_sequence_groups(sequence_parallel),
                 dist_init_required=None,
             )
     except (ValueError, AssertionError, NotImplementedError) as error:
@@ -44,8 +54,37 @@ def start_engine(world: World, config: dict[str, Any], root: nn.Module, optimize
                 "the keys that its message names",
             )
         ) from error
-    check_engine(engine, config, world)
+    check_engine(engine, config, world, sequence_parallel)
     return engine
+
+
+def _partition_onto_drive(deepspeed: Any, root: nn.Module, config: dict[str, Any]) -> None:
+    """Partition the parameters before the engine does, which would hand them to the drive in another dtype.
+
+    DeepSpeed 0.19's ``Init._set_dtype`` answers ``dtype or float16 if fp16 is supported else bfloat16``: the engine's own float32 becomes
+    bfloat16 where a processor has no float16, and weights lose their lower half on the way to the drive. Asked without a dtype, it takes
+    the configuration's.
+    """
+    low = next((d for key, d in _LOW.items() if (config.get(key) or {}).get("enabled")), None)
+    for parameter in root.parameters():
+        if low is not None and parameter.is_floating_point():
+            parameter.data = parameter.data.to(low)
+    deepspeed.zero.Init(module=root, config_dict_or_path=config)
+
+
+def _sequence_groups(size: int) -> Any:
+    """DeepSpeed's own Ulysses groups, made once a process; None where no sequence is shared.
+
+    Its other way, ``sequence_parallel_size`` in the JSON, builds the same groups but then shards and averages over the data-parallel
+    ranks alone: the ranks of a sequence drift apart without a word.
+    """
+    if size == 1:
+        return None
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
+        parallel_state_sp.initialize_sequence_parallel(size)
+    return parallel_state_sp
 
 
 def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
@@ -56,7 +95,7 @@ def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def check_engine(engine: Any, config: Mapping[str, Any], world: World) -> None:
+def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_parallel: int = 1) -> None:
     """Raise PacelineError when the engine silently is something else than was asked for."""
     zero = config.get("zero_optimization") or {}
     stage = int(zero.get("stage", 0))
@@ -72,6 +111,8 @@ def check_engine(engine: Any, config: Mapping[str, Any], world: World) -> None:
         wrong.append(
             f"gradients are averaged over {engine.seq_dp_world_size} ranks instead of {world.world_size // tp}"
         )
+    if engine.sequence_parallel_size != sequence_parallel:
+        wrong.append(f"sequences are shared by {engine.sequence_parallel_size} ranks instead of {sequence_parallel}")
     if stage == 3:
         wrong += _whole_parameters(engine, world)
     if tp > 1:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.models.factory import HFModelFactory
@@ -57,7 +58,7 @@ def factory(wanted: dict[str, Any]) -> HFModelFactory:
         embedding_multiple=1,
     )
     compute = getattr(torch, wanted.get("compute", "float32"))
-    return HFModelFactory(source, compute_dtype=compute, seed=5)
+    return HFModelFactory(source, compute_dtype=compute, seed=5, adapter=wanted.get("adapter"))
 
 
 def plan(wanted: dict[str, Any], world: World) -> Any:
@@ -113,30 +114,34 @@ def train(strategy: Strategy, handle: Handle, steps: range, clip: float = CLIP) 
     return results
 
 
-def gathered(world: World, shards: list[Shard]) -> MemoryReader:
+def gathered(world: World, shards: list[Shard], out: Path) -> MemoryReader:
     """All ranks' blocks put together, as a checkpoint on disk would give them; a hole or an overlap fails."""
-    mine = [
-        [s.role, s.name, s.kind, list(s.global_shape), list(s.offsets), list(s.tensor.shape), s.tensor.double().flatten().tolist()]
-        for s in shards
-    ]  # fmt: skip
+    places = [[s.role, s.name, s.kind, list(s.global_shape), list(s.offsets)] for s in shards]
+    save_file({str(i): s.tensor.detach().clone() for i, s in enumerate(shards)}, out / f"blocks.{world.rank}")
+    everyone = world.all_gather_json(places)
     whole: dict[tuple[str, str, str], Shard] = {}
     seen: dict[tuple[str, str, str], torch.Tensor] = {}
-    for rows in world.all_gather_json(mine):
-        for role, name, kind, shape, offsets, block, values in rows:
-            key = (role, name, kind)
+    for rank, rows in enumerate(everyone):
+        blocks = load_file(out / f"blocks.{rank}")
+        for i, (role, name, kind, shape, offsets) in enumerate(rows):
+            key, block = (role, name, kind), blocks[str(i)]
             if key not in whole:
-                whole[key] = Shard(role, name, kind, tuple(shape), (0,) * len(shape), torch.zeros(shape))
+                whole[key] = Shard(
+                    role, name, kind, tuple(shape), (0,) * len(shape), torch.zeros(shape, dtype=block.dtype)
+                )
                 seen[key] = torch.zeros(shape, dtype=torch.int64)
-            place = tuple(slice(o, o + n) for o, n in zip(offsets, block, strict=True))
-            whole[key].tensor[place] = torch.tensor(values, dtype=torch.float64).reshape(block).float()
+            place = tuple(slice(o, o + n) for o, n in zip(offsets, block.shape, strict=True))
+            whole[key].tensor[place] = block
             seen[key][place] += 1
+    world.barrier()
     for key, count in seen.items():
         assert bool((count == 1).all()), f"{key} is not stored exactly once"
     return MemoryReader(list(whole.values()))
 
 
-def as_lists(reader: MemoryReader, kind: str = "param") -> dict[str, list[float]]:
-    return {name: t.double().flatten().tolist() for (_, name, k), t in sorted(reader.tensors.items()) if k == kind}
+def store(reader: MemoryReader, path: Path) -> None:
+    """Every parameter and moment by ``kind|name``."""
+    save_file({f"{kind}|{name}": t for (_, name, kind), t in reader.tensors.items()}, path)
 
 
 def evaluate(strategy: Strategy, handle: Handle) -> dict[str, Any]:
@@ -157,24 +162,24 @@ def generate(strategy: Strategy, handle: Handle) -> list[int]:
     return ids[0, :7].tolist()
 
 
-def run(world: World, wanted: dict[str, Any]) -> dict[str, Any]:
+def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     """Ten steps with clipping, an evaluation and an answer after the fifth; export there, import into a fresh engine, the last five again."""
     strategy, handle = build(world, wanted)
     steps = train(strategy, handle, range(5))
-    found: dict[str, Any] = {}
-    reader = gathered(world, list(strategy.export_state(handle)))
-    found["eval"], found["generated"] = evaluate(strategy, handle), generate(strategy, handle)
-    if hasattr(strategy, "state_bytes"):
-        found["bytes"] = strategy.state_bytes(handle)
+    reader = gathered(world, list(strategy.export_state(handle)), out)
+    found: dict[str, Any] = {"eval": evaluate(strategy, handle), "generated": generate(strategy, handle)}
+    found["bytes"] = strategy.state_bytes(handle)
     steps += train(strategy, handle, range(5, 10))
-    final = gathered(world, list(strategy.export_state(handle)))
-    found |= {"steps": steps, "parameters": as_lists(final), "moments": as_lists(final, "exp_avg_sq")}
-    found["counters"] = sorted({float(t) for (_, _, k), t in final.tensors.items() if k == "step"})
+    final = gathered(world, list(strategy.export_state(handle)), out)
+    found |= {"steps": steps, "counters": sorted({float(t) for (_, _, k), t in final.tensors.items() if k == "step"})}
+    if world.rank == 0:
+        store(final, out / "final.safetensors")
     if wanted.get("resume", True):
         strategy, handle = build(world, wanted)
         strategy.import_state(handle, reader)
         found["again"] = train(strategy, handle, range(5, 10))
-        found["parameters_again"] = as_lists(gathered(world, list(strategy.export_state(handle))))
+        again = gathered(world, list(strategy.export_state(handle)), out)
+        found["state_again"] = all(torch.equal(again.tensors[k], t) for k, t in final.tensors.items())
     return found
 
 
@@ -182,7 +187,7 @@ def main() -> None:
     torch.set_num_threads(1)
     out, wanted = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
-    (out / f"{world.rank}.json").write_text(json.dumps(run(world, wanted)))
+    (out / f"{world.rank}.json").write_text(json.dumps(run(world, wanted, out)))
     world.close(ok=True)
 
 
