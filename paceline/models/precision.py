@@ -176,7 +176,17 @@ class LowPrecision:
         if all(product_dtype(dtype, master.device) != dtype for master in self._masters):
             self._masters.clear()  # products are made in fp32 with the masters: no copies
             self.reason += ", products in fp32 (this CPU has no instructions for them)"
+        self._drop_frozen_masters()
         self.refresh()
+
+    def _drop_frozen_masters(self) -> None:
+        """What is frozen from the start (the base under adapters) is only ever read as its copy: the copy takes its place, at half the bytes."""
+        frozen = [master for master in self._masters if not master.requires_grad]
+        for master in frozen:
+            master.data = master.detach().to(self.dtype)
+        self._masters = [master for master in self._masters if master.requires_grad]
+        if frozen:
+            self.reason += f", frozen weights in {str(self.dtype).removeprefix('torch.')} alone"
 
     def _swap_only(self, owners: list[nn.Module], unknown: list[str]) -> None:
         """Classes that compute in the dtype of the weights they are given."""

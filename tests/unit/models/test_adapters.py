@@ -111,6 +111,24 @@ def test_recomputation_changes_nothing_under_frozen_embeddings_and_dropout(compu
     assert losses[0] == losses[1] != learn(build(compute_dtype=compute, dropout=0.2))
 
 
+@pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
+def test_frozen_weights_need_no_masters(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the processor multiplies bf16, the base is kept in bf16 alone: the same losses as with copies of fp32 masters."""
+    import paceline.models.precision as precision
+
+    bf16: Any = {"compute_dtype": torch.bfloat16}
+    expected = learn(build(family, **bf16))
+    monkeypatch.setattr(precision, "product_dtype", lambda dtype, device: dtype)
+    module = build(family, **bf16)
+    kept = {
+        p.dtype for m in module.hf.modules() for p in m.parameters(recurse=False) if p.ndim == 2 and not p.requires_grad
+    }
+    assert kept == {torch.bfloat16}
+    assert all(p.dtype == torch.float32 for _, p in module.plain_named_parameters())
+    assert learn(module) == pytest.approx(expected, abs=0.15)
+    assert torch.isfinite(logits(module.hf)).all()
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

@@ -1,0 +1,124 @@
+"""Adapters in the plan: what is trained and said, what is refused before the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.sections.small import LoraSection
+from paceline.core.errors import ConfigError
+from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
+from paceline.plan.mesh import Mesh
+from paceline.plan.shape import ModelShape, shape_from_config
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512,
+}  # fmt: skip
+
+
+def section(**values: Any) -> dict[str, Any]:
+    return LoraSection(**values).model_dump(mode="json")
+
+
+def codes(
+    adapter: Any, strategy: str = "fsdp", mesh: Mesh | None = None, compute: str = "float32", missing: str = ""
+) -> list[str]:
+    found = check_adapter(
+        adapter, strategy, mesh or Mesh(dp_shard=2), compute, lambda name: None if name == missing else True
+    )
+    return [d.code for d in found]
+
+
+@pytest.mark.parametrize(
+    ("targets", "whole", "expected"),
+    [
+        ("all-linear", [], 8192),
+        ("q_proj,v_proj", [], 2 * 4 * (64 + 64 + 64 + 32)),
+        (r".*layers\.1\.mlp\.(up|down)_proj", [], 4 * 2 * (64 + 128)),
+        ("o_proj", ["embed_tokens", "lm_head"], 2 * 4 * 128 + 2 * 512 * 64),
+    ],
+)
+def test_the_trained_parameters_are_counted_as_they_are_built(targets: str, whole: list[str], expected: int) -> None:
+    adapter = adapter_of(section(r=4, target_modules=targets, modules_to_save=whole))
+    assert adapter is not None
+    shape = shape_from_config(LLAMA)
+    assert adapter_parameters(shape, adapter) == expected == built(adapter)
+    lora, *_ = adapter_decisions(adapter, shape)
+    assert lora.subject == "lora" and "scale 2" in lora.choice and "parameters trained" in lora.reason
+
+
+def built(adapter: dict[str, Any]) -> int:
+    """What the model's factory trains."""
+    from types import SimpleNamespace
+
+    pytest.importorskip("peft")
+    from paceline.models.factory import HFModelFactory
+
+    source = SimpleNamespace(
+        config=LLAMA, name_or_path=None, revision=None, trust_remote_code=False, resize_embeddings="auto", embedding_multiple=1
+    )  # fmt: skip
+    return sum(p.numel() for _, p in HFModelFactory(source, adapter=adapter)().plain_named_parameters())
+
+
+def test_the_section_as_data_and_what_is_not_counted() -> None:
+    assert adapter_of(None) is None
+    adapter = adapter_of(section(r=16, alpha=4, quantization_bit=4, quantization_type="fp4", double_quant=False))
+    assert adapter is not None
+    assert (adapter["r"], adapter["alpha"], adapter["target_modules"]) == (16, 4, ["all-linear"])
+    assert adapter["quantization"] == {"bits": 4, "type": "fp4", "double_quant": False, "storage": "uint8"}
+    assert json.loads(json.dumps(adapter)) == adapter
+    gpt2 = shape_from_config({"model_type": "gpt2"})
+    assert adapter_parameters(gpt2, adapter) is None
+    assert "counted when the model is built" in adapter_decisions(adapter, gpt2)[0].reason
+    assert [d.subject for d in adapter_decisions(adapter, None)] == ["lora", "lora.quantization_bit"]
+
+
+def test_what_it_goes_with() -> None:
+    lora, qlora = adapter_of(section()), adapter_of(section(quantization_bit=4))
+    for strategy in ("single", "ddp", "fsdp", "zero1", "zero2", "zero3"):
+        assert codes(lora, strategy) == []
+    for strategy in ("single", "ddp", "fsdp", "zero2"):
+        assert codes(qlora, strategy) == []
+    assert codes(qlora, "zero3") == ["plan.quantised_strategy"]
+    assert codes(qlora, "ddp", compute="float64") == ["plan.quantised_float64"]
+    assert codes(lora, "pipeline", Mesh(pp=2)) == codes(lora, mesh=Mesh(tp=2)) == ["plan.adapter_strategy"]
+    assert codes(lora, missing="peft") == codes(qlora, missing="bitsandbytes") == ["plan.not_installed"]
+    assert codes(None, "pipeline", Mesh(pp=2)) == []
+
+
+def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
+    def adapter(**config: Any) -> dict[str, Any] | None:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        return adapter_of(section(r=8, adapter_name_or_path=str(tmp_path)))
+
+    plain = {
+        "peft_type": "LORA",
+        "r": 32,
+        "lora_alpha": 7.5,
+        "target_modules": ["v_proj", "q_proj"],
+        "use_rslora": True,
+    }
+    found = adapter(**plain)
+    assert found is not None
+    assert (found["r"], found["alpha"], found["target_modules"], found["use_rslora"]) == (
+        32,
+        7.5,
+        ["q_proj", "v_proj"],
+        True,
+    )
+    assert found["start"] == str(tmp_path) and found["bias"] == "none"
+    for change in ({"peft_type": "IA3"}, {"use_dora": True}, {"rank_pattern": {"q_proj": 2}}, {"target_modules": None}):
+        with pytest.raises(ConfigError, match="plan.adapter_kind"):
+            adapter(**{**plain, **change})
+    with pytest.raises(ConfigError, match="plan.adapter_folder"):
+        adapter_of(section(adapter_name_or_path=str(tmp_path / "none")))
+
+
+def test_shapes_without_a_head_of_their_own_count_it_once() -> None:
+    tied: ModelShape = shape_from_config({**LLAMA, "tie_word_embeddings": True})
+    adapter = adapter_of(section(r=1, target_modules="q_proj", modules_to_save=["embed_tokens", "lm_head"]))
+    assert adapter is not None and adapter_parameters(tied, adapter) == 2 * 128 + 512 * 64
