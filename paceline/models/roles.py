@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.models.adapters import Adapter
 from paceline.models.attention import AttentionChoice, placeholder_mask
-from paceline.models.heads import Head
+from paceline.models.heads import Head, Vocabulary
 from paceline.models.layout import Layout, LayoutSlot
 from paceline.models.precision import LowPrecision
 from paceline.seam.batch import Batch
@@ -71,6 +71,10 @@ class RoleModule(nn.Module):
     def compile_trunk(self, **options: Any) -> None:
         """torch.compile the trunk (not the head, which is one autograd function); names do not change."""
         self._call = torch.compile(self._trunk(), **options)
+
+    def share_head(self, vocabulary: Vocabulary) -> None:
+        """Compute the losses over the vocabulary as ``vocabulary`` does (tensor parallelism)."""
+        self._head.vocabulary = vocabulary
 
     def notes(self) -> dict[str, str]:
         """How this module computes, by subject, with the reason: for the log."""
