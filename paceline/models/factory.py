@@ -12,6 +12,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.adapters import Adapter, add_adapter
 from paceline.models.attention import choose_attention, register
+from paceline.models.materialise import skeleton
 from paceline.models.norms import fuse_norms
 from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
@@ -99,7 +100,9 @@ class HFModelFactory:
             bool(getattr(self._class, "_supports_attention_backend", False)),
         )
         implementation = None if choice.implementation == "auto" else choice.implementation
-        if self._model.config is not None:
+        if device.type == "meta":
+            hf = skeleton(self._sized_config(), implementation, self._model.trust_remote_code)
+        elif self._model.config is not None:
             hf = self._from_scratch(implementation)
         else:
             hf = self._from_weights(implementation)
@@ -134,8 +137,7 @@ class HFModelFactory:
         from transformers import AutoModelForCausalLM
 
         auto: Any = AutoModelForCausalLM
-        config = load_hf_config(self._model)
-        config.get_text_config().vocab_size = self._rows
+        config = self._sized_config()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             return auto.from_config(
@@ -144,6 +146,11 @@ class HFModelFactory:
                 attn_implementation=attention,
                 trust_remote_code=self._model.trust_remote_code,
             )
+
+    def _sized_config(self) -> Any:
+        config = load_hf_config(self._model)
+        config.get_text_config().vocab_size = self._rows
+        return config
 
     def _from_weights(self, attention: str | None) -> Any:
         from transformers import AutoModelForCausalLM

@@ -13,7 +13,7 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import AXES
 from paceline.plan.shape import ModelShape
 
-AVAILABLE_STRATEGIES = ("single", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3")
+AVAILABLE_STRATEGIES = ("single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3")
 AVAILABLE_ALGORITHMS = ("sft",)
 NEEDS_DEEPSPEED = frozenset({"deepspeed", "zero1", "zero2", "zero3"})
 KEY = "training.distributed_strategy"

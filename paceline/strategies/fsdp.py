@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import check_context_parallel, placer
+from paceline.models.materialise import copy_decisions, fill
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
 from paceline.runtime.mesh import device_mesh, sharding_mesh
@@ -56,6 +57,7 @@ class FSDP(Strategy):
         super().__init__(world, plan)
         self.how = Sharding.of(plan.engine)
         self.units: dict[Role, Units] = {}
+        self._source: nn.Module | None = None
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -97,16 +99,25 @@ class FSDP(Strategy):
         return handle
 
     def built(self, build: ModelFactory) -> nn.Module:
-        """The whole model on the host: a device need never hold it."""
+        """The whole model on the host: a device need never hold it. With a meta start only rank 0's host does, and what it gave is kept for
+        ``sharded`` to share out."""
         options = BuildOptions(
             device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=self.dtypes.compute is not None
         )
-        return build(options)
+        if not self.how.meta_start:
+            return build(options)
+        self._source = build(options) if self.world.is_main else None
+        root = build(replace(options, device=torch.device("meta")))
+        copy_decisions(root, self._source, self.world)
+        return root
 
     def sharded(self, role: Role, root: nn.Module) -> ShardedHandle:
         """``root`` in pieces: first over the tp group, then over the ranks that see different rows."""
         self.share_over_tensors(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
+        if self.how.meta_start:
+            fill(root, self._source, self.world, torch.device("cpu") if self.how.cpu_offload else self.world.device)
+            self._source = None
         units.start()
         self.units[role] = units
         named = root.plain_named_parameters()  # type: ignore[operator]

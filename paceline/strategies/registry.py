@@ -17,6 +17,7 @@ STRATEGIES = Registry(
     "strategy",
     {
         "single": "paceline.strategies.single:Single",
+        "data_parallel": "paceline.strategies.data_parallel:DataParallel",
         "ddp": "paceline.strategies.ddp:DDP",
         "fsdp": "paceline.strategies.fsdp:FSDP",
         "pipeline": "paceline.strategies.pipeline:Pipeline",

@@ -136,6 +136,8 @@ def parity(world: World) -> dict[str, Any]:
             "full_shard/float32": one_run(world, "fsdp", flat, "float32"),
             "full_shard/bfloat16": one_run(world, "fsdp", flat, "bfloat16"),
             "offload": one_run(world, "fsdp", flat, cpu_offload=True, forward_prefetch=True, backward_prefetch="none"),
+            "meta": one_run(world, "fsdp", flat, meta_start=True),
+            "meta/bfloat16": one_run(world, "fsdp", flat, "bfloat16", meta_start=True, cpu_offload=True),
             "size": one_run(world, "fsdp", flat, wrap={"policy": "size", "min_num_params": 3000}),
         }
     return found | {

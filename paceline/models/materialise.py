@@ -1,0 +1,132 @@
+"""A model that begins on the meta device: rank 0 builds it on its host, the others get it tensor by tensor and keep their pieces only.
+
+What probes of real weights decide (which kernels compute a module) is decided by rank 0 and told to the others. Nothing is made again by a
+rank of its own: buffers that no checkpoint holds, such as rotary frequencies, travel like weights, so that none can be left wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.models.norms import FusedRMSNorm
+from paceline.models.qkv import FusedAttention
+from paceline.models.swap import swapped
+from paceline.models.swiglu import FusedSwiGLU
+from paceline.runtime.world import World
+
+
+def skeleton(config: Any, attention: str | None, trust_remote_code: bool) -> Any:
+    """The Hugging Face model of ``config`` without any storage."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(
+            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
+        )
+
+
+def copy_decisions(root: Any, source: Any | None, world: World) -> None:
+    """What rank 0 found out about ``source``'s modules holds for ``root``'s. Collective; ``source`` is None on the other ranks."""
+    said = world.broadcast_json(None if source is None else _decisions(source))
+    modules = dict(root.hf.named_modules())
+    for name, (kernel, values) in said["kernels"].items():
+        _swap(modules[name], kernel, values)
+    root._head.fused, root._head.reason = said["head"]
+    if said["generation"] is not None:
+        root.hf.generation_config = type(root.hf.generation_config).from_dict(said["generation"])
+
+
+def _decisions(source: Any) -> dict[str, Any]:
+    kernels: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, module in source.hf.named_modules():
+        if isinstance(module, FusedRMSNorm):
+            kernels[name] = ("norm", {"paceline_eps": module.paceline_eps, "paceline_offset": module.paceline_offset})
+        elif isinstance(module, FusedAttention):
+            kernels[name] = ("attention", {"paceline_passes": dict(module.paceline_passes)})
+        elif isinstance(module, FusedSwiGLU):
+            kernels[name] = ("mlp", {})
+    generation = getattr(source.hf, "generation_config", None)
+    return {
+        "kernels": kernels,
+        "head": (source._head.fused, source._head.reason),
+        "generation": None if generation is None else generation.to_dict(),
+    }
+
+
+def _swap(module: nn.Module, kernel: str, values: Mapping[str, Any]) -> None:
+    kind = {"norm": FusedRMSNorm, "attention": FusedAttention, "mlp": FusedSwiGLU}[kernel]
+    if not isinstance(module, kind):
+        module.__class__ = swapped(kind, type(module))
+    for name, value in values.items():
+        setattr(module, name, value)
+
+
+@torch.no_grad()
+def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.device) -> None:
+    """Give every parameter (whole or DTensor) and buffer of ``root`` rank 0's values, on ``device``. Collective.
+
+    One tensor at a time is whole on the other ranks. Raises PacelineError ``models.not_filled`` when anything is left without values.
+    """
+    real = None if source is None else dict(_tensors(source))
+    listed = [[name, list(t.shape), str(t.dtype)] for name, t in real.items()] if real is not None else None
+    mine = dict(_tensors(root))
+    made: dict[int, Tensor] = {}
+    for name, shape, dtype in world.broadcast_json(listed):
+        whole = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
+        if real is not None:
+            whole.copy_(real.pop(name))
+        dist.broadcast(whole, 0)
+        if name in mine:
+            made[id(mine[name])] = _piece(mine[name], whole, device)
+    _replace(root, made)
+    left = [name for name, tensor in _tensors(root) if tensor.is_meta]
+    if left:
+        raise PacelineError(
+            Diagnostic(
+                "models.not_filled",
+                "parameters or buffers were left without values after the start on the meta device",
+                found=", ".join(left[:5]),
+                hint="fsdp_config.cpu_ram_efficient_loading: false",
+            )
+        )
+
+
+def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers, and tensors kept as plain attributes (some models keep rotary frequencies so), tied ones once."""
+    yield from root.named_parameters()
+    yield from root.named_buffers()
+    for prefix, module in root.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{name}", value
+
+
+def _piece(target: Tensor, whole: Tensor, device: torch.device) -> Tensor:
+    """What ``target`` keeps of ``whole``, as a tensor of ``target``'s kind with storage on ``device``."""
+    if not isinstance(target, DTensor):
+        made = whole.to(device=device, dtype=target.dtype)
+        return nn.Parameter(made, target.requires_grad) if isinstance(target, nn.Parameter) else made
+    shape, offsets = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    block = whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
+    local = block.to(device=device, dtype=target.dtype, copy=True).contiguous()
+    shared = DTensor(local, target._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return nn.Parameter(shared, target.requires_grad)
+
+
+def _replace(root: nn.Module, made: Mapping[int, Tensor]) -> None:
+    """Put the new tensors wherever the old ones are registered."""
+    for module in root.modules():
+        for table in (module._parameters, module._buffers, vars(module)):
+            for name, old in list(table.items()):
+                if isinstance(old, Tensor) and id(old) in made:
+                    table[name] = made[id(old)]  # type: ignore[assignment]

@@ -1,0 +1,126 @@
+"""One model on several devices of one process: threads that run the copies side by side, and inference that copies once."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from paceline.seam.batch import Batch
+
+T = TypeVar("T")
+
+
+def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.device]) -> list[T]:
+    """Results of ``calls`` in order, each in a thread of its own on its device (as ``torch.nn.parallel.parallel_apply``). The first error is raised.
+
+    Python runs one of the threads at a time: what is gained is that the devices work at once.
+    """
+    if len(calls) == 1:
+        return [calls[0]()]
+    results: list[Any] = [None] * len(calls)
+    errors: list[BaseException | None] = [None] * len(calls)
+    with_grad = torch.is_grad_enabled()
+
+    def run(index: int) -> None:
+        device = devices[index]
+        try:
+            with torch.set_grad_enabled(with_grad), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():  # fmt: skip
+                results[index] = calls[index]()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+            errors[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if error is not None:
+            raise error
+    return results
+
+
+def scatter(batch: Batch, count: int) -> list[Batch]:
+    """At most ``count`` micro-batches of whole documents, of nearly equal tokens; rows are counted in the first."""
+    bounds = batch.cu_seqlens.tolist()
+    documents, total = len(bounds) - 1, bounds[-1]
+    cuts = [0]
+    for part in range(1, min(count, documents)):
+        wanted = total * part / count
+        best = min(
+            range(cuts[-1] + 1, documents - (min(count, documents) - part) + 1), key=lambda d: abs(bounds[d] - wanted)
+        )
+        cuts.append(best)
+    cuts.append(documents)
+    return [_documents(batch, bounds, first, last) for first, last in zip(cuts, cuts[1:], strict=False)]
+
+
+def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
+    place = slice(bounds[first], bounds[last])
+    edges = batch.cu_seqlens[first : last + 1] - bounds[first]
+    return replace(
+        batch,
+        input_ids=batch.input_ids[:, place],
+        labels=batch.labels[:, place],
+        position_ids=batch.position_ids[:, place],
+        cu_seqlens=edges,
+        max_seqlen=int((edges[1:] - edges[:-1]).max()),
+        document_ids=batch.document_ids[first:last],
+        num_rows=batch.num_rows if first == 0 else 0,
+    )
+
+
+class ParallelInference:
+    """A model copied once to every device, then asked many times: for embedding a corpus, scoring, judging.
+
+    ``nn.DataParallel`` copies the model again in every forward; without training there is nothing to copy again. ``module`` is
+    put into eval mode; its copies are independent of it afterwards (call ``refresh`` when it has changed).
+    """
+
+    def __init__(self, module: nn.Module, devices: Sequence[torch.device | str]) -> None:
+        if not devices:
+            raise ValueError("at least one device is needed")
+        self.devices = [torch.device(d) for d in devices]
+        self._module = module.eval()
+        self.copies = [copy.deepcopy(module).to(device) for device in self.devices]
+
+    def __call__(self, inputs: Iterable[Any]) -> list[Any]:
+        """The module's answers to ``inputs`` in order; as many at a time as there are devices. Tensors and tuples, lists and dicts of tensors are moved."""
+        given, found = list(inputs), []
+        count = len(self.devices)
+        with torch.no_grad():
+            for start in range(0, len(given), count):
+                part = given[start : start + count]
+                calls = [
+                    self._call(model, device, one)
+                    for model, device, one in zip(self.copies, self.devices, part, strict=False)
+                ]
+                found += side_by_side(calls, self.devices)
+        return found
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the module's present weights and buffers."""
+        for made in self.copies:
+            made.load_state_dict(self._module.state_dict())
+
+    @staticmethod
+    def _call(model: nn.Module, device: torch.device, given: Any) -> Callable[[], Any]:
+        return lambda: model(_moved(given, device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if hasattr(value, "to"):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(one, device) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(one, device) for one in value)
+    return value
