@@ -58,7 +58,7 @@ _LEFT_OUT = {
     "seed": "training.seed decides",
     "pipeline": "pipelines are distributed_strategy: pipeline",
 }
-_TP_KEYS = ("tp_overlap_comm", "vocab_parallel_lm_head", "vocab_parallel_ce_backend", "partition_config", "preset_model", "injection_policy_tuple", "keep_module_on_host")  # fmt: skip
+_TP_KEYS = ("tp_overlap_comm", "partition_config", "preset_model", "injection_policy_tuple", "keep_module_on_host")  # fmt: skip
 FP16_SCALER = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}  # fmt: skip
 
 
@@ -95,8 +95,6 @@ def compile_config(
     made["zero_optimization"] = _zero(user, engine, job, findings)
     made["zero_allow_untested_optimizer"] = True
     made["zero_force_ds_cpu_optimizer"] = False
-    if engine["sequence_parallel_size"] > 1:
-        made |= {"sequence_parallel_size": mesh.cp, "data_parallel_size": mesh.dp_shard}
     if engine["autotp_size"] > 1:
         made["tensor_parallel"] = _tensor_parallel(user, engine["autotp_size"], findings)
     _activation_checkpointing(user, job, findings)
@@ -219,7 +217,11 @@ def _tensor_parallel(user: Mapping[str, Any], size: int, findings: Findings) -> 
     made: dict[str, Any] = {"autotp_size": size}
     made.update({key: block[key] for key in _TP_KEYS if block.get(key) is not None})
     known = {*_TP_KEYS, "autotp_size", "tp_size", "tp", "tensor_parallel", "enabled"}
-    dropped = sorted(set(block) - known)
+    own_loss = sorted({"vocab_parallel_lm_head", "vocab_parallel_ce_backend"} & set(block))
+    if any(block[key] for key in own_loss):
+        why = "the loss is Paceline's, from the head's whole weight"
+        findings.say("tensor_parallel", ", ".join(own_loss) + ": off", why, granted=False)
+    dropped = sorted(set(block) - known - set(own_loss))
     if dropped:
         why = "DeepSpeed has no such keys: AutoTP decides how each matrix is cut, and its groups are always consecutive ranks"
         findings.say("tensor_parallel", ", ".join(dropped) + ": off", why, granted=False)

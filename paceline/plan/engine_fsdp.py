@@ -101,13 +101,24 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> dict[str, Any]:
         "forward_prefetch": asked.forward_prefetch,
         "meta_start": asked.meta_start and not quantised,
         "sequence_parallel": bool(job.parallelism.get("sequence_parallel", False)),
-        "loss_parallel": bool(job.parallelism.get("loss_parallel", True)) and mesh.tp > 1,
+        "loss_parallel": _loss_parallel(job, mesh, findings),
         "cp_method": str(job.parallelism.get("cp_method") or "ulysses"),
     }
     _say_main(engine, asked, job, findings)
     _say_axes(engine, mesh, findings)
     _say_settings(asked, job, findings)
     return engine
+
+
+def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
+    """Whether head and loss stay shared out along the vocabulary: where tp divides it."""
+    if mesh.tp == 1 or not job.parallelism.get("loss_parallel", True):
+        return False
+    if job.shape is None or job.shape.vocab % mesh.tp == 0:
+        return True
+    why = f"a vocabulary of {job.shape.vocab} cannot be shared out over {mesh.tp} ranks; model.embedding_multiple: {mesh.tp} pads one that is resized"
+    findings.say(f"{PARALLELISM}.loss_parallel", "off", why, granted=False)
+    return False
 
 
 def _sharding(asked: FsdpAsked, mesh: Mesh) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from paceline.core.units import human_count
+from paceline.core.units import human_bytes, human_count
 from paceline.plan.plan import Plan
 
 WIDTH = 100
@@ -20,6 +20,7 @@ def explain(plan: Plan) -> str:
     for decision in plan.decisions:
         mark = "" if decision.granted else "NOT GRANTED: "
         lines += _entry(decision.subject, mark + decision.choice, decision.reason)
+    lines += _memory(plan)
     lines += _entry("optimizer", f"{plan.optimizer['name']}, learning rate {plan.optimizer['learning_rate']:g}", "")
     lines += _entry("run directory", plan.run_dir, "")
     return "\n".join(lines) + "\n"
@@ -34,6 +35,26 @@ def _model(plan: Plan) -> str:
         f"{shape.model_type}, {about}{human_count(shape.num_parameters)} parameters, {about}{human_count(shape.matmul_parameters)} of them in matrix products "
         f"({shape.layers} layers of {shape.hidden_size}, {shape.heads} heads, {shape.kv_heads} of them KV, vocabulary {shape.vocab})"
     )
+
+
+def _memory(plan: Plan) -> list[str]:
+    """What a rank keeps from step to step, as a small table."""
+    largest, smallest = ((plan.memory or {}).get(which) for which in ("largest", "smallest"))
+    if largest is None or smallest is None:
+        why = "the model's size is not known yet" if plan.shape is None else "not counted for this strategy or adapter"
+        return _entry("model states", "unknown", why)
+    about = "" if plan.shape is not None and plan.shape.exact else "about "
+    most, least = sum(largest.values()), sum(smallest.values())
+    every = (
+        "on every rank"
+        if most == least
+        else f"on the rank that keeps most; {human_bytes(least)} on the one that keeps least"
+    )
+    lines = _entry("model states", f"{about}{human_bytes(most)}", f"{every}, without activations and buffers")
+    for part in ("parameters", "gradients", "optimizer"):
+        count = largest[part] + (largest["counters"] if part == "optimizer" else 0)
+        lines.append(f"    {part:<{SUBJECT_WIDTH - 2}}{human_bytes(count):>10}   {count:>18,} bytes")
+    return lines
 
 
 def _entry(subject: str, choice: str, reason: str) -> list[str]:

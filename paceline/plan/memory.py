@@ -57,9 +57,8 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
     if pieces is None:
         return None
     if "zero_stage" in plan.engine:
-        tied = plan.shape.tied
         tp = int(plan.engine.get("autotp_size", 1))
-        pieces = tuple(tp_share(p, tp, vocabulary=tied, head_only=True) for p in pieces)
+        pieces = tuple(tp_share(p, tp, vocabulary=False) for p in pieces)
         if plan.engine["zero_stage"] > 0:
             return zero_states(plan, pieces, rank)
     else:

@@ -73,12 +73,13 @@ def _stage3(plan: Plan, pieces: Sequence[Piece], ranks: int, low: int) -> ModelS
     own = sum(parts[id(p)] for p in trained)
     threshold = int(zero.get("stage3_param_persistence_threshold", PERSISTENCE))
     limit = int(zero.get("stage3_model_persistence_threshold", 2**63 - 1))
-    persistent = 0
+    persistent = gathered = 0
     for piece in pieces:
         if piece.numel <= threshold and persistent + piece.numel <= limit:
             persistent += piece.numel
+            gathered += parts[id(piece)] * ranks  # with the padding of its last part
     return ModelStates(
-        parameters=low * (sum(parts.values()) + persistent) + MASTER * own,
+        parameters=low * (sum(parts.values()) + gathered) + MASTER * own,
         gradients=accumulation_size(plan.engine, low) * own,
         optimizer=MASTER * moments((own,), plan.optimizer),
         counters=counter_bytes(plan.optimizer) * _sub_groups(trained, parts, zero),

@@ -109,8 +109,8 @@ def own_stages(engine: Mapping[str, Any], mesh: Mesh, place: int) -> dict[str, A
     return {"own": own, "count": count}
 
 
-def tp_share(piece: Piece, tp: int, *, vocabulary: bool, head_only: bool = False) -> Piece:
-    """What one of ``tp`` ranks holds: columns or rows of linear layers, rows of the vocabulary where asked (``head_only``: an untied head's)."""
+def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
+    """What one of ``tp`` ranks holds: columns or rows of linear layers, rows of the vocabulary where asked."""
     if tp == 1:
         return piece
     module, _, leaf = piece.name.rpartition(".")
@@ -120,7 +120,7 @@ def tp_share(piece: Piece, tp: int, *, vocabulary: bool, head_only: bool = False
         dim = 0
     elif end in _ROWWISE and leaf == "weight":
         dim = 1
-    elif piece.name.endswith(_VOCABULARY) and vocabulary or head_only and piece.name.endswith("lm_head.weight"):
+    elif vocabulary and piece.name.endswith(_VOCABULARY):
         dim = 0
     if dim is None:
         return piece

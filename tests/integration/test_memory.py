@@ -1,0 +1,66 @@
+"""Model states that the plan foretells are the bytes of real tensors, rank by rank, to the byte, under every strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+FULL = {"fsdp": "full_shard"}
+
+
+def _t(**training: Any) -> dict[str, Any]:
+    return {"training": training}
+
+
+def _zero(stage: int, **block: Any) -> dict[str, Any]:
+    return {"deepspeed": {"zero_optimization": {"stage": stage, **block}}}
+
+
+LORA = {"lora": {"r": 3}}
+TWO: dict[str, dict[str, Any]] = {
+    "ddp": _t(distributed_strategy="ddp", optim="sgd", optim_args="momentum=0.9"),
+    "ddp lora bf16": {**_t(distributed_strategy="ddp", bf16=True), **LORA},
+    "shard_grad_op": _t(fsdp="shard_grad_op", optim="rmsprop"),
+    "no_shard": _t(fsdp="no_shard"),
+    "offload": _t(fsdp="full_shard offload"),
+    "pp": {"model": {"tie_word_embeddings": True}, **_t(parallelism={"pp_size": 2}, bf16=True)},
+    "zero0 bf16": _t(bf16=True, **_zero(0)),
+    "zero1": _t(distributed_strategy="zero1"),
+    "zero1 bf16": _t(distributed_strategy="zero1", bf16=True),
+    "zero2 lora": {**_t(distributed_strategy="zero2", bf16=True), **LORA},
+    "zero3 bf16": _t(bf16=True, **_zero(3, stage3_param_persistence_threshold=0)),
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "full_shard bf16": _t(bf16=True, **FULL),
+    "full_shard lora": {**_t(**FULL), **LORA},
+    "hybrid": _t(fsdp="hybrid_shard", parallelism={"dp_shard_size": 2, "dp_replicate_size": 2}),
+    "cp": _t(parallelism={"dp_shard_size": 2, "cp_size": 2}),
+    "tp sp": {"model": {"vocab_size": 14}, **_t(parallelism={"tp_size": 2, "sequence_parallel": True})},
+    "pp interleaved": {"model": {"num_hidden_layers": 5}, **_t(parallelism={"pp_size": 2, "pp_schedule": "interleaved"})},
+    "pp tp": _t(parallelism={"pp_size": 2, "tp_size": 2}),
+    "zero2": _t(distributed_strategy="zero2"),
+    "zero2 offload": _t(**_zero(2, offload_optimizer={"device": "cpu"})),
+    "zero3": _t(**_zero(3, stage3_param_persistence_threshold=1000)),
+    "autotp": _t(deepspeed={"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("world_size", "cases"), [(2, TWO), (4, FOUR)], ids=["2", "4"])
+def test_the_plan_s_bytes_are_those_of_the_tensors(
+    world_size: int, cases: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    worker = Path(__file__).with_name("memory_worker.py")
+    codes, output = run_ranks("all", world_size, tmp_path, deadline=240.0, script=worker)
+    assert codes == [0] * world_size, output[0][-3000:]
+    for rank in range(world_size):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found.keys() == cases.keys()
+        for name, case in found.items():
+            assert case["measured"] == case["planned"], f"{name}, rank {rank}"
+            for part, count in case["told"].items():  # an engine may have freed its gradients when it is asked
+                assert count == case["planned"][part] or (part == "gradients" and count == 0), f"{name}: state_bytes"
