@@ -60,9 +60,10 @@ def check_adapter(
     strategy: str,
     mesh: Mesh,
     compute: str,
+    engine: Mapping[str, Any] | None = None,
     installed: Callable[[str], object] = util.find_spec,
 ) -> list[Diagnostic]:
-    """What keeps this adapter from a start: a missing package, a strategy or a precision it does not go with."""
+    """What keeps this adapter from a start: a missing package, a strategy or a precision it does not go with; ``engine`` is ``Plan.engine``."""
     if adapter is None:
         return []
     found = []
@@ -85,6 +86,8 @@ def check_adapter(
         found.append(
             _not_installed("bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora")
         )
+    if strategy == "deepspeed":  # the stage is its file's
+        strategy = f"zero{(engine or {}).get('zero_stage', 0)}"
     if strategy not in QUANTISED_WITH and ":" not in strategy:
         found.append(
             Diagnostic(

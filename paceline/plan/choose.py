@@ -84,7 +84,7 @@ def make_plan(
         job = Job(_with_sharding(training, chosen), values.get("lora"), hardware, world_size, num_nodes, shape)
         engine = _attempt(lambda: _engine(chosen, job, precision), found)
     if chosen is not None and engine is not None:
-        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute)
+        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options)
     if errors(found) or chosen is None or optimizer is None or engine is None:
         raise ConfigError(*errors(found))
     strategy, reason = chosen.strategy, chosen.reason
