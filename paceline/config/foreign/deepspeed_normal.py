@@ -220,6 +220,13 @@ class Normaliser:
             block = zero.get(name)
             if not isinstance(block, dict):
                 continue
+            if block.get("device") == "auto":
+                block["device"] = "none"
+                self._note(
+                    f"zero_optimization.{name}.device",
+                    '"auto" is none, as with accelerate',
+                    '"device": "cpu" to offload',
+                )
             if pin is not None:
                 block.setdefault("pin_memory", is_on(pin))
             if block.get("device") == "nvme" and block.get("nvme_path") in (None, "auto", ""):
