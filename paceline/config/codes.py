@@ -40,6 +40,7 @@ _KEYS = {
     "config.deepspeed_both": "`deepspeed:` holds `config_path` and settings; it is either a file or the settings themselves.",
     "config.lora_off": "Adapter settings stand beside `finetuning_type: full` or `lora: null` in one layer.",
     "config.foreign_missing": "A DeepSpeed or FSDP file that the config names is not there. Reading the config warns; a start is refused.",
+    "config.foreign_as_config": "A DeepSpeed, Accelerate or FSDP file was given as the config. Such files are named inside one: deepspeed, accelerate_config, fsdp_config.",
     "config.foreign_not_taken": "A setting of another system's file that Paceline does not take over, with the reason.",
     "config.file_value_overridden": "The YAML (or a higher layer) sets a value that the DeepSpeed, FSDP or Accelerate file sets too. The higher layer wins; both are named.",
     "accelerate.unknown_key": "Accelerate's config file has no such key.",

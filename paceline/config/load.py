@@ -15,6 +15,7 @@ from typing import Any
 from paceline.config.build import build
 from paceline.config.collect import Collector
 from paceline.config.foreign.files import foreign_layer
+from paceline.config.foreign.kinds import not_a_config
 from paceline.config.layers import Merged, merge
 from paceline.config.reading import read_text
 from paceline.config.rules import check
@@ -103,6 +104,8 @@ def _yaml(path: str | None, collector: Collector) -> None:
                 hint="at least: model:, data: and training: sections (see docs/config.md)",
             )
         )
+    if foreign := not_a_config(tree.data(), path):
+        raise ConfigError(foreign)
     collector.root(tree, path, YAML)
 
 

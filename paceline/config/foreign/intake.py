@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.foreign.json_text import parse_json
+from paceline.config.foreign.kinds import KINDS, kind_of
 from paceline.config.load import Loaded, load_config
 from paceline.config.reading import read_text
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
-KINDS = ("deepspeed", "accelerate", "fsdp", "config")
+__all__ = ["KINDS", "Intake", "intake"]
 _UNPARSEABLE = frozenset(["config.json_syntax", "config.yaml_syntax", "config.not_utf8", "config.yaml_tab", "config.empty_file"])  # fmt: skip
 _PLACEHOLDERS = frozenset(["PLACEHOLDER", "TODO", "FIXME", "XXX"])
 
@@ -29,19 +30,6 @@ class Intake:
     problems: tuple[Diagnostic, ...] = ()
     notes: tuple[Diagnostic, ...] = ()
     loaded: Loaded | None = None
-
-
-def kind_of(data: Any) -> str:
-    """Whose file it is, by its keys: ``deepspeed``, ``accelerate``, ``fsdp``, or ``config`` (training arguments of any kind)."""
-    if not isinstance(data, dict):
-        return "config"
-    if "distributed_type" in data or "compute_environment" in data:
-        return "accelerate"
-    if "fsdp_config" in data and {key for key in data if not key.startswith("_")} <= {"fsdp", "fsdp_config"}:
-        return "fsdp"
-    marks = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "fp16", "bf16"}
-    blocks = [key for key in marks & set(data) if isinstance(data[key], dict) or key.startswith("train_")]
-    return "deepspeed" if blocks else "config"
 
 
 def intake(path: str, kind: str | None = None) -> Intake:

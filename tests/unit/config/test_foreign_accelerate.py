@@ -273,3 +273,13 @@ deepspeed_config:
     zero = t.deepspeed["zero_optimization"]
     assert zero == {"stage": 3, "overlap_comm": True, "offload_optimizer": {"device": "cpu", "pin_memory": False}}
     assert (t.learning_rate, t.max_grad_norm) == (1e-4, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [(HEAD + ZERO3, "accelerate_config"), ('{"zero_optimization": {"stage": 2}}', "deepspeed"), ('{"fsdp": "full_shard", "fsdp_config": {}}', "fsdp_config")],
+)  # fmt: skip
+def test_another_systems_file_in_the_place_of_the_config_is_told_where_it_belongs(refuse, text, key):
+    (found,) = refuse(text).diagnostics
+    assert found.code == "config.foreign_as_config"
+    assert f"{key}: " in found.hint

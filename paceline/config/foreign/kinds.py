@@ -1,0 +1,39 @@
+"""Whose configuration file it is, by its keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+
+KINDS = ("deepspeed", "accelerate", "fsdp", "config")
+_KEYS = {"deepspeed": "deepspeed", "accelerate": "accelerate_config", "fsdp": "fsdp_config"}
+_NAMES = {"deepspeed": "a DeepSpeed config", "accelerate": "an Accelerate config", "fsdp": "a file of FSDP settings"}
+
+
+def kind_of(data: Any) -> str:
+    """Whose file it is, by its keys: ``deepspeed``, ``accelerate``, ``fsdp``, or ``config`` (training arguments of any kind)."""
+    if not isinstance(data, dict):
+        return "config"
+    if "distributed_type" in data or "compute_environment" in data:
+        return "accelerate"
+    if "fsdp_config" in data and {key for key in data if not key.startswith("_")} <= {"fsdp", "fsdp_config"}:
+        return "fsdp"
+    marks = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "fp16", "bf16"}
+    blocks = [key for key in marks & set(data) if isinstance(data[key], dict) or key.startswith("train_")]
+    return "deepspeed" if blocks else "config"
+
+
+def not_a_config(data: Any, name: str) -> Diagnostic | None:
+    """A finding when another system's file is given where Paceline's own YAML belongs, with the key that takes it."""
+    kind = kind_of(data)
+    if kind == "config" or (kind == "deepspeed" and "zero_optimization" not in data):
+        return None
+    key = _KEYS[kind]
+    return Diagnostic(
+        "config.foreign_as_config",
+        f"this is {_NAMES[kind]}, which says how a job is spread out and not what is trained",
+        where=name,
+        found=", ".join(list(data)[:4]),
+        hint=f"a YAML with model:, data: and training:, in it {key}: {name}",
+    )
