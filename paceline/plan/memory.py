@@ -71,14 +71,21 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
 
 def _whole(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
     """Whole copies (single, ddp, data_parallel, ZeRO-0, stages that are not sharded)."""
-    copies = sum(2 * p.numel for p in pieces if p.has_copy) if plan.memory and plan.memory["copies"] else 0
+    copies = bool(plan.memory and plan.memory["copies"])
     trained = [p for p in pieces if p.trained]
     return ModelStates(
-        parameters=sum(p.numel * p.size for p in pieces) + copies,
+        parameters=sum(p.numel * _size(p, copies) for p in pieces),
         gradients=sum(p.numel * p.size for p in trained),
         optimizer=sum(p.size * moments(p.shape, plan.optimizer) for p in trained),
         counters=counter_bytes(plan.optimizer) * len(trained),
     )
+
+
+def _size(piece: Piece, copies: bool) -> int:
+    """Bytes an element: a trained weight has its copy beside it, of a frozen one only the copy is left."""
+    if not copies or not piece.has_copy:
+        return piece.size
+    return piece.size + 2 if piece.trained else 2
 
 
 def _sharded(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates:

@@ -1,0 +1,148 @@
+"""Model states of whole copies against real models of every family; the arithmetic of shards against numbers made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config.load import load_config
+from paceline.models import precision
+from paceline.models.factory import HFModelFactory
+from paceline.plan.choose import make_plan
+from paceline.plan.explain import WIDTH, explain
+from paceline.plan.hardware import Hardware
+from paceline.plan.memory import memory_of, model_states, moments
+from paceline.plan.parameters import parameters_of
+from paceline.plan.plan import Plan
+from paceline.plan.shape import shape_from_config
+from paceline.strategies.measure import storage_bytes
+
+GIB = 1024**3
+CPU = Hardware("cpu", "A CPU", 1, GIB, GIB, 1, True, True, 2, None, ("gloo",), products=("bfloat16",))
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "vocab_size": 100, "max_position_embeddings": 64}  # fmt: skip
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 64}
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path) -> Any:
+    def make(
+        training: Mapping[str, Any], world_size: int, model: Mapping[str, Any] | None = None, **sections: Any
+    ) -> Plan:
+        config = dict(model) if model and "model_type" in model else {"model_type": "llama", **SIZES, **(model or {})}
+        whole = {"model": {"config": config, "tokenizer": "o/t"}, "data": {"train": "rows.jsonl", "max_length": 64}}
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**whole, "training": dict(training), **sections}))
+        loaded = load_config(str(path)).config
+        return make_plan(loaded, CPU, world_size=world_size, launcher="spawn", run_dir="")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox"],
+)
+def test_weights_and_their_copies_are_those_of_the_built_model(
+    family: str, plan_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "product_dtype", lambda dtype, device: dtype)  # as a CPU with the instructions
+    sizes = {"model_type": family, "pad_token_id": 0, **(GPT2 if family == "gpt2" else SIZES)}
+    adapted = () if family == "mixtral" else ({"lora": {"r": 3}},)
+    for sections in ({}, *adapted):
+        plan = plan_of({"bf16": True, "distributed_strategy": "single"}, 1, sizes, **sections)
+        source = load_config(str(tmp_path / "config.json")).config.model
+        root = HFModelFactory(source, seed=5, compute_dtype=torch.bfloat16, adapter=plan.adapter)()
+        held = list(root.parameters())
+        planned = model_states(plan, 0)
+        assert planned is not None
+        autocast = family == "mixtral"  # its experts have no low-precision form: torch.autocast, no copies
+        if autocast:
+            planned = model_states(dataclasses.replace(plan, memory={"copies": False}), 0)
+        assert planned is not None
+        assert planned.parameters == storage_bytes([*held, *map(precision.compute_copy, held)]), sections
+        assert planned.gradients == sum(p.numel() * p.element_size() for p in held if p.requires_grad)
+
+
+def test_shards_are_padded_rows_and_moments_are_not(plan_of: Any) -> None:
+    plan = plan_of({"fsdp": "full_shard"}, 3, {"num_hidden_layers": 1, "num_attention_heads": 4})
+    first, last = (model_states(plan, rank) for rank in (0, 2))
+    assert first is not None and last is not None and plan.memory is not None
+    rows = {100: 34, 64: 22, 32: 11, 96: 32}  # a third of each dim 0, rounded up
+    matrices = [(100, 64)] * 2 + [(64, 64)] * 2 + [(32, 64)] * 2 + [(96, 64)] * 2 + [(64, 96)]
+    padded = sum(rows[a] * b for a, b in matrices) + 3 * 22
+    assert first.parameters == last.parameters == first.gradients == 4 * padded
+    assert first.optimizer == 8 * padded
+    short = {100: 32, 64: 20, 32: 10, 96: 32}
+    assert last.optimizer == 8 * (sum(short[a] * b for a, b in matrices) + 3 * 20)
+    assert plan.memory["largest"] == first.to_json() and plan.memory["smallest"] == last.to_json()
+
+
+def test_zero_shares_out_flat_groups_with_their_alignment(plan_of: Any) -> None:
+    shape = shape_from_config({"model_type": "llama", **SIZES})
+    norms = 5 * 64
+    matrices = shape.num_parameters - norms
+    ranks = 3
+    flat = -(-matrices // (2 * ranks)) * 2 * ranks + -(-norms // (2 * ranks)) * 2 * ranks
+    two = model_states(plan_of({"distributed_strategy": "zero2", "bf16": True}, ranks), 1)
+    assert two is not None
+    assert (two.parameters, two.gradients, two.optimizer) == (2 * flat + 4 * flat // 3, 4 * flat // 3, 8 * flat // 3)
+    one = model_states(plan_of({"distributed_strategy": "zero1", "bf16": True}, ranks), 1)
+    assert one is not None and one.gradients == 4 * flat + 2 * shape.num_parameters
+    zero = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
+    three = model_states(plan_of({"deepspeed": zero, "bf16": True}, ranks), 1)
+    parts = sum(-(-p.numel // ranks) for p in parameters_of(shape))
+    assert three is not None
+    assert (three.parameters, three.gradients, three.optimizer) == (2 * parts + 4 * parts, 4 * parts, 8 * parts)
+    kept = model_states(plan_of({"distributed_strategy": "zero3", "bf16": True}, ranks), 1)
+    assert kept is not None and kept.parameters == (2 + 4) * parts + 2 * parts * ranks  # small ones whole as well
+
+
+def test_a_large_world_is_counted_by_its_corners_and_an_unknown_size_is_said(plan_of: Any) -> None:
+    plan = plan_of({"fsdp": "full_shard"}, 128)
+    assert plan.memory is not None and plan.memory["largest"]["parameters"] >= plan.memory["smallest"]["parameters"]
+    unknown = dataclasses.replace(plan, shape=None)
+    assert memory_of(unknown, CPU)["largest"] is None
+    assert "not known yet" in explain(dataclasses.replace(unknown, memory=memory_of(unknown, CPU)))
+
+
+def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> None:
+    plan = plan_of({"distributed_strategy": "ddp"}, 2)
+    text = explain(plan)
+    assert plan.memory is not None
+    for part in ("parameters", "gradients"):
+        assert f"{plan.memory['largest'][part]:,} bytes" in text
+    assert max(map(len, text.splitlines())) <= WIDTH and Plan.from_json(json.loads(plan.dumps())) == plan
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found"),
+    [
+        ({"name": "adamw_torch"}, 48),
+        ({"name": "adamw_torch_fused", "args": {"amsgrad": True}}, 72),
+        ({"name": "sgd"}, 0),
+        ({"name": "sgd", "args": {"momentum": 0.9}}, 24),
+        ({"name": "rmsprop", "args": {"centered": True}}, 48),
+        ({"name": "adagrad"}, 24),
+        ({"name": "adafactor"}, 10),
+    ],
+)
+def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], found: int) -> None:
+    from paceline.seam.optimizer import OptimizerSpec
+    from paceline.strategies.optimizer import build_optimizer
+
+    assert moments((4, 6), optimizer) == found
+    parameter = torch.nn.Parameter(torch.ones(4, 6))
+    built = build_optimizer(
+        OptimizerSpec(name=optimizer["name"], args=optimizer.get("args", {})), [("layer.weight", parameter)]
+    )
+    parameter.grad = torch.ones(4, 6)
+    built.step()
+    made = [v for v in built.state[parameter].values() if isinstance(v, torch.Tensor) and v.ndim]
+    assert sum(v.numel() for v in made) == found
