@@ -7,6 +7,7 @@ rank of its own: buffers that no checkpoint holds, such as rotary frequencies, t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ def copy_decisions(root: Any, source: Any | None, world: World) -> None:
     for name, (kernel, values) in said["kernels"].items():
         _swap(modules[name], kernel, values)
     root._head.fused, root._head.reason = said["head"]
+    if root.adapter is not None:
+        root.adapter = replace(root.adapter, base=said["base"])
     if said["generation"] is not None:
         root.hf.generation_config = type(root.hf.generation_config).from_dict(said["generation"])
 
@@ -59,6 +62,7 @@ def _decisions(source: Any) -> dict[str, Any]:
     return {
         "kernels": kernels,
         "head": (source._head.fused, source._head.reason),
+        "base": None if source.adapter is None else dict(source.adapter.base),
         "generation": None if generation is None else generation.to_dict(),
     }
 

@@ -60,7 +60,9 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
         SOURCE, seed=5, compute_dtype=getattr(torch, compute), master_dtype=getattr(torch, master), adapter=plan.adapter
     )
     strategy = make_strategy(plan.strategy, world, plan)
-    return strategy, strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=LR, weight_decay=0.1))
+    handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=LR, weight_decay=0.1))
+    strategy.warm_up(handle, make_batch([-1]), TinyObjective())
+    return strategy, handle
 
 
 def train(strategy: Strategy, handle: Handle, steps: range) -> list[list[float]]:
