@@ -14,7 +14,9 @@ Who owns what (one owner each, whatever a user's JSON says):
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
@@ -63,11 +65,22 @@ def engine_config(plan: Any) -> dict[str, Any]:
     ):  # by these ZeRO would leave a sequence's ranks out of its sums
         config.pop(key, None)
     config["gradient_clipping"] = 0.0
+    _own_drive_folders(config.get("zero_optimization") or {}, plan.run_dir)
     config["zero_allow_untested_optimizer"] = True  # what cannot be partitioned is refused by name before
     config["zero_force_ds_cpu_optimizer"] = (
         False  # torch's fused AdamW runs on the CPU as well, and resumes bit for bit
     )
     return config
+
+
+def _own_drive_folders(zero: dict[str, Any], run_dir: str) -> None:
+    """A folder of this run's own for what is on NVMe: DeepSpeed names its files by rank and parameter only, so two runs would share them."""
+    own = f"paceline-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"
+    for name in ("offload_optimizer", "offload_param"):
+        block = zero.get(name) or {}
+        if block.get("device") == "nvme":
+            given = block.get("nvme_path")
+            block["nvme_path"] = str(Path(given) / own) if given else str(Path(run_dir) / "nvme")
 
 
 def minimal(plan: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def window(step: int, strategy: Strategy) -> list[Batch]:
     return [make_batch(list(range(s, s + micro))) for s in starts]
 
 
-def train(strategy: Strategy, handle: Handle, steps: range, clip: float = CLIP) -> list[dict[str, Any]]:
+def train(strategy: Strategy, handle: Handle, steps: range, clip: float) -> list[dict[str, Any]]:
     results = []
     for step in steps:
         result = strategy.train_window(
@@ -165,11 +165,12 @@ def generate(strategy: Strategy, handle: Handle) -> list[int]:
 def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     """Ten steps with clipping, an evaluation and an answer after the fifth; export there, import into a fresh engine, the last five again."""
     strategy, handle = build(world, wanted)
-    steps = train(strategy, handle, range(5))
+    clip = wanted.get("clip", CLIP)
+    steps = train(strategy, handle, range(5), clip)
     reader = gathered(world, list(strategy.export_state(handle)), out)
     found: dict[str, Any] = {"eval": evaluate(strategy, handle), "generated": generate(strategy, handle)}
     found["bytes"] = strategy.state_bytes(handle)
-    steps += train(strategy, handle, range(5, 10))
+    steps += train(strategy, handle, range(5, 10), clip)
     final = gathered(world, list(strategy.export_state(handle)), out)
     found |= {"steps": steps, "counters": sorted({float(t) for (_, _, k), t in final.tensors.items() if k == "step"})}
     if world.rank == 0:
@@ -177,7 +178,7 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     if wanted.get("resume", True):
         strategy, handle = build(world, wanted)
         strategy.import_state(handle, reader)
-        found["again"] = train(strategy, handle, range(5, 10))
+        found["again"] = train(strategy, handle, range(5, 10), clip)
         again = gathered(world, list(strategy.export_state(handle)), out)
         found["state_again"] = all(torch.equal(again.tensors[k], t) for k, t in final.tensors.items())
     return found

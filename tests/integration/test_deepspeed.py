@@ -84,7 +84,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, 
     folders: dict[str, Path] = {}
 
     def reference(wanted: dict[str, Any]) -> Path:
-        same = {key: wanted[key] for key in ("freeze", "model") if key in wanted}
+        same = {key: wanted[key] for key in ("freeze", "model", "clip") if key in wanted}
         key = json.dumps(same, sort_keys=True)
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp("reference")
@@ -118,17 +118,20 @@ def test_the_losses_of_one_process_in_every_combination(
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="async_io is built by a compiler")
 def test_optimizer_and_weights_on_nvme(references: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
-    """A vocabulary large enough that a rank's part of the embedding is above DeepSpeed's 1 MiB for the drive."""
+    """A vocabulary large enough that a rank's part of the embedding is above DeepSpeed's 1 MiB for the drive.
+
+    Nothing is clipped: torch's fp32 norm of one process is off by 6e-5 for a gradient of this size, where DeepSpeed sums in float64.
+    """
     drive = tmp_path / "drive"
     drive.mkdir()
     there = {"device": "nvme", "nvme_path": str(drive), "buffer_count": 4}
     config = zero(3, offload_optimizer=there, offload_param={**there, "buffer_size": 2_000_000})
-    big = {"hidden_size": 256, "intermediate_size": 688, "vocab_size": 4608, "num_hidden_layers": 1}
-    wanted = {"strategy": "zero3", "model": big, "engine": {"config": config}}
+    big = {"hidden_size": 128, "intermediate_size": 344, "vocab_size": 4608, "num_hidden_layers": 1}
+    wanted = {"strategy": "zero3", "model": big, "clip": 100.0, "engine": {"config": config}}
     check(references(wanted), tmp_path, run(tmp_path, wanted, 2, 270), wanted)
     stored = [path for path in drive.rglob("*.swp") if path.is_file()]
     assert any("exp_avg_sq" in path.name for path in stored)
-    assert any("param" in path.name for path in stored), stored
+    assert any(path.parent.parent.name == "float32params" for path in stored), stored  # not in bfloat16
 
 
 def check(reference: Path, out: Path, ranks: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
@@ -142,7 +145,9 @@ def check(reference: Path, out: Path, ranks: list[dict[str, Any]], wanted: dict[
         assert rank["steps"] == ranks[0]["steps"]
         for ours, its in zip(steps, rank["steps"], strict=True):
             assert abs(ours["loss"] - its["loss"]) < (5e-3 if low else 2e-6)
-            assert ours["norm"] == pytest.approx(its["norm"], rel=5e-3 if low else 2e-6)
+            assert ours["norm"] == pytest.approx(
+                its["norm"], rel=5e-3 if low else 2e-6 if "clip" not in wanted else 2e-4
+            )
         assert rank["again"] == rank["steps"][5:] and rank["state_again"], "resuming is not bit-exact"
         assert rank["counters"] == [10.0]
         assert rank["eval"]["weights"] == alone["eval"]["weights"] and rank["eval"]["rows"] == 33

@@ -1,0 +1,127 @@
+"""Who owns what under DeepSpeed, and the guards before an engine is started; no process group, no DeepSpeed needed."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.plan.batch import split_batch
+from paceline.plan.mesh import Mesh
+from paceline.runtime.world import World
+from paceline.seam.optimizer import OptimizerSpec
+from paceline.strategies.deepspeed import check_optimizer
+from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
+from paceline.strategies.deepspeed_library import library
+from paceline.strategies.deepspeed_parts import Place
+from paceline.strategies.deepspeed_tensor_parallel import prepare_root
+
+
+def plan(strategy: str = "zero2", compute: str = "float32", master: str = "float32", **engine: Any) -> Any:
+    return SimpleNamespace(
+        strategy=strategy,
+        engine=engine,
+        mesh=Mesh(dp_shard=2),
+        batch=split_batch(4, 2, 2),
+        precision=SimpleNamespace(compute=compute, master=master, scaler=False),
+        run_dir="outputs/x",
+    )
+
+
+def code_of(call: Any) -> str:
+    with pytest.raises(PacelineError) as caught:
+        call()
+    return caught.value.diagnostics[0].code
+
+
+@pytest.mark.parametrize(("strategy", "engine", "stage"), [("zero1", {}, 1), ("zero3", {}, 3), ("deepspeed", {"zero_stage": 2}, 2), ("deepspeed", {}, 0)])  # fmt: skip
+def test_the_stage(strategy: str, engine: dict[str, Any], stage: int) -> None:
+    assert zero_stage(plan(strategy, **engine)) == stage
+
+
+def test_without_a_compiled_json_stage_batch_and_precision_are_the_plan_s() -> None:
+    config = engine_config(plan(compute="bfloat16", offload_optimizer="cpu"))
+    assert config["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (4, 2)
+    assert config["bf16"] == {"enabled": True}
+
+
+def test_what_others_own_does_not_reach_deepspeed() -> None:
+    given = {
+        "train_micro_batch_size_per_gpu": 4,
+        "train_batch_size": 999,
+        "optimizer": {"type": "Adam"},
+        "scheduler": {"type": "WarmupLR"},
+        "gradient_clipping": 0.7,
+        "zero_force_ds_cpu_optimizer": True,
+        "sequence_parallel_size": 2,
+        "data_parallel_size": 1,
+        "tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True},
+        "zero_optimization": {"stage": 2},
+    }
+    config = engine_config(plan(config=given))
+    assert not {"optimizer", "scheduler", "train_batch_size", "sequence_parallel_size", "data_parallel_size"} & set(
+        config
+    )
+    assert config["gradient_clipping"] == 0.0 and config["zero_force_ds_cpu_optimizer"] is False
+    assert config["tensor_parallel"] == {"autotp_size": 2}
+    assert (
+        given["gradient_clipping"] == 0.7 and "vocab_parallel_lm_head" in given["tensor_parallel"]
+    )  # the plan's own is left alone
+
+
+def test_stage_0_leaves_precision_to_the_model() -> None:
+    config = engine_config(plan("deepspeed", "bfloat16", config={"bf16": {"enabled": True}, "data_types": {}, "zero_optimization": {"stage": 0}}))  # fmt: skip
+    assert "bf16" not in config and "data_types" not in config
+
+
+def test_two_runs_do_not_share_a_folder_on_the_drive() -> None:
+    block = {"device": "nvme", "nvme_path": "/drive"}
+    one, other = plan("zero3", config={"zero_optimization": {"stage": 3, "offload_param": block}}), plan("zero3", config={"zero_optimization": {"stage": 3, "offload_param": block}})  # fmt: skip
+    other.run_dir = "outputs/y"
+    paths = {engine_config(p)["zero_optimization"]["offload_param"]["nvme_path"] for p in (one, other)}
+    assert (
+        len(paths) == 2
+        and all(path.startswith("/drive/paceline-") for path in paths)
+        and block["nvme_path"] == "/drive"
+    )
+
+
+def test_sums_instead_of_means_are_known() -> None:
+    assert averages_gradients({}) and not averages_gradients({"gradient_allreduce_op": "sum"})
+
+
+def test_float64_and_optimizers_without_arrays_are_refused() -> None:
+    assert code_of(lambda: engine_config(plan(master="float64"))) == "strategy.deepspeed_float64"
+    assert code_of(lambda: check_optimizer(OptimizerSpec("adafactor"), 1)) == "strategy.deepspeed_optimizer"
+    check_optimizer(OptimizerSpec("adafactor"), 0)
+
+
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "deepspeed" else found(name, *a))
+    with pytest.raises(ConfigError, match=r"pip install .paceline\[deepspeed\]"):
+        library(World.single())
+
+
+def test_autotp_needs_a_plan_and_a_stage() -> None:
+    root = nn.Module()
+    assert code_of(lambda: prepare_root(root, 1)) == "strategy.deepspeed_tp_plan"
+    root.hf = SimpleNamespace(config=SimpleNamespace(base_model_tp_plan={"layers.*.q": "colwise"}))  # type: ignore[assignment]
+    assert code_of(lambda: prepare_root(root, 0)) == "strategy.deepspeed_tp_stage"
+
+
+def test_where_a_cut_parameter_lies() -> None:
+    parameter: Any = nn.Parameter(torch.zeros(4, 3))
+    assert Place.of("w", parameter, 0) == Place((4, 3), (0, 0), True)
+    assert not Place.of("w", parameter, 1).first  # one rank of a group speaks for what all have
+    cut = {"replicated": False, "partition_dim": 1, "partition_sizes": (3, 3), "original_shape": (4, 6), "sub_param_sizes": None, "conversion": {}, "partition_type": "row"}  # fmt: skip
+    parameter.ds_autotp_universal_checkpoint_meta = cut
+    assert Place.of("w", parameter, 1) == Place((4, 6), (0, 3), True)
+    parameter.ds_autotp_universal_checkpoint_meta = {**cut, "sub_param_sizes": (2, 1)}
+    assert code_of(lambda: Place.of("w", parameter, 1)) == "strategy.deepspeed_layout"
