@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config.foreign import accelerate_blocks as blocks
 from paceline.config.foreign.layer import Document, Foreign
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 
 # Fields of accelerate 1.15's ClusterConfig, the blocks that its questionnaire writes, and what older versions wrote.
 KNOWN = frozenset(
@@ -80,12 +80,15 @@ def read(document: Document, found: Foreign) -> None:
     kind = _distribution(document, found)
     if kind is None and "distributed_type" in data:
         return
-    if str(data.get("mixed_precision")).lower() == "fp8" or data.get("fp8_config"):
-        path = "mixed_precision" if data.get("mixed_precision") else "fp8_config"
-        _refuse(document, found, path, str(data.get("mixed_precision")), "8-bit matrix products are not built", "bf16")
-        return
+    eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
+    if eight_bits or data.get("fp8_config"):
+        path = "mixed_precision" if eight_bits else "fp8_config"
+        what = f"{path}: 8-bit matrix products are not built; bf16, which they approximate, is computed: more exact and slower"
+        found.notes.append(document.note(path, what, "mixed_precision: bf16", Severity.WARNING))
+        if eight_bits:
+            found.entries.append(document.entry("training.mixed_precision", "bf16", path))
     for key, to in _PLAIN:
-        if data.get(key) not in (None, ""):
+        if data.get(key) not in (None, "") and not (key == "mixed_precision" and eight_bits):
             found.entries.append(document.entry(to, data[key], key))
     if kind == "MULTI_CPU":
         found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))

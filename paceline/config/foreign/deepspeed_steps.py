@@ -105,6 +105,9 @@ class StepsReader:
                 )
 
     def _adam_switch(self, kind: str, key: str, value: Any, params: dict[str, Any], path: str) -> None:
+        if kind.lower().replace("_", "") in COMPRESSED:
+            self._warn(path, f"{key} belongs to {kind} and is not taken: AdamW as it is runs instead", '"AdamW"')
+            return
         if key == "adam_w_mode" and params.get("weight_decay") in (0, 0.0, None):
             self._note(path, "without weight decay Adam and AdamW are the same")
             return

@@ -70,7 +70,7 @@ def reference() -> str:
         ", ".join(f"`{word}`" for word in sorted(fsdp.KNOWN)) + ".\n",
         _ACCELERATE,
         _table(("`distributed_type`", "why it is refused"), ((f"`{key}`", text) for key, text in accelerate.REFUSED.items())),
-        "\nRefused as well: `mixed_precision: fp8`, MS-AMP, expert parallelism and CPU-offloaded optimizers of Megatron, `sp_size` together with `cp_size`, and keys that\n"
+        "\n`mixed_precision: fp8` is computed in bf16, with a warning. Refused as well: MS-AMP, expert parallelism and CPU-offloaded optimizers of Megatron, `sp_size` together with `cp_size`, and keys that\n"
         "Accelerate does not know (it refuses them too). Said and not needed:\n\n",
         _table(("key", "instead"), ((f"`{key}`", text) for key, (text, _) in accelerate.SAID.items())),
     ]  # fmt: skip

@@ -205,7 +205,7 @@ tpu_name: mine
         ("distributed_type: XLA\n", [("accelerate.not_built", "1")]),
         ("distributed_type: MULTI_GPUS\n", [("config.value", "1")]),
         ("compute_environment: AMAZON_SAGEMAKER\nec2_instance_type: x\n", [("accelerate.not_built", "1")]),
-        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", [("accelerate.not_built", "2")]),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  enable_msamp: true\n", [("accelerate.not_built", "3")]),
         ("distributed_type: FSDP\nfsdp_config:\n  fsdp_shardin_strategy: 1\n", [("fsdp.unknown_key", "3")]),
         ("distributed_type: FSDP\nfsdp_config:\n  fsdp_state_dict_type: ALL\n", [("fsdp.value", "3")]),
         ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stag: 3\n", [("accelerate.unknown_key", "3")]),
@@ -283,3 +283,10 @@ def test_another_systems_file_in_the_place_of_the_config_is_told_where_it_belong
     (found,) = refuse(text).diagnostics
     assert found.code == "config.foreign_as_config"
     assert f"{key}: " in found.hint
+
+
+def test_eight_bits_are_computed_in_bf16_with_a_warning(read):
+    loaded = read("distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n")
+    assert loaded.config.training.mixed_precision == "bf16"
+    (found,) = (n for n in loaded.notes if n.severity is Severity.WARNING)
+    assert found.where.endswith("acc.yaml:2")

@@ -147,11 +147,12 @@ def test_a_higher_layer_decides_what_the_file_cannot(read):
 def test_what_is_computed_exactly_instead_is_a_warning(read):
     written = {
         "log": True, "offload_optimizer": {"device": "cpu"},
-        "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 100}},
+        "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 100, "bias_correction": False}},
         ZERO: {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
     }  # fmt: skip
     loaded = read(written)
-    assert _notes(loaded, Severity.WARNING) == {"log", "offload_optimizer", "optimizer.type", f"{ZERO}.zenflow"}
+    told = {"log", "offload_optimizer", "optimizer.type", "optimizer.params.bias_correction", f"{ZERO}.zenflow"}
+    assert _notes(loaded, Severity.WARNING) == told
     assert loaded.config.training.optim == "adamw_torch_fused"
     assert loaded.config.training.deepspeed[ZERO] == {"stage": 2}
 
