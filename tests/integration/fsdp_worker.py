@@ -61,10 +61,11 @@ def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
 
 
 def window(step: int, rank: int, size: int, accumulation: int = 2) -> list[Batch]:
-    """The rank's micro-batches: the same global rows whatever the number of ranks; rows have 3 to 9 tokens."""
+    """The rank's micro-batches: the same global rows whatever the number of ranks. Rows have 3 to 9 tokens, and three of eight are fillers in a
+    row, so that some ranks have few labels or none."""
     micro = ROWS // (size * accumulation)
     starts = [step * ROWS + (j * size + rank) * micro for j in range(accumulation)]
-    return [make_batch(list(range(s, s + micro))) for s in starts]
+    return [make_batch([-1 if 4 <= row % 8 < 7 else row for row in range(s, s + micro)]) for s in starts]
 
 
 def build(
@@ -110,41 +111,53 @@ def gathered(world: World, shards: Iterator[Shard]) -> dict[str, list[float]]:
 
 
 def one_run(
-    world: World, name: str, mesh: Mesh, dtype: str = "float64", recompute: bool = False, **engine: Any
+    world: World, name: str, mesh: Mesh, build_from: HFModelFactory, dtype: str, **engine: Any
 ) -> dict[str, Any]:
-    strategy, handle = build(world, name, mesh, factory(dtype, recompute), dtype, **engine)
+    strategy, handle = build(world, name, mesh, build_from, dtype, **engine)
     steps = train(strategy, handle, range(STEPS))
     return {"steps": steps, "parameters": gathered(world, strategy.export_state(handle))}
 
 
 def parity(world: World) -> dict[str, Any]:
-    """Ten steps under the ways to shard (alone: the reference in every dtype)."""
+    """Ten steps under the ways to shard; rank 0 also trains alone. By name; what follows the slash names the run alone to compare with."""
     n = world.world_size
     flat, copies, half = Mesh(dp_shard=n), Mesh(dp_replicate=n), Mesh(dp_replicate=2, dp_shard=n // 2)
-    if n == 1:
-        return {
-            **{dtype: one_run(world, "single", Mesh(), dtype) for dtype in ("float64", "float32", "bfloat16")},
-            "recompute": one_run(world, "single", Mesh(), recompute=True),
-        }
-    found = {
-        "full_shard": one_run(world, "fsdp", flat),
-        "shard_grad_op": one_run(world, "fsdp", flat, sharding="shard_grad_op"),
+    ways: dict[str, tuple[Mesh, dict[str, Any]]] = {
+        "full_shard/float64": (flat, {}),
+        "shard_grad_op/float64": (flat, {"sharding": "shard_grad_op"}),
     }
     if n == 2:
-        return found | {
-            "full_shard/recompute": one_run(world, "fsdp", flat, recompute=True),
-            "full_shard/float32": one_run(world, "fsdp", flat, "float32"),
-            "full_shard/bfloat16": one_run(world, "fsdp", flat, "bfloat16"),
-            "offload": one_run(world, "fsdp", flat, cpu_offload=True, forward_prefetch=True, backward_prefetch="none"),
-            "meta": one_run(world, "fsdp", flat, meta_start=True),
-            "meta/bfloat16": one_run(world, "fsdp", flat, "bfloat16", meta_start=True, cpu_offload=True),
-            "size": one_run(world, "fsdp", flat, wrap={"policy": "size", "min_num_params": 3000}),
+        ways |= {
+            "recompute/float64": (flat, {}),
+            "size/float64": (flat, {"wrap": {"policy": "size", "min_num_params": 3000}, "forward_prefetch": True}),
+            "full_shard/float32": (flat, {"backward_prefetch": "none"}),
+            "offload/bfloat16": (flat, {"cpu_offload": True, "meta_start": True}),
+            "meta/tied": (flat, {"meta_start": True}),
         }
-    return found | {
-        "no_shard": one_run(world, "fsdp", copies, sharding="no_shard"),
-        "hybrid_shard": one_run(world, "fsdp", half, sharding="hybrid_shard"),
-        "hybrid_shard_zero2": one_run(world, "fsdp", half, sharding="hybrid_shard_zero2"),
-    }
+    else:
+        ways |= {
+            "no_shard/float64": (copies, {"sharding": "no_shard"}),
+            "hybrid_shard/float64": (half, {"sharding": "hybrid_shard", "meta_start": True}),
+            "hybrid_shard_zero2/float64": (half, {"sharding": "hybrid_shard_zero2"}),
+        }
+    found = {}
+    for name, (mesh, engine) in ways.items():
+        made, dtype = of_kind(name)
+        found[name] = one_run(world, "fsdp", mesh, made, dtype, **engine)
+    alone = {}
+    if world.is_main:
+        for kind in sorted({name.partition("/")[2] for name in ways}):
+            made, dtype = of_kind(f"alone/{kind}")
+            alone[kind] = one_run(World.single(), "single", Mesh(), made, dtype)
+    world.barrier()
+    return {"found": found, "alone": alone}
+
+
+def of_kind(name: str) -> tuple[HFModelFactory, str]:
+    """The model of a run, and its dtype."""
+    way, _, kind = name.partition("/")
+    dtype = "float64" if kind == "tied" else kind
+    return factory(dtype, way == "recompute", tie_word_embeddings=kind == "tied"), dtype
 
 
 def saved(world: World, out: Path, strategy: Strategy, handle: Handle) -> Path:
