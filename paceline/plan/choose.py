@@ -115,7 +115,11 @@ def make_plan(
             attention,
             *adapter_decisions(adapter, shape),
             *knob_decisions(training, data, hardware, strategy),
-            *(Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}") for d in found),
+            *(
+                Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}")
+                for d in found
+                if d.code != "batch.triple"  # the engine's decisions tell the repaired product
+            ),
         ),
         config=values,
         config_digest=config.digest(),

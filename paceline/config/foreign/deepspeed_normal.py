@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from paceline.config.foreign.deepspeed_values import convert
 from paceline.config.foreign.deepspeed_verdicts import (
+    AUTOTP_DECIDES,
     DROPPED,
     IGNORED,
     LOSS_SCALE,
@@ -25,7 +26,6 @@ from paceline.config.foreign.deepspeed_verdicts import (
     is_on,
 )
 from paceline.config.foreign.layer import Document, Foreign
-from paceline.config.sections.types import to_bool, to_int, to_number, to_text
 from paceline.config.source import holds_secret, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -192,6 +192,9 @@ class Normaliser:
         if not is_on(enabled):
             self._note(path, "switched off")
             return
+        for key in [key for key in inner if key.startswith(AUTOTP_DECIDES)]:
+            del inner[key]
+            self._note(f"{path}.{key}", "no key of DeepSpeed: AutoTP decides which matrices are cut and how, its groups are consecutive ranks", "remove it")  # fmt: skip
         for written, size in sizes.items():
             if size is not None and inner.setdefault("autotp_size", size) != size:
                 self._problem(
@@ -265,34 +268,3 @@ class Normaliser:
 
     def _problem(self, code: str, what: str, path: str, found: str, hint: str) -> None:
         self.found.problems.append(Diagnostic(code, what, where=self.document.place(path), found=found, hint=hint))
-
-
-def convert(spec: str, value: Any) -> Any:
-    """``value`` as the type that ``spec`` names (``int 0..3``, ``bool``, ``none|cpu|nvme``). Raises PydanticCustomError otherwise."""
-    kind, _, limits = spec.partition(" ")
-    simple: dict[str, Callable[[Any], Any]] = {"bool": to_bool, "text": to_text, "int": to_int, "number": _number}
-    if kind == "any":
-        return value
-    if kind in ("mapping", "list"):
-        if isinstance(value, {"mapping": dict, "list": list}[kind]):
-            return value
-        raise _fail(f"must be a {kind}")
-    if kind not in simple:
-        words = kind.split("|")
-        if str(value).lower() in words:
-            return str(value).lower()
-        raise _fail(f"must be one of {', '.join(words)}")
-    read = simple[kind](value)
-    low, _, high = limits.partition("..")
-    if (low and read < float(low)) or (high and read > float(high)):
-        raise _fail(f"must be at least {low}" if low and read < float(low) else f"must be at most {high}")
-    return read
-
-
-def _number(value: Any) -> float:
-    number = to_number(value)
-    return value if isinstance(value, (int, float)) else number
-
-
-def _fail(expected: str) -> PydanticCustomError:
-    return PydanticCustomError("paceline", "{expected}", {"expected": expected})

@@ -110,6 +110,8 @@ RENAMED: dict[str, dict[str, str]] = {
     "tensor_parallel": {"tensor_parallel": "tp", "kernel_inject": "replace_with_kernel_inject"},
     "activation_checkpointing": {"partitioned_activations": "partition_activations"},
 }  # fmt: skip
+#: how the tensor_parallel block of the AutoTP guide (LLaMA-Factory) begins its keys, none of which DeepSpeed has
+AUTOTP_DECIDES = ("tp_consecutive", "tp_linear_layer", "tp_embedding_layer", "tp_attention", "tp_mlp", "pp_partition")
 #: keys of the fp16 block that people write in the bf16 block too; older versions ignored them, 0.19 refuses them
 LOSS_SCALE = frozenset(["loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale", "auto_cast", "opt_level", "loss_scaling"])  # fmt: skip
 

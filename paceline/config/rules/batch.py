@@ -39,12 +39,26 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
         return
     if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(t.deepspeed):
         return  # what is left out follows from the total
+    world //= _model_ranks(c)
     micro, steps = t.per_device_train_batch_size, t.gradient_accumulation_steps
     if total != micro * steps * world:
         yield c.problem(
             "batch.triple", f"DeepSpeed's train_batch_size {total} is not micro-batch {micro} x accumulation {steps} x processes {world} = {micro * steps * world}",
             "training.deepspeed", found=f"train_batch_size: {total}", hint=f'"train_batch_size": "auto" (or {micro * steps * world}); the product is what runs', severity=Severity.WARNING,
         )  # fmt: skip
+
+
+def _model_ranks(c: Context) -> int:
+    """Ranks that see the same rows: those of AutoTP and Ulysses."""
+    t = c.config.training
+    ds = t.deepspeed if isinstance(t.deepspeed, dict) else {}
+    block = ds.get("tensor_parallel")
+    in_file = (block.get("autotp_size") if isinstance(block, dict) else 1, ds.get("sequence_parallel_size"))
+    given = (t.parallelism.tp_size, t.parallelism.cp_size) if t.parallelism is not None else (1, 1)
+    together = 1
+    for sizes in zip(in_file, given, strict=True):
+        together *= max((size for size in sizes if isinstance(size, int)), default=1) or 1
+    return together if together >= 1 and (c.facts.world_size or 0) % together == 0 else 1
 
 
 def steps(c: Context) -> Iterator[Diagnostic]:
