@@ -106,6 +106,7 @@ _BACKEND = {
     "strategy.fp16_offload": "A loss scale needs gradients on the device, offloading takes them away. bf16 needs no scale.",
     "strategy.fp16_pipeline": "Pipeline schedules run backwards on their own, without a loss scale. bf16 needs none.",
     "strategy.compile": "torch.compile is built for the strategies that keep the whole model on each rank.",
+    "strategy.pipeline_recompute": "A schedule that splits the backward cannot be combined with computing activations again.",
     "strategy.adafactor": "Adafactor's statistics are means over whole rows and columns; shards do not have them.",
     "strategy.data_parallel": "nn.DataParallel works, and costs a copy of the model in every step.",
     "zero.stage": "ZeRO's stages: 0 none, 1 optimizer states, 2 gradients too, 3 weights too.",

@@ -55,6 +55,8 @@ class ScheduledStage(nn.Module):
 class PipelineRoot(nn.Module):
     """The stages that one rank has of a role's model: a ``seam.model.RoleModule`` but for its forward, which only a schedule can do."""
 
+    adapter = None  # the config rules refuse low-rank adapters under a pipeline
+
     def __init__(self, stages: Sequence[StageModule]) -> None:
         super().__init__()
         self.scheduled = nn.ModuleList(ScheduledStage(stage) for stage in stages)

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from fsdp_worker import LLAMA, ROWS, SPEC, STEPS, factory, gathered, plan
-from tiny_parts import TinyObjective, make_batch
+from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.plan.mesh import Mesh
 from paceline.runtime.seed import seed_for
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Role
+from paceline.seam.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
@@ -87,7 +88,8 @@ class Reference:
 def pipeline(
     world: World, mesh: Mesh, dtype: str, recompute: bool = False, config: Any = None, **engine: Any
 ) -> tuple[Strategy, Handle]:
-    strategy = make_strategy("pipeline", world, plan(mesh, dtype, **engine))  # type: ignore[arg-type]
+    inside = {key: engine.pop(key) for key in ("sequence_parallel", "loss_parallel") if key in engine}
+    strategy = make_strategy("pipeline", world, plan(mesh, dtype, fsdp=inside, **engine))  # type: ignore[arg-type]
     handle = strategy.prepare(Role.POLICY, factory(dtype, recompute, **(config or {})), SPEC)
     strategy.warm_up(handle, make_batch([-1]), TinyObjective())
     return strategy, handle
@@ -144,15 +146,76 @@ def parity(world: World, only: str = "") -> dict[str, Any]:
         "tensor": {"mesh": Mesh(pp=2, tp=2), "config": tied},
         "four stages": {"mesh": row, "config": tied},
     }
-    cases = {2: two, 4: four}[n]
+    eight: dict[str, dict[str, Any]] = {  # BLOOM's layout in small: stages of sharded, cut layers
+        "bloom": {
+            "mesh": Mesh(pp=2, dp_shard=2, tp=2),
+            "config": {**tied, "vocab_size": 12},
+            "sequence_parallel": True,
+            "loss_parallel": True,
+        },
+    }
+    cases = {2: two, 4: four, 8: eight}[n]
     return {name: compare(world, reference, **case) for name, case in cases.items() if only in name}
+
+
+def whole_reader(world: World, strategy: Strategy, handle: Handle) -> MemoryReader:
+    """All ranks' shares of the state in one reader, as a checkpoint on disk would give them (blocks that are whole tensors)."""
+    mine = [
+        [s.role, s.name, s.kind, list(s.global_shape), str(s.tensor.dtype), s.tensor.double().flatten().tolist()]
+        for s in strategy.export_state(handle)
+    ]
+    everyone = [row for rows in world.all_gather_json(mine) for row in rows]
+    assert len({tuple(row[:3]) for row in everyone}) == len(everyone), "a tensor was exported twice"
+    dtypes = {f"torch.{name}": getattr(torch, name) for name in ("float64", "float32", "int64")}
+    return MemoryReader(
+        [
+            Shard(
+                role,
+                name,
+                kind,
+                tuple(shape),
+                (0,) * len(shape),
+                torch.tensor(values, dtype=torch.float64).reshape(shape).to(dtypes[dtype]),
+            )
+            for role, name, kind, shape, dtype, values in everyone
+        ]
+    )
+
+
+def resume(world: World) -> dict[str, Any]:
+    """Three steps, export, three more; then import into a fresh model and the same three. With dropout, so that seeds count."""
+    found: dict[str, Any] = {}
+    config = {"num_hidden_layers": 4, "tie_word_embeddings": True, "attention_dropout": 0.1}
+    for name, engine in {
+        "1f1b": {},
+        "interleaved": {"schedule": "interleaved", "stages_per_rank": 2},
+        "zbv": {"schedule": "zbv", "stages_per_rank": 2},
+    }.items():
+        strategy, handle = pipeline(world, Mesh(pp=2), "float32", config=config, **engine)
+        train(strategy, handle, range(3), 4, seeded=True)
+        reader = whole_reader(world, strategy, handle)
+        straight = train(strategy, handle, range(3, 6), 4, seeded=True)
+        end = gathered(world, strategy.export_state(handle))
+        torch.manual_seed(999)
+        strategy, handle = pipeline(world, Mesh(pp=2), "float32", config=config, **engine)
+        strategy.import_state(handle, reader)
+        again = train(strategy, handle, range(3, 6), 4, seeded=True)
+        root: Any = handle.root
+        ends = [None if p is None else p.detach().tolist() for p in (root.tied, root.tied_copy)]
+        both = [tensor for pair in world.all_gather_json(ends) for tensor in pair if tensor is not None]
+        found[name] = {
+            "straight": [straight, end],
+            "again": [again, gathered(world, strategy.export_state(handle))],
+            "tied copies equal": len(both) == 2 and both[0] == both[1],
+        }
+    return found
 
 
 def main() -> None:
     torch.set_num_threads(1)
     scenario, out = sys.argv[1], Path(sys.argv[2])
     world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
-    scenarios = {"parity": parity}
+    scenarios: dict[str, Any] = {"parity": parity, "resume": resume}
     found = {name: scenarios[name.partition(":")[0]](world, *name.split(":")[1:]) for name in scenario.split("+")}
     (out / f"{world.rank}.json").write_text(json.dumps(found))
     world.close(ok=True)

@@ -103,6 +103,20 @@ def compiled(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
+    """strategy.pipeline_recompute"""
+    t = c.config.training
+    schedule = t.parallelism.pp_schedule if t.parallelism else None
+    if t.gradient_checkpointing and _engine(c) == "pipeline" and schedule in ("zero_bubble", "zbv"):
+        yield c.problem(
+            "strategy.pipeline_recompute",
+            f"the schedule {schedule} goes backward through each layer in parts, and each part would compute the layer again",
+            "training.gradient_checkpointing",
+            "training.parallelism.pp_schedule",
+            hint="pp_schedule: interleaved or 1f1b, or gradient_checkpointing: false",
+        )
+
+
 def factored(c: Context) -> Iterator[Diagnostic]:
     """strategy.adafactor"""
     if c.config.training.optim == "adafactor" and _engine(c) in ("fsdp", "pipeline", "deepspeed"):
@@ -130,4 +144,12 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-STRATEGY_RULES: tuple[Rule, ...] = (zero_stage, float64, fp16, compiled, factored, threads_of_one_process)
+STRATEGY_RULES: tuple[Rule, ...] = (
+    zero_stage,
+    float64,
+    fp16,
+    compiled,
+    recomputed_twice,
+    factored,
+    threads_of_one_process,
+)

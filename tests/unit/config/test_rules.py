@@ -114,6 +114,7 @@ CASES = [
     case("strategy.fp16_pipeline", _t(distributed_strategy="pipeline", mixed_precision="fp16"), _t(distributed_strategy="pipeline", mixed_precision="bf16")),
     case("strategy.compile", _t(torch_compile=True, parallelism={"tp_size": 2}), _t(torch_compile=True)),
     case("strategy.compile", _t(torch_compile=True, distributed_strategy="zero2"), _t(torch_compile=True, distributed_strategy="ddp")),
+    case("strategy.pipeline_recompute", _t(gradient_checkpointing=True, parallelism={"pp_size": 2, "pp_schedule": "zbv"}), _t(gradient_checkpointing=True, parallelism={"pp_size": 2, "pp_schedule": "interleaved"})),
     case("strategy.adafactor", _t(optim="adafactor", fsdp="full_shard"), _t(optim="adafactor", distributed_strategy="ddp")),
     case("strategy.data_parallel", _t(distributed_strategy="data_parallel"), _t(distributed_strategy="ddp"), severity=WARNING),
     case("par.cp_sdpa", {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "eager"}, {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "sdpa"}),
