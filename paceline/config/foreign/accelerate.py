@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.config.foreign import accelerate_blocks as blocks
 from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic, Severity
 
 # Fields of accelerate 1.15's ClusterConfig, the blocks that its questionnaire writes, and what older versions wrote.
@@ -100,6 +101,11 @@ def read(document: Document, found: Foreign) -> None:
         )
     for name, (wanted, take) in _BLOCKS.items():
         block = data.get(name)
+        if block and not isinstance(block, dict):
+            what = f"{name} must be a mapping"
+            found.problems.append(
+                Diagnostic("config.type", what, document.place(name), shown(name, block), f"{name}: with keys below it")
+            )
         if not isinstance(block, dict) or not any(value is not None for value in block.values()):
             continue
         if wanted and kind not in (None, wanted):

@@ -87,7 +87,8 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
     zero = json.setdefault("zero_optimization", {})
     if isinstance(zero, dict):
         zero.setdefault("stage", 2)  # Accelerate's default
-    sequence = (whole.get("parallelism_config") or {}).get("parallelism_config_sp_size")
+    mesh = whole.get("parallelism_config")
+    sequence = mesh.get("parallelism_config_sp_size") if isinstance(mesh, dict) else None
     if isinstance(sequence, int) and sequence > 1:
         json["sequence_parallel_size"] = sequence
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):

@@ -217,3 +217,39 @@ def test_a_path_that_is_not_there_stays_a_path(load, tmp_path: Path):
     loaded = load("training:\n  deepspeed: none.json\n")
     assert loaded.config.training.deepspeed == "none.json"
     assert "config.foreign_missing" in {d.code for d in loaded.check(starting=True)}
+
+
+GUIDE = """\
+{
+  "train_batch_size": "auto", // by the YAML
+  "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+  "scheduler": {
+    "type": "auto" // as the YAML says
+  },
+  "fp16": { // or bf16
+    "enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1
+  },
+  "zero_optimization": {"stage": 1, "reduce_bucket_size": "auto", "allgather_bucket_size": "auto"},
+  "tensor_parallel": { // the heart of it
+    "enabled": true,
+    "tp_size": 2, // two devices share a matrix
+    "tp_consecutive_ranks": true,
+    "pp_partition_method": null,
+    "tp_linear_layer_row_parallelism": true,
+    "tp_attention_col_parallelism": true
+  },
+  "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": false},
+  "gradient_clipping": "auto", "steps_per_print": 10, "wall_clock_breakdown": false,
+  "comms_logger": {"enabled": false, "verbose": false, "prof_all": false, "debug": false}
+}
+"""
+
+
+def test_autotp_as_the_guide_writes_it_with_comments_is_taken_whole(read, load):
+    loaded = read(GUIDE)
+    assert loaded.config.training.deepspeed["tensor_parallel"] == {"autotp_size": 2}
+    assert loaded.config.training.deepspeed["zero_optimization"]["stage"] == 1
+    written = {f"tensor_parallel.{key}" for key in ("tp_size", "tp_consecutive_ranks", "pp_partition_method", "tp_linear_layer_row_parallelism", "tp_attention_col_parallelism")}  # fmt: skip
+    assert _notes(loaded) >= written
+    assert not [n for n in loaded.notes if n.severity is Severity.WARNING]

@@ -1,0 +1,41 @@
+"""Values of DeepSpeed's JSON by the types of its key table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from paceline.config.sections.types import to_bool, to_int, to_number, to_text
+
+
+def convert(spec: str, value: Any) -> Any:
+    """``value`` as the type that ``spec`` names (``int 0..3``, ``bool``, ``none|cpu|nvme``). Raises PydanticCustomError otherwise."""
+    kind, _, limits = spec.partition(" ")
+    simple: dict[str, Callable[[Any], Any]] = {"bool": to_bool, "text": to_text, "int": to_int, "number": _number}
+    if kind == "any":
+        return value
+    if kind in ("mapping", "list"):
+        if isinstance(value, {"mapping": dict, "list": list}[kind]):
+            return value
+        raise _fail(f"must be a {kind}")
+    if kind not in simple:
+        words = kind.split("|")
+        if str(value).lower() in words:
+            return str(value).lower()
+        raise _fail(f"must be one of {', '.join(words)}")
+    read = simple[kind](value)
+    low, _, high = limits.partition("..")
+    if (low and read < float(low)) or (high and read > float(high)):
+        raise _fail(f"must be at least {low}" if low and read < float(low) else f"must be at most {high}")
+    return read
+
+
+def _number(value: Any) -> float:
+    number = to_number(value)
+    return value if isinstance(value, (int, float)) else number
+
+
+def _fail(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("paceline", "{expected}", {"expected": expected})
