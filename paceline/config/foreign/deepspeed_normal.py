@@ -126,9 +126,8 @@ class Normaliser:
                     "config.type", f"{path} {exc.message()}", path, shown(name, value), '"auto", or the value'
                 )
                 return
-        if path in SAID and (
-            is_on(found[name]) or (isinstance(value, dict) and any(v is True for v in value.values()))
-        ):
+        on = any(item is True for item in found[name].values()) if isinstance(found[name], dict) else is_on(found[name])
+        if path in SAID and on:
             self._note(path, SAID[path])
         if isinstance(found[name], str) and found[name] != "auto" and holds_secret(name, found[name]):
             what = f"'{path}' holds a secret in plain text; it would reach logs and saved configs"
