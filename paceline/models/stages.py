@@ -21,6 +21,7 @@ from paceline.models.attention import placeholder_mask
 from paceline.models.layout import Layout
 from paceline.models.precision import LowPrecision
 from paceline.models.roles import RoleModule
+from paceline.plan.pieces import layer_ranges
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask
 
@@ -129,7 +130,7 @@ def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageMod
     Raises ConfigError: ``models.too_few_layers``, ``models.no_stages`` when the model computes something else when cut.
     """
     hf = whole.hf
-    cuts = layer_ranges(len(_layers(hf)), count)
+    cuts = cut_layers(len(_layers(hf)), count)
     for as_tuple in (False, True):
         shells = [_shell(hf, cut, i == 0, i == count - 1, as_tuple) for i, cut in enumerate(cuts)]
         stages = [StageModule(whole, shell, i, count) for i, shell in enumerate(shells)]
@@ -142,10 +143,10 @@ def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageMod
     return [stages[i] for i in wanted]
 
 
-def layer_ranges(num_layers: int, count: int) -> list[range]:
+def cut_layers(num_layers: int, count: int) -> list[range]:
     """Consecutive layers of each stage, as equal as can be; the middle stages take what is left over, then the first: the last has the head.
 
-    Raises ConfigError ``models.too_few_layers``.
+    As the plan counts them (``plan.pieces``). Raises ConfigError ``models.too_few_layers``.
     """
     if num_layers < count:
         raise ConfigError(
@@ -157,13 +158,7 @@ def layer_ranges(num_layers: int, count: int) -> list[range]:
                 f"at most {num_layers} stages (pp_size × pp_stages_per_rank)",
             )
         )
-    each, left = divmod(num_layers, count)
-    order = [*range(1, count - 1), 0, count - 1] if count > 1 else [0]
-    sizes = [each] * count
-    for stage in order[:left]:
-        sizes[stage] += 1
-    starts = [sum(sizes[:i]) for i in range(count)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return layer_ranges(num_layers, count)
 
 
 def positions(batch: Batch, packed: bool) -> dict[str, Any]:

@@ -83,9 +83,8 @@ class Pipeline(FSDP):
     # --- life of a model -------------------------------------------------------------------------------------------
 
     def built(self, build: ModelFactory) -> nn.Module:
-        """The whole model on the host; schedules that split the backward run its layers twice over and get the plain ones."""
-        fused = self.plan.mesh.tp == 1
-        return build(BuildOptions(device=torch.device("cpu"), fused=fused, engine_casts=True))
+        """The whole model on the host, without low-precision copies: a stage makes those of its own layers."""
+        return build(BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True))
 
     def sharded(self, role: Role, root: nn.Module) -> PipelineHandle:
         """This rank's stages of ``root``; the rest is let go."""
@@ -229,6 +228,8 @@ class Pipeline(FSDP):
                 work = Work((), algorithm.ask(role, training=False), finish)
                 self._run(handles[role], chunk, work, training=False)
             yield from chunk
+        for role in algorithm.trains:
+            self._kept.pop((role, False), None)  # it holds room for its micro-batches' hidden states
         holder = self.cut.rank_of(self.cut.count - 1) * (self.world.world_size // self.cut.ranks)
         for name in self.world.broadcast_json(sorted(sums), src=holder):
             sums.setdefault(name, torch.zeros((), dtype=torch.float64, device=self.world.device))

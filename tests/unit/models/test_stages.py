@@ -8,7 +8,7 @@ from model_families import FAMILIES, Source, make_batch, spread_out
 
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.models.stages import layer_ranges, split, token_ids
+from paceline.models.stages import cut_layers, split, token_ids
 from paceline.seam.model import BuildOptions
 from paceline.seam.roles import Ask
 from paceline.strategies.fixed_shape import FixedShape
@@ -66,9 +66,9 @@ def test_a_model_that_computes_something_else_when_cut_is_refused() -> None:
 
 
 def test_layers_are_shared_out_evenly_and_the_head_s_stage_gets_the_fewest() -> None:
-    assert [len(r) for r in layer_ranges(8, 4)] == [2, 2, 2, 2]
-    assert [len(r) for r in layer_ranges(7, 4)] == [2, 2, 2, 1]
-    assert [len(r) for r in layer_ranges(5, 4)] == [1, 2, 1, 1]
-    assert [i for r in layer_ranges(7, 3) for i in r] == list(range(7))
+    assert [len(r) for r in cut_layers(8, 4)] == [2, 2, 2, 2]
+    assert [len(r) for r in cut_layers(7, 4)] == [2, 2, 2, 1]
+    assert [len(r) for r in cut_layers(5, 4)] == [1, 2, 1, 1]
+    assert [i for r in cut_layers(7, 3) for i in r] == list(range(7))
     with pytest.raises(ConfigError, match="models.too_few_layers"):
-        layer_ranges(3, 4)
+        cut_layers(3, 4)
