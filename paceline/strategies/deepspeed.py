@@ -41,6 +41,7 @@ class DeepSpeed(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         self.stage = zero_stage(plan)
+        self._engines: list[Any] = []
         self._context: ContextParallel | None = None
         self._gradient_bytes: dict[
             Role, int
@@ -82,6 +83,7 @@ class DeepSpeed(Strategy):
         if self.plan.mesh.cp > 1:
             group = engine.mpu.get_sequence_parallel_group()
             self._context = ContextParallel(DeviceMesh.from_group(group, self.world.device.type), ULYSSES)
+        self._engines.append(engine)
         if self.stage == 3:
             deepspeed_zero3.register_head(root)
         scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler and not self.stage else None
@@ -208,7 +210,14 @@ class DeepSpeed(Strategy):
         }
 
     def close(self) -> None:
-        """Nothing is left to the destructors of a process that is ending."""
+        """Print what the comms logger has counted (collective), and let the engines go before their process group does."""
+        for engine in self._engines:
+            if (engine.config.get("comms_logger") or {}).get("enabled"):
+                from deepspeed import comm
+
+                comm.log_summary()
+            engine.destroy()
+        self._engines.clear()
 
 
 def check_optimizer(spec: OptimizerSpec, stage: int) -> None:

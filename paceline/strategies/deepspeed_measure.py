@@ -11,9 +11,9 @@ from paceline.strategies.measure import storage_bytes
 
 
 def parameter_bytes(engine: Any) -> int:
-    """Working parameters (ZeRO-3: this rank's partitions) and fp32 masters, memory that both share counted once."""
+    """Working parameters (ZeRO-3: this rank's partitions, and the small ones it keeps whole) and fp32 masters; memory that both share counts once."""
     optimizer = engine.optimizer
-    working = [getattr(p, "ds_tensor", p).data for p in engine.module.parameters()]
+    working = [t.data for p in engine.module.parameters() for t in (p, getattr(p, "ds_tensor", p))]
     return storage_bytes([*working, *_masters(optimizer)])
 
 

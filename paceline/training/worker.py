@@ -263,6 +263,7 @@ class Worker:
         self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
         if world.rank == 0:
             write_result(self.run_dir, outcome, code, self.facts())
+        self.trainer.strategy.close()
         world.barrier()
 
     def facts(self) -> dict[str, Any]:

@@ -181,6 +181,7 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
         found["again"] = train(strategy, handle, range(5, 10), clip)
         again = gathered(world, list(strategy.export_state(handle)), out)
         found["state_again"] = all(torch.equal(again.tensors[k], t) for k, t in final.tensors.items())
+    strategy.close()
     return found
 
 
