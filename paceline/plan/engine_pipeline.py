@@ -36,7 +36,7 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
     findings.say(
         "pipeline",
         f"{schedule}, {mesh.pp * stages} stages on {mesh.pp} ranks",
-        f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; every row is padded to the longest possible, one shape for all",
+        f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; the micro-batches of a step are padded to one shape",
     )
     return {"schedule": schedule, "stages_per_rank": stages, "fsdp": fsdp_engine(job, mesh, findings)}
 
