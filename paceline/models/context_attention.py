@@ -16,15 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.models.context_parallel import ULYSSES, shared_heads
-from paceline.models.documents import _flash, _flash_backward, causal_mask, scores_attention
+from paceline.models.documents import _flash, _flash_backward, scores_attention
 from paceline.models.layout import Layout
 from paceline.models.precision import product_dtype
 from paceline.models.regions import Group, block_of, exchange, gather
 
 _HEADS, _TOKENS = 1, 2
+_ROWS = 1024  # queries a masked call
 Inner = Callable[..., Tensor]
 
 
+@torch.compiler.disable
 def context_attention(
     inner: Inner,
     query: Tensor,
@@ -110,8 +112,35 @@ def _tail(
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and dropout == 0.0 and query.device.type == "cpu":
         return CpuTail.apply(query, key, value, scale, product_dtype(query.dtype, query.device))  # type: ignore[no-any-return, no-untyped-call]
-    last = key.shape[_TOKENS]
-    mask = causal_mask(last, window, query.device)[last - query.shape[_TOKENS] :]
+    pieces: list[Tensor] = []
+    before = key.shape[_TOKENS] - query.shape[_TOKENS]
+    for rows in torch.split(
+        query, _ROWS, dim=_TOKENS
+    ):  # a mask of q · k booleans for a long document would be gigabytes
+        seen = before + sum(p.shape[_TOKENS] for p in pieces) + rows.shape[_TOKENS]
+        mask = tail_mask(rows.shape[_TOKENS], seen, window, query.device)
+        pieces.append(_masked(rows, key[:, :, :seen], value[:, :, :seen], mask, scale, dropout, softcap, sinks))
+    return torch.cat(pieces, dim=_TOKENS)
+
+
+def tail_mask(rows: int, seen: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [rows, seen]: what the last ``rows`` of ``seen`` tokens look at."""
+    at = torch.arange(seen - rows, seen, device=device)[:, None]
+    to = torch.arange(seen, device=device)[None, :]
+    mask = to <= at
+    return mask if window is None else mask & (to > at - window)
+
+
+def _masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     if softcap is not None or sinks is not None:
         return scores_attention(query, key, value, mask, scale=scale, dropout=dropout, softcap=softcap, sinks=sinks)
     grouped = query.shape[_HEADS] != key.shape[_HEADS]

@@ -40,6 +40,7 @@ class RoleModule(nn.Module):
         self.adapter = adapter
         self.attention = attention
         self.compute_dtype = compute_dtype
+        self.said: dict[str, str] = {}  # what was done to the module after it was built, for ``notes``
         self.slot = LayoutSlot()
         self.slot.attach(hf)
         self._head = Head(hf)
@@ -47,6 +48,7 @@ class RoleModule(nn.Module):
         if compute_dtype in (torch.bfloat16, torch.float16):
             self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
         self._call: Callable[..., Any] = self._trunk().__call__
+        self.compiled = False
 
     def forward(self, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
         """What is asked of ``batch``: sums and per-token tensors at labelled positions, fp32."""
@@ -71,6 +73,7 @@ class RoleModule(nn.Module):
     def compile_trunk(self, **options: Any) -> None:
         """torch.compile the trunk (not the head, which is one autograd function); names do not change."""
         self._call = torch.compile(self._trunk(), **options)
+        self.compiled = True
 
     def share_head(self, vocabulary: Vocabulary) -> None:
         """Compute the losses over the vocabulary as ``vocabulary`` does (tensor parallelism)."""
@@ -83,7 +86,7 @@ class RoleModule(nn.Module):
             said["precision"] = self._low.reason
         if self.adapter is not None:
             said["adapter"] = self.adapter.note
-        return said
+        return said | self.said
 
     def _trunk(self) -> Any:
         return self.hf.base_model

@@ -8,7 +8,7 @@ case of their own. Between ranks plain tensors travel (``tp_layers``). The loss 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import tp_layers
+from paceline.models.norms import fuse_norms
 from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import TP_AXIS, block_of
 from paceline.models.tp_layers import Tensors
@@ -70,6 +71,9 @@ def apply_tensor_parallel(
     if sequence_parallel and root.attention.layout != "packed":
         raise _refused("models.sp_padded", "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
                        root.attention.reason, "sequence_parallel: false")  # fmt: skip
+    if root.compiled:
+        raise _refused("models.tp_compile", "a compiled trunk has no room for collectives between its layers", "torch_compile: true", "torch_compile: false")  # fmt: skip
+    fuse_norms(root.hf)  # of all kernels the ones that read nobody else's weights
     tensors = Tensors(mesh.get_group(), sequence_parallel)
     shares = _Shares(mesh)
     styled = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
@@ -86,6 +90,7 @@ def apply_tensor_parallel(
     if sequence_parallel:
         _set_forward(stack[0], tp_layers.first_layer(stack[0], tensors))
     _assert_sharded(root.hf, stack, mesh)
+    root.said["tensor"] = _account(root, mesh.size(), sequence_parallel, loss_parallel)
 
 
 class _Shares:
@@ -229,11 +234,16 @@ def _assert_sharded(hf: nn.Module, stack: Any, mesh: DeviceMesh) -> None:
                            "fsdp without tp_size")  # fmt: skip
 
 
-def sharded_parameters(root: Any) -> Iterator[tuple[str, DTensor]]:
-    """Parameters of which a rank of the tp group holds a part."""
-    for name, parameter in root.plain_named_parameters():
-        if isinstance(parameter, DTensor) and any(p.is_shard() for p in parameter.placements):
-            yield name, parameter
+def _account(root: Any, size: int, sequence_parallel: bool, loss_parallel: bool) -> str:
+    """What was cut, for the log."""
+    held = [(p.numel(), p.placements[0].is_shard()) for p in root.hf.parameters()]
+    share = sum(count for count, cut in held if cut) / sum(count for count, _ in held)
+    extras = [
+        "tokens cut between blocks (sequence parallel)" if sequence_parallel else "",
+        "vocabulary cut" if loss_parallel else "head and embedding whole on every rank",
+    ]
+    said = [f"{share:.0%} of the parameters cut over {size} ranks by the model's own plan", *filter(None, extras)]
+    return ", ".join(said)
 
 
 def _set_forward(module: nn.Module, forward: Any) -> None:

@@ -139,7 +139,8 @@ class FSDP(Strategy):
 
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[nn.Module]:
-        """Every rank holds the whole model inside, in the dtype it computes in; ranks need not decode alike. Collective at both ends."""
+        """Every rank holds the whole model inside, in the dtype it computes in; ranks need not decode alike, but those of a tp group, which hold it
+        together: given the same prompts and seeds they choose the same tokens. Collective at both ends."""
         units = self.units[handle.role]
         with evaluating(handle.root):
             units.gather()
