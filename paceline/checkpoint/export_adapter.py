@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.disk import write_fresh
-from paceline.checkpoint.folder import finite
+from paceline.checkpoint.folder import ADAPTER_CONFIG, finite
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.tensorfile import Entry
 from paceline.config.schema import Config
@@ -23,13 +23,12 @@ from paceline.models.quantised import round_trip
 from paceline.seam.model import BuildOptions
 from paceline.seam.shard import PARAM
 
-CONFIG = "adapter_config.json"
 _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
 
 
 def is_adapter(reader: CheckpointReader) -> bool:
     """Whether the checkpoint holds an adapter and no whole model."""
-    return CONFIG in reader.side_files()
+    return ADAPTER_CONFIG in reader.side_files()
 
 
 def adapter_entries(reader: CheckpointReader, entries: list[Entry]) -> list[Entry]:

@@ -22,6 +22,7 @@ from paceline.core.errors import CheckpointError, ConfigError
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_SHARD_BYTES = 5_000_000_000
+ADAPTER_CONFIG = "adapter_config.json"  # beside a whole model Transformers would look for an adapter's weights
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 
 
@@ -145,7 +146,7 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
         stage / "config.json", [json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"]
     )
     for name in reader.side_files():
-        if name != "config.json":
+        if name not in ("config.json", ADAPTER_CONFIG):
             write_fresh(stage / name, [reader.side_file(name)])
     if "generation_config.json" not in reader.side_files() and not remote:
         from transformers import GenerationConfig
