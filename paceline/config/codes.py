@@ -110,7 +110,7 @@ _BACKEND = {
     "strategy.adafactor": "Adafactor's statistics are means over whole rows and columns; shards do not have them.",
     "strategy.data_parallel": "nn.DataParallel works, and costs a copy of the model in every step.",
     "zero.stage": "ZeRO's stages: 0 none, 1 optimizer states, 2 gradients too, 3 weights too.",
-    "par.cp_sdpa": "Context parallel is built on sdpa attention.",
+    "par.cp_attention": "Context parallel exchanges heads or keys inside Paceline's own attention (auto, paceline); Transformers' functions compute whole rows.",
     "fsdp.act_ckpt_twice": "fsdp_config.activation_checkpointing and gradient_checkpointing would recompute twice.",
 }
 _SAVE = {

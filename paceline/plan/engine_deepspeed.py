@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,7 @@ def deepspeed_mesh(strategy: str, job: Job, findings: Findings) -> Mesh:
             f"a divisor of {job.world_size}",
         )
         return Mesh(dp_shard=job.world_size)
+    _check_degrees(tp, cp, job, findings)
     shard, given = job.world_size // (tp * cp), job.axis("dp_shard")
     if given not in (1, shard):
         findings.refuse(
@@ -77,6 +79,38 @@ def deepspeed_mesh(strategy: str, job: Job, findings: Findings) -> Mesh:
             f"dp_shard_size: {shard}",
         )
     return Mesh(dp_shard=shard, cp=cp, tp=tp)
+
+
+def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
+    """What the config rules check of ``training.parallelism``, for sizes that the DeepSpeed file names."""
+    heads = job.shape.heads if job.shape else None
+    if heads is not None and heads % tp and job.axis("tp") == 1:
+        findings.refuse(
+            "par.tp_heads",
+            f"{heads} attention heads cannot be divided by {tp}",
+            KEY,
+            f"autotp_size: {tp}",
+            f"a divisor of {heads}",
+        )
+    if heads is not None and heads % cp and job.axis("cp") == 1:
+        findings.refuse(
+            "par.cp_heads",
+            f"Ulysses shares {heads} attention heads out over {cp} ranks",
+            KEY,
+            f"sequence_parallel_size: {cp}",
+            f"a divisor of {heads}",
+        )
+    if job.num_nodes > 1 and job.ranks_per_node % tp and job.axis("tp") == 1:
+        findings.refuse(
+            "par.tp_node",
+            f"a tensor-parallel group of {tp} would reach over nodes of {job.ranks_per_node} processes: it talks in every layer",
+            KEY,
+            f"autotp_size: {tp}",
+            f"autotp_size: {math.gcd(tp, job.ranks_per_node)}",
+        )
+    if cp > 1 and job.parallelism.get("cp_method") == "allgather":
+        why = "under DeepSpeed sequences are shared out by Ulysses; distributed_strategy: fsdp has allgather"
+        findings.say(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
 
 
 def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:

@@ -70,7 +70,7 @@ def dtype(c: Context) -> Iterator[Diagnostic]:
 
 
 def attention(c: Context) -> Iterator[Diagnostic]:
-    """model.attention_cpu, par.cp_sdpa"""
+    """model.attention_cpu, par.cp_attention"""
     name = c.config.model.attn_implementation
     if name.startswith("flash_attention") and (c.facts.device == "cpu" or c.config.training.use_cpu):
         yield c.problem(
@@ -80,13 +80,13 @@ def attention(c: Context) -> Iterator[Diagnostic]:
             hint="attn_implementation: auto",
         )
     sizes = c.config.training.parallelism
-    if sizes is not None and sizes.cp_size > 1 and name not in ("auto", "sdpa"):
+    if sizes is not None and sizes.cp_size > 1 and name not in ("auto", "paceline"):
         yield c.problem(
-            "par.cp_sdpa",
-            "context parallel works with sdpa attention",
+            "par.cp_attention",
+            f"context parallel works inside Paceline's own packed attention; {name} computes whole rows",
             "model.attn_implementation",
             "training.parallelism.cp_size",
-            hint="attn_implementation: sdpa",
+            hint="attn_implementation: auto",
         )
 
 

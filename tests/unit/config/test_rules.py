@@ -117,7 +117,7 @@ CASES = [
     case("strategy.pipeline_recompute", _t(gradient_checkpointing=True, parallelism={"pp_size": 2, "pp_schedule": "zbv"}), _t(gradient_checkpointing=True, parallelism={"pp_size": 2, "pp_schedule": "interleaved"})),
     case("strategy.adafactor", _t(optim="adafactor", fsdp="full_shard"), _t(optim="adafactor", distributed_strategy="ddp")),
     case("strategy.data_parallel", _t(distributed_strategy="data_parallel"), _t(distributed_strategy="ddp"), severity=WARNING),
-    case("par.cp_sdpa", {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "eager"}, {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "sdpa"}),
+    case("par.cp_attention", {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "sdpa"}, {"training.parallelism": {"cp_size": 2}, "model.attn_implementation": "auto"}),
     case("save.best_strategy", _t(load_best_model_at_end=True, eval_strategy="epoch"), _t(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")),
     case("save.best_strategy", _t(load_best_model_at_end=True, eval_strategy="no", save_strategy="no"), _t(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="best")),
     case("save.best_steps", _t(load_best_model_at_end=True, eval_strategy="steps", eval_steps=30, save_steps=50),

@@ -143,3 +143,17 @@ def test_ulysses_and_autotp_of_the_mesh(plan_of: Any) -> None:
 def test_two_sizes_for_one_axis_are_refused(plan_of: Any) -> None:
     with pytest.raises(ConfigError, match="differ"):
         plan_of({"tensor_parallel": {"autotp_size": 4}, "zero_optimization": {"stage": 1}}, parallelism={"tp_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("block", "world", "code"),
+    [
+        ({"tensor_parallel": {"autotp_size": 3}}, 6, "par.tp_heads"),
+        ({"sequence_parallel_size": 3}, 6, "par.cp_heads"),
+        ({"tensor_parallel": {"autotp_size": 3}}, 4, "par.deepspeed"),
+    ],
+)
+def test_degrees_in_the_file_are_checked_before_the_start(plan_of: Any, block: Any, world: int, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of({**block, "zero_optimization": {"stage": 1}}, world)
+    assert code in [d.code for d in caught.value.diagnostics]
