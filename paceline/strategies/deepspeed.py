@@ -177,6 +177,20 @@ class DeepSpeed(Strategy):
         if handle.scaler is not None:
             handle.scaler.update()
 
+    def _skip_reason(self, trained: Sequence[Handle], finite: bool) -> str | None:
+        """Under fp16 DeepSpeed skips an overflow by itself and halves its own scale, on all ranks alike."""
+        own = self.stage > 0 and self.plan.precision.scaler
+        return "overflow" if own and not finite else super()._skip_reason(trained, finite)
+
+    def _extras(self, trained: Sequence[Handle], grad_norms: Mapping[Role, float]) -> dict[str, float]:
+        extras = super()._extras(trained, grad_norms)
+        if self.stage and self.plan.precision.scaler:
+            for handle in trained:
+                engine: Any = handle.module
+                name = f"loss_scale/{handle.role.value}" if len(trained) > 1 else "loss_scale"
+                extras[name] = float(engine.optimizer.loss_scale)
+        return extras
+
     def evaluated(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
     ) -> Iterator[Batch]:

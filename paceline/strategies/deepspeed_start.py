@@ -28,6 +28,7 @@ def start_engine(
     ``config`` says.
     """
     world.require_group()
+    check_packed(root, config)
     deepspeed = library(world)
     if "nvme" in offload_devices(config).values():
         need_async_io(world)
@@ -56,6 +57,22 @@ def start_engine(
         ) from error
     check_engine(engine, config, world, sequence_parallel)
     return engine
+
+
+def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
+    """Raise ConfigError where DeepSpeed's cast to low precision would take packed 4-bit weights for numbers (it spares integers only)."""
+    low = any((config.get(key) or {}).get("enabled") for key in _LOW)
+    packed = [n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()]
+    if low and packed:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_packed",
+                "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low precision",
+                "lora.quant_storage",
+                f"{len(packed)} weights ({packed[0]}, …)",
+                "uint8 storage, or distributed_strategy: fsdp",
+            )
+        )
 
 
 def _partition_onto_drive(deepspeed: Any, root: nn.Module, config: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ One engine's globals leak into the next, so a process tree is for one DeepSpeed 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,13 @@ from paceline.strategies.registry import make_strategy
 
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
 ROWS, ACCUMULATION, LR, CLIP = 16, 2, 1e-3, 0.5
+
+
+class Poisoned(TinyObjective):
+    """A loss that is no number."""
+
+    def losses(self, role: Role, outputs: Any, batch: Any) -> Any:
+        return {"nll": outputs["nll"] * math.nan}
 
 
 def model(**changes: Any) -> dict[str, Any]:
@@ -181,6 +189,12 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
         found["again"] = train(strategy, handle, range(5, 10), clip)
         again = gathered(world, list(strategy.export_state(handle)), out)
         found["state_again"] = all(torch.equal(again.tensors[k], t) for k, t in final.tensors.items())
+        result = strategy.train_window(
+            {Role.POLICY: handle}, window(0, strategy), Poisoned(), lr=LR, max_grad_norm=clip
+        )
+        after = gathered(world, list(strategy.export_state(handle)), out)
+        untouched = all(torch.equal(after.tensors[k], t) for k, t in again.tensors.items())
+        found["poisoned"] = [math.isfinite(result.grad_norm or math.nan), untouched]
     strategy.close()
     return found
 

@@ -150,6 +150,7 @@ def check(reference: Path, out: Path, ranks: list[dict[str, Any]], wanted: dict[
             )
         assert rank["again"] == rank["steps"][5:] and rank["state_again"], "resuming is not bit-exact"
         assert rank["counters"] == [10.0]
+        assert rank["poisoned"] == [False, True], "a step without finite numbers changed the state, or was not told"
         assert rank["eval"]["weights"] == alone["eval"]["weights"] and rank["eval"]["rows"] == 33
         assert rank["eval"]["sums"]["nll"] == pytest.approx(alone["eval"]["sums"]["nll"], rel=1e-3 if low else 1e-6)
         assert low or rank["generated"] == alone["generated"]
