@@ -103,6 +103,12 @@ SPELLINGS = [
     ("lora_target: all", "lora.target_modules", ("all-linear",)),
     ("lora_rank: 16", "lora.r", 16),
     ("quantization_bit: 4", "lora.quantization_bit", 4),
+    ("additional_target: embed_tokens,lm_head", "lora.modules_to_save", ("embed_tokens", "lm_head")),
+    ("use_rslora: true", "lora.use_rslora", True),
+    ("double_quantization: false", "lora.double_quant", False),
+    ("quantization_type: fp4", "lora.quantization_type", "fp4"),
+    ("adapter_name_or_path: outputs/a", "lora.adapter_name_or_path", "outputs/a"),
+    ("lora_target: '.*(q|v)_proj{1,2}'", "lora.target_modules", (".*(q|v)_proj{1,2}",)),
     ("resume_from_checkpoint: true", "training.resume_from_checkpoint", "latest"),
     ("report_to: none", "training.report_to", ()),
     ("report_to: all", "training.report_to", ("tensorboard", "wandb")),
@@ -370,3 +376,20 @@ def test_importing_config_imports_nothing_heavy():
 def test_sources_are_plain_data(load):
     source = load("seed: 1").provenance["training.seed"]
     assert dataclasses.asdict(source)["layer"] == "yaml"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "finetuning_type: freeze",
+        "create_new_adapter: true",
+        "quantization_method: hqq",
+        "use_dora: true",
+        "pissa_init: true",
+    ],
+)
+def test_llama_factory_flags_that_are_not_built_are_refused_by_name(load, text):
+    with pytest.raises(ConfigError, match=text.split(":")[0]):
+        load(f"lora: {{}}\n{text}\n")
+    if text.endswith("true"):  # switched off they ask for nothing
+        load(f"lora: {{}}\n{text.replace('true', 'false')}\nquantization_method: bnb\n")
