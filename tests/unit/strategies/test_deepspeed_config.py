@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,9 @@ from paceline.runtime.world import World
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.strategies.deepspeed import check_optimizer
 from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
-from paceline.strategies.deepspeed_library import library
+from paceline.strategies.deepspeed_library import _load_async_io, library
 from paceline.strategies.deepspeed_parts import Place
+from paceline.strategies.deepspeed_start import check_packed
 from paceline.strategies.deepspeed_tensor_parallel import prepare_root
 
 
@@ -107,6 +109,25 @@ def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "deepspeed" else found(name, *a))
     with pytest.raises(ConfigError, match=r"pip install .paceline\[deepspeed\]"):
         library(World.single())
+
+
+def test_the_drive_s_op_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None)
+    assert _load_async_io(None) == "not found: ninja, g++"
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    builder = SimpleNamespace(is_compatible=lambda verbose: False)
+    assert "libaio" in _load_async_io(SimpleNamespace(create_op_builder=lambda name: builder))
+
+
+def test_packed_weights_and_a_cast_are_refused() -> None:
+    class Params4bit(nn.Parameter):
+        pass
+
+    root = nn.Module()
+    root.weight = Params4bit(torch.zeros(4))
+    assert code_of(lambda: check_packed(root, {"bf16": {"enabled": True}})) == "strategy.deepspeed_packed"
+    check_packed(root, {})
 
 
 def test_autotp_needs_a_plan_and_a_stage() -> None:
