@@ -68,8 +68,10 @@ def reduce_scattered(x: Tensor, group: Group, dim: int) -> Tensor:
 
 
 def block_of(x: Tensor, group: Group, dim: int) -> Tensor:
-    """This rank's block along ``dim``; a view."""
-    size = x.shape[dim] // group.size()
+    """This rank's block along ``dim``, whose length the group divides; a view."""
+    size, left = divmod(x.shape[dim], group.size())
+    if left:
+        raise ValueError(f"{x.shape[dim]} along dim {dim} cannot be cut in {group.size()} equal blocks")
     return x.narrow(dim, group.rank() * size, size)
 
 

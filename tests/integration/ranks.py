@@ -31,7 +31,9 @@ def base_environment() -> dict[str, str]:
     }
     return {
         **clean,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "unit" / "strategies")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *(str(ROOT / "tests" / "unit" / room) for room in ("strategies", "models"))]
+        ),
         "OMP_NUM_THREADS": "1",
     }
 
