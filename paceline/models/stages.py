@@ -57,6 +57,7 @@ class StageModule(nn.Module):
         self.index, self.count = index, count
         self.attention, self.slot = whole.attention, whole.slot
         self.compute_dtype = whole.compute_dtype
+        self.said = whole.said
         self.tied_name: str | None = None
         self._head = whole._head if index == count - 1 else None
         self._low: LowPrecision | None = None
@@ -111,7 +112,7 @@ class StageModule(nn.Module):
 
     def notes(self) -> dict[str, str]:
         """How this stage computes, by subject."""
-        said = {"attention": self.attention.reason}
+        said = {"attention": self.attention.reason, **self.said}
         if self._head is not None:
             said["head"] = self._head.reason
         if self._low is not None:
