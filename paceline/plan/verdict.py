@@ -51,11 +51,8 @@ def judge_probe(compared: Mapping[str, Mapping[str, Any]], tolerance: Tolerance,
     rows: list[dict[str, Any]] = []
     parted = ""
     for cut, found in compared.items():
-        row = (
-            {"cut": cut, **_row(found["steps"][0])}
-            if found["steps"]
-            else {"cut": cut, "parameter_gap": math.inf, "loss_gap": math.inf, "parameter": ""}
-        )
+        row: dict[str, Any] = {"cut": cut, "parameter_gap": math.inf, "loss_gap": math.inf, "parameter": "nothing"}
+        row |= _row(found["steps"][0]) if found["steps"] else {}
         rows.append(row)
         if not parted and (
             _beyond(row["parameter_gap"], tolerance.parameter) or _beyond(row["loss_gap"], tolerance.loss)
