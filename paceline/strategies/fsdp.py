@@ -40,8 +40,8 @@ class FSDP(Strategy):
     """``fully_shard`` over ``dp_shard × cp``, copies over ``dp_replicate``, inside tensor-parallel groups where the mesh has them.
 
     full_shard, shard_grad_op, no_shard and the hybrids differ in the mesh and in when parameters are freed (``Sharding.reshard``).
-    Gradients are reduced after every micro-batch, so that a rank never keeps more than its piece of them; where parameters are replicated
-    the sums over the copies are made once a window.
+    Gradients of a large model are reduced after every micro-batch, so that a rank never keeps more than its piece of them between two;
+    where parameters are replicated the sums over the copies are made once a window.
     """
 
     def __init__(self, world: World, plan: Plan) -> None:
@@ -165,18 +165,22 @@ class FSDP(Strategy):
 
     @contextlib.contextmanager
     def no_sync(self, handle: Handle) -> Iterator[None]:
-        """Not the last micro-batch: copies are not summed over replicas yet, and what stays gathered in a step stays for the next forward."""
-        units, replicated = self.units[handle.role].all(), self.plan.mesh.dp_replicate > 1
+        """Not the last micro-batch: nothing is reduced yet where whole gradients are small, else the sums over replicas wait. What stays
+        gathered in a step stays for the next forward."""
+        units = self.units[handle.role].all()
+        whole = sum(
+            b.parameter.numel() * b.parameter.itemsize for b in _sharded(handle).blocks if b.local.requires_grad
+        )
         for unit in units:
-            if replicated:
-                unit.set_requires_all_reduce(False, recurse=False)
-            if not self.how.reshard:
-                unit.set_reshard_after_backward(False, recurse=False)
+            if whole <= self.how.whole_gradient_bytes:
+                unit.set_requires_gradient_sync(False, recurse=False)
+            unit.set_requires_all_reduce(False, recurse=False)
+            unit.set_reshard_after_backward(self.how.reshard, recurse=False)
         try:
             yield
         finally:
             for unit in units:
-                unit.set_requires_all_reduce(True, recurse=False)
+                unit.set_requires_gradient_sync(True, recurse=False)
                 unit.set_reshard_after_backward(True, recurse=False)
 
     def grad_norm(self, handle: Handle) -> Tensor:

@@ -29,6 +29,8 @@ class Sharding:
     """``plan.engine`` of the strategy ``fsdp``; the defaults are full_shard's.
 
     reshard           parameters are freed after the forward of their unit and gathered again for its backward
+    whole_gradient_bytes  up to this size a rank keeps whole gradients over the micro-batches of a window and reduces them once; above, its piece
+                      after every micro-batch
     backward_prefetch ``backward_pre`` gathers a unit's parameters before the backward of the unit that runs ahead of it; else after it has been issued
     """
 
@@ -44,6 +46,7 @@ class Sharding:
     sequence_parallel: bool = False
     loss_parallel: bool = False
     cp_method: str = "ulysses"
+    whole_gradient_bytes: int = 2**30
 
     @staticmethod
     def of(engine: Mapping[str, Any]) -> Sharding:
@@ -58,6 +61,7 @@ class Sharding:
             "sequence_parallel",
             "loss_parallel",
             "cp_method",
+            "whole_gradient_bytes",
         )
         return Sharding(
             sharding=sharding,

@@ -123,7 +123,7 @@ def parity(world: World) -> dict[str, Any]:
     n = world.world_size
     flat, copies, half = Mesh(dp_shard=n), Mesh(dp_replicate=n), Mesh(dp_replicate=2, dp_shard=n // 2)
     ways: dict[str, tuple[Mesh, dict[str, Any]]] = {
-        "full_shard/float64": (flat, {}),
+        "full_shard/float64": (flat, {"whole_gradient_bytes": 0}),
         "shard_grad_op/float64": (flat, {"sharding": "shard_grad_op"}),
     }
     if n == 2:
@@ -137,7 +137,7 @@ def parity(world: World) -> dict[str, Any]:
     else:
         ways |= {
             "no_shard/float64": (copies, {"sharding": "no_shard"}),
-            "hybrid_shard/float64": (half, {"sharding": "hybrid_shard", "meta_start": True}),
+            "hybrid_shard/float64": (half, {"sharding": "hybrid_shard", "meta_start": True, "whole_gradient_bytes": 0}),
             "hybrid_shard_zero2/float64": (half, {"sharding": "hybrid_shard_zero2"}),
         }
     found = {}
