@@ -50,8 +50,13 @@ class DeepSpeed(Strategy):
 
     @property
     def averaging_factor(self) -> float:
-        """DeepSpeed averages over all ranks that do not share a tensor-parallel group, those of one sequence included."""
-        return self.world.world_size / self.plan.mesh.tp if self._averages else 1.0
+        """Over how many ranks DeepSpeed averages: those of other rows; at stage 3 those of the same sequence as well.
+
+        Stages 0 to 2 divide by the data-parallel ranks and leave a sequence's ranks a sum; stage 3's reduce-scatter divides by all of them.
+        """
+        if not self._averages:
+            return 1.0
+        return float(self.data_parallel_size * (self.plan.mesh.cp if self.stage == 3 else 1))
 
     def place(self, batch: Batch) -> Batch:
         """Under Ulysses this rank's share of the tokens."""

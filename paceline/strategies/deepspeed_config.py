@@ -65,6 +65,8 @@ def engine_config(plan: Any) -> dict[str, Any]:
     ):  # by these ZeRO would leave a sequence's ranks out of its sums
         config.pop(key, None)
     config["gradient_clipping"] = 0.0
+    if stage == 3 and plan.mesh.cp > 1:  # its other way of reducing divides by other ranks
+        config.setdefault("zero_optimization", {})["reduce_scatter"] = True
     _own_drive_folders(config.get("zero_optimization") or {}, plan.run_dir)
     config["zero_allow_untested_optimizer"] = True  # what cannot be partitioned is refused by name before
     config["zero_force_ds_cpu_optimizer"] = (

@@ -68,7 +68,7 @@ SLOW: dict[str, tuple[int, dict[str, Any]]] = {
 Ran = Callable[..., list[dict[str, Any]]]
 
 
-def run(out: Path, wanted: dict[str, Any], world_size: int, deadline: float = 200) -> list[dict[str, Any]]:
+def run(out: Path, wanted: dict[str, Any], world_size: int, deadline: float = 240) -> list[dict[str, Any]]:
     out.mkdir(parents=True, exist_ok=True)
     (out / "wanted").write_text(json.dumps(wanted))
     port = free_port()
