@@ -1,6 +1,6 @@
 """``make conformance``: runs the support matrix and writes docs/support.json and docs/support.md.
 
-    python tests/conformance [--only TEXT] [--exact | --matrix] [--keep DIR]
+    python tests/conformance [--only TEXT] [--exact | --matrix] [--part K/N] [--keep DIR]
 
 ``--only`` runs the cells whose name holds the text and leaves the others' results as they are.
 """
@@ -17,6 +17,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from filelock import FileLock
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
@@ -32,14 +34,16 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--exact", action="store_true", help="the float64 cells alone")
     parser.add_argument("--matrix", action="store_true", help="the matrix alone")
+    parser.add_argument(
+        "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"
+    )
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args()
     chosen = [*([] if given.exact else matrix()), *([] if given.matrix else exact())]
-    chosen = [cell for cell in chosen if given.only in cell.name]
-    old = load()["cells"] if SUPPORT_JSON.exists() else []
+    part, parts = (int(number) for number in given.part.split("/"))
+    chosen = [cell for cell in chosen if given.only in cell.name][part - 1 :: parts]
     with tempfile.TemporaryDirectory(prefix="paceline-conformance-") as scratch:
         folder = given.keep or Path(scratch)
-        results = {c["cell"]: c for c in old}
         checker = Checker(folder, write_tokenizer(folder / "tokenizer"), write_rows(folder / "train.json", 200))
         failed = 0
         for cell in chosen:
@@ -50,8 +54,7 @@ def main() -> int:
                 f"{result.result:<8} {time.monotonic() - started:5.0f} s  {cell.name}  {result.reason[:1500]}",
                 flush=True,
             )
-            results[cell.name] = as_json(cell, result)
-            write([results[c.name] for c in [*matrix(), *exact()] if c.name in results])
+            remember(as_json(cell, result))
     return 1 if failed else 0
 
 
@@ -63,8 +66,16 @@ def as_json(cell: Cell, result: Result) -> dict[str, object]:
     }  # fmt: skip
 
 
+def remember(result: dict[str, object]) -> None:
+    """support.json with this result in its place, and the page made from it; another process may be doing the same."""
+    with FileLock(f"{SUPPORT_JSON}.lock"):
+        results = {c["cell"]: c for c in load()["cells"]} if SUPPORT_JSON.exists() else {}
+        results[str(result["cell"])] = result
+        write([results[c.name] for c in [*matrix(), *exact()] if c.name in results])
+
+
 def write(cells: list[dict[str, object]]) -> None:
-    """support.json and the page made from it."""
+    """Both files."""
     versions = ", ".join(
         f"{name} {version(name)}" for name in ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
     )
