@@ -134,7 +134,7 @@ _DATA = {
     "data.prefetch": "dataloader_prefetch_factor is for loading processes; dataloader_num_workers is 0.",
     "data.max_pos": "Sequences are longer than the positions that the model knows.",
     "data.token_range": "The tokenizer has more tokens than the embedding has rows; those tokens would read beyond it.",
-    "data.packing_eval": "Packed rows are for SFT; preference algorithms compare whole rows.",
+    "data.packing_eval": "Packed rows are for data sets; PPO and GRPO make their rows from rollouts. Preference pairs are packed with both halves in one row.",
     "data.validation_split": "validation_split is a share between 0 and 1, or a number of rows.",
     "data.two_evals": "data.eval and data.validation_split both name evaluation data.",
     "data.one_weight": "Weights mix several data sets; there is one.",

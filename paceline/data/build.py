@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.data.pairs import CONVERSATION
 from paceline.data.problems import LENGTH_REASONS, PrepareCounts, Problem, Tally, left_out, refusal
 from paceline.data.progress import Meter, PrepareProgress, Report
 from paceline.data.readers import total_bytes
@@ -42,14 +43,14 @@ def build(
 ) -> None:
     """Prepare and publish the set ``key``. Raises DataError; nothing is left behind then."""
     sets = [*train, *evaluation]
-    opened = _open_all(sets)
+    opened = _open_all(sets, setup.pairs)
     tokenizer = open_tokenizer(setup.tokenizer)
     setup, notes = settle_template(setup, tokenizer, opened)
     notes = [note for o in opened for note in o.notes] + notes
     with store.staged(key) as stage:
         tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, num_proc, report)
         report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
-        notes += _write_indices(stage, tally, len(train), bool(evaluation), data.validation_split, seed)
+        notes += _write_indices(stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.group)
         if setup.tokenizer.chat_template is not None:
             tokenizer.chat_template = setup.tokenizer.chat_template
         tokenizer.save_pretrained(str(stage / TOKENIZER))
@@ -60,6 +61,7 @@ def build(
             "stop_token_ids": list(Encoder(tokenizer, setup.train_on).stop_token_ids()),
             "longest": tally.longest,
             "max_token_id": tally.max_token_id,
+            "group": setup.group,
             "counts": tally.counts.to_json(),
             "notes": [note.to_json() for note in [*notes, *tally.counts.diagnostics()]],
             "data_sets": [
@@ -70,12 +72,12 @@ def build(
         store.publish(stage, key, meta)
 
 
-def _open_all(sets: list[DataSet]) -> list[OpenSet]:
+def _open_all(sets: list[DataSet], pairs: bool) -> list[OpenSet]:
     opened: list[OpenSet] = []
     problems: list[Diagnostic] = []
     for number, data_set in enumerate(sets):
         try:
-            opened.append(open_set(number, data_set))
+            opened.append(open_set(number, data_set, pairs))
         except DataError as error:
             problems.extend(error.diagnostics)
     if problems:
@@ -93,7 +95,7 @@ def settle_template(
     if not formats:
         return setup, notes
     if not tokenizer.chat_template:
-        if formats & {"messages", "sharegpt"}:
+        if formats & {"messages", "sharegpt", CONVERSATION}:
             hint = f"model.chat_template: chatml (or {', '.join(n for n in BUILTIN_TEMPLATES if n != 'chatml')}, the path of a .jinja file, or a tokenizer that has one)"
             raise DataError(
                 Diagnostic(
@@ -180,7 +182,7 @@ def _write_tokens(
     writer = TableWriter(path)
     try:
         for result in tokenise(setup, chunks, num_proc):
-            number = _count(tally, result, data)
+            number = _count(tally, result, data, setup.group)
             if len(result.block):
                 writer.write(result.block)
             meter.update(tally.counts.rows_read, behind[number] + result.consumed, tally.counts.tokens)
@@ -193,14 +195,14 @@ def _write_tokens(
     return tally
 
 
-def _count(tally: _Tally, result: ChunkResult, data: DataSection) -> int:
+def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) -> int:
     """Add a chunk to the counts; the number of its data set."""
     counts, block = tally.counts, result.block
     counts.rows_read += result.read
-    counts.rows_used += len(block)
+    counts.rows_used += len(block) // group
     counts.tokens += int(block.lengths.sum())
     counts.labels += int(block.num_labels.sum())
-    tally.documents[result.dataset] += len(block)
+    tally.documents[result.dataset] += len(block) // group
     if len(block):
         tally.longest = max(tally.longest, int(block.lengths.max()))
         tally.max_token_id = max(tally.max_token_id, int(np.maximum(block.coded, ~block.coded).max()))
@@ -234,12 +236,19 @@ def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
 
 
 def _write_indices(
-    stage: Path, tally: _Tally, num_train_sets: int, has_eval: bool, validation_split: float | int | None, seed: int
+    stage: Path,
+    tally: _Tally,
+    num_train_sets: int,
+    has_eval: bool,
+    validation_split: float | int | None,
+    seed: int,
+    group: int,
 ) -> list[Diagnostic]:
     """Which rows are trained on and which are held out. Raises DataError when one side is empty."""
-    table = TokenTable(stage / TOKENS)
-    train = np.flatnonzero(table.dataset < num_train_sets)
-    held = np.flatnonzero(table.dataset >= num_train_sets)
+    table = TokenTable(stage / TOKENS, group=group)
+    keys = table.keys[::group]
+    train = np.flatnonzero(table.group_dataset < num_train_sets)
+    held = np.flatnonzero(table.group_dataset >= num_train_sets)
     notes: list[Diagnostic] = []
     if not len(train) or (has_eval and not len(held)):
         where = "data.eval" if len(train) else "data.train"
@@ -254,15 +263,21 @@ def _write_indices(
             *left_out(tally.counts.skipped, tally.counts.rows_read),
         )
     if validation_split:
-        kept, out = split_rows(table.keys[train], validation_split, seed)
+        kept, out = split_rows(keys[train], validation_split, seed)
         train, held = train[kept], train[out]
     elif has_eval:
-        notes += _overlap_note(table.keys[train], table.keys[held])
+        notes += _overlap_note(keys[train], keys[held])
+    train, held = _documents(train, group), _documents(held, group)
     tally.counts.train_documents, tally.counts.eval_documents = len(train), len(held)
     save_index(stage / TRAIN, train)
     if len(held):
         save_index(stage / EVAL, held)
     return notes
+
+
+def _documents(rows: Any, group: int) -> Any:
+    """int64 [n · group]: the documents of these rows."""
+    return (rows[:, None] * group + np.arange(group)).ravel()
 
 
 def _overlap_note(train_keys: Any, eval_keys: Any) -> list[Diagnostic]:

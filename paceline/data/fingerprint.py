@@ -16,8 +16,20 @@ from paceline.core.errors import DataError
 from paceline.data.locate import Located
 from paceline.data.tokenizer import TokenizerSpec, tokenizer_files
 
-FORMAT_VERSION = 1
-_CODE = ("formats", "locate", "problems", "readers", "table", "template", "tokenise", "tokenizer", "split", "hashing")
+FORMAT_VERSION = 2
+_CODE = (
+    "formats",
+    "pairs",
+    "locate",
+    "problems",
+    "readers",
+    "table",
+    "template",
+    "tokenise",
+    "tokenizer",
+    "split",
+    "hashing",
+)
 _BLOCK_BYTES = 1 << 22
 _SETTLED_SECONDS = 2.0  # a file changed this shortly before it was hashed may change again within the clock's grain
 

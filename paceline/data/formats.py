@@ -46,10 +46,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Example:
-    """A row in the common shape: ``messages`` (a conversation) or ``text``; ``prompt`` identifies it in splits (duplicates stay together)."""
+    """A row in the common shape: ``messages`` (a conversation) or ``text``; ``prompt`` identifies it in splits (duplicates stay together).
+
+    Only the assistant's turns from number ``learn_from`` on are learnt; ``margin`` is that of a preference pair.
+    """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
+    learn_from: int = 0
+    margin: float = 0.0
 
     @property
     def prompt(self) -> str:
@@ -57,8 +62,8 @@ class Example:
         if not self.messages:
             return self.text
         turns: list[str] = []
-        for message in self.messages:
-            if message["role"] == "assistant":
+        for number, message in enumerate(self.messages):
+            if message["role"] == "assistant" and number >= self.learn_from:
                 break
             turns.append(f"{message['role']}\n{message['content']}")
         return "\n".join(turns)
@@ -77,6 +82,8 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
     """The shape of a data set from its first rows. Raises DataError when no format fits, several do, or a column asked for is missing."""
     found = list(dict.fromkeys(name for row in rows for name in row))
     columns = _mapped(mapping or {}, found, where)
+    if asked == "preference":
+        raise DataError(_preference(found, where))
     if asked != "auto":
         return _asked(asked, columns, found, where)
     if {"chosen", "rejected"} <= set(found) and not mapping and not _answered(rows, columns):
@@ -197,16 +204,19 @@ def _missing(missing: Sequence[str], found: Sequence[str], where: str, asked: st
 def _unknown(found: Sequence[str], where: str) -> Diagnostic:
     needs = "; ".join(f"{name}: {' + '.join(must)}" for name, (must, _) in COLUMNS.items())
     if {"chosen", "rejected"} <= set(found):
-        hint = "preference pairs are for reward and DPO training; for SFT give rows with one answer"
-        return Diagnostic(
-            "data.format_preference",
-            "the rows are preference pairs (chosen, rejected), not examples to imitate",
-            where,
-            f"columns {_listed(found)}",
-            hint,
-        )
+        return _preference(found, where)
     hint = f"name the columns beside path:, such as columns: {{prompt: X, completion: Y}}; the formats need — {needs}"
     return Diagnostic("data.format_unknown", "the rows fit no known format", where, f"columns {_listed(found)}", hint)
+
+
+def _preference(found: Sequence[str], where: str) -> Diagnostic:
+    return Diagnostic(
+        "data.format_preference",
+        "the rows are preference pairs (chosen, rejected), not examples to imitate",
+        where,
+        f"columns {_listed(found)}",
+        "preference pairs are for reward and DPO training; for SFT give rows with one answer",
+    )
 
 
 def normalise(row: Row, shape: Shape) -> Example:
@@ -219,10 +229,11 @@ def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = Fal
     value = row.get(actual) if actual is not None else None
     if value is None and needed:
         raise RowError("missing_column", f"no '{actual or name}'")
-    return _as_text(value, actual or name)
+    return as_text(value, actual or name)
 
 
-def _as_text(value: Any, name: str) -> str:
+def as_text(value: Any, name: str) -> str:
+    """A text from a text, a number or text parts. Raises RowError for anything else."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -256,8 +267,8 @@ def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
         if not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2:
             raise RowError("bad_messages", "history is not a list of [question, answer] pairs")
         messages += [
-            _message("user", _as_text(turn[0], "history")),
-            _message("assistant", _as_text(turn[1], "history")),
+            _message("user", as_text(turn[0], "history")),
+            _message("assistant", as_text(turn[1], "history")),
         ]
     parts = [_text(row, columns, "instruction", needed=True), _text(row, columns, "input")]
     messages.append(_message("user", "\n".join(part for part in parts if part.strip())))
@@ -268,18 +279,18 @@ def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
 def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
     prompt, completion = row.get(columns["prompt"]), row.get(columns["completion"])
     if isinstance(prompt, list) and isinstance(completion, list):  # conversational: both are lists of turns
-        return _conversation(_turns([*prompt, *completion], "role", "content", {r: r for r in ROLES}))
+        return _conversation(turns_of([*prompt, *completion], "role", "content", {r: r for r in ROLES}))
     messages = [*_system(row, columns), _message("user", _text(row, columns, "prompt", needed=True))]
     return _conversation([*messages, _message("assistant", _text(row, columns, "completion", needed=True))])
 
 
 def _messages(row: Row, columns: Mapping[str, str]) -> Example:
-    return _conversation(_turns(row.get(columns["messages"]), "role", "content", {r: r for r in ROLES}))
+    return _conversation(turns_of(row.get(columns["messages"]), "role", "content", {r: r for r in ROLES}))
 
 
 def _sharegpt(row: Row, columns: Mapping[str, str]) -> Example:
     return _conversation(
-        [*_system(row, columns), *_turns(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)]
+        [*_system(row, columns), *turns_of(row.get(columns["conversations"]), "from", "value", SHAREGPT_ROLES)]
     )
 
 
@@ -295,7 +306,8 @@ def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
     return [_message("system", text)] if text.strip() else []
 
 
-def _turns(turns: Any, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
+def turns_of(turns: Any, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
+    """A list of turns under their common names. Raises RowError for what is none."""
     if turns is None:
         raise RowError("missing_column", "no turns")
     if not isinstance(turns, Sequence) or isinstance(turns, str):
@@ -307,7 +319,7 @@ def _turns(turns: Any, role_key: str, text_key: str, roles: Mapping[str, str]) -
         role = roles.get(str(turn[role_key]))
         if role is None:
             raise RowError("unknown_role", f"turn {number}: '{turn[role_key]}'")
-        messages.append(_message(role, _as_text(turn[text_key], text_key)))
+        messages.append(_message(role, as_text(turn[text_key], text_key)))
     return messages
 
 

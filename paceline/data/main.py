@@ -24,6 +24,7 @@ from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
+from paceline.plan.roles import reads_pairs
 
 _STAGES = {
     "fingerprint": "looking at the data",
@@ -86,10 +87,11 @@ def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, secon
     ]
     if packing:
         table = prepared.train
-        documents = epoch_documents(table.dataset, table.weights, seed, 0)
-        bins = best_fit_decreasing(table.lengths[documents], seq_len)
-        full = efficiency(bins, table.lengths[documents], seq_len)
-        lines.append(f"packing   {len(bins):,} rows of at most {seq_len:,} tokens, {full:.1%} full")
+        rows = epoch_documents(table.group_dataset, table.weights, seed, 0)
+        lengths, room = table.group_lengths[rows], seq_len * table.group
+        bins = best_fit_decreasing(lengths, room)
+        full = efficiency(bins, lengths, room)
+        lines.append(f"packing   {len(bins):,} rows of at most {room:,} tokens, {full:.1%} full")
     how = "found prepared already" if prepared.from_cache else f"prepared in {human_seconds(seconds)}"
     return [*lines, f"where     {prepared.path} ({how})"]
 
@@ -99,7 +101,14 @@ def run(config: Config, cache: Path, console: Console) -> None:
     seed = config.training.seed if config.data.seed is None else config.data.seed
     started = time.monotonic()
     with Bar(console) as bar:
-        prepared = prepare(config.data, config.model, seed=seed, cache_dir=cache, report=bar)
+        prepared = prepare(
+            config.data,
+            config.model,
+            seed=seed,
+            cache_dir=cache,
+            report=bar,
+            pairs=reads_pairs(config.training.algorithm),
+        )
     for note in prepared.notes:
         console.print(note.render(), highlight=False, markup=False, soft_wrap=True)
     seconds = time.monotonic() - started

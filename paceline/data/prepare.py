@@ -64,8 +64,9 @@ def prepare(
     cache_dir: Path,
     report: Callable[[PrepareProgress], None] | None = None,
     max_positions: int | None = None,
+    pairs: bool = False,
 ) -> Prepared:
-    """Tokenise the data of a config, or find it prepared already.
+    """Tokenise the data of a config, or find it prepared already. ``pairs``: rows are preference pairs, of which the answers alone are learnt.
 
     ``seed`` decides the validation split; ``max_positions`` (the model's, when known) refuses documents it has no positions for. Two
     processes that prepare the same set do the work once. Raises DataError with every reason known at that point.
@@ -73,7 +74,7 @@ def prepare(
     say: Report = report or (lambda progress: None)
     train, evaluation = _sets(data)
     spec = tokenizer_spec(model)
-    setup = Setup(spec, data.train_on, data.max_length, data.on_too_long)
+    setup = Setup(spec, "assistant" if pairs else data.train_on, data.max_length, data.on_too_long, pairs)
     say(PrepareProgress("fingerprint"))
     key = fingerprint(
         {
@@ -81,7 +82,7 @@ def prepare(
             "tokenizer": tokenizer_digest(spec, cache_dir),
             "train": [_identity(s, cache_dir) for s in train],
             "eval": [_identity(s, cache_dir) for s in evaluation],
-            "options": [data.train_on, data.max_length, data.on_bad_row, data.on_too_long],
+            "options": [setup.pairs, setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }
     )
@@ -176,8 +177,8 @@ def _open(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, fr
     prepared = Prepared(
         path=folder,
         fingerprint=key,
-        train=TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights),
-        eval=TokenTable(folder / TOKENS, load_index(folder / EVAL)) if has_eval else None,
+        train=TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights, meta["group"]),
+        eval=TokenTable(folder / TOKENS, load_index(folder / EVAL), group=meta["group"]) if has_eval else None,
         counts=PrepareCounts.from_json(meta["counts"]),
         vocab_size=meta["vocab_size"],
         pad_token_id=meta["pad_token_id"],

@@ -24,6 +24,8 @@ REASONS: Mapping[str, tuple[str, str]] = {
     ),
     "empty": ("the row has no text", "remove the row"),
     "no_answer": ("there is no answer to learn from", "fill the answer, or remove the row"),
+    "same_answers": ("the chosen and the rejected answer are the same", "remove the row: it prefers nothing"),
+    "bad_margin": ("the margin of a pair is no number", "write a finite number, or leave the column out"),
     "template_refused": (
         "the chat template refused the conversation",
         "bring the turns into the order the template asks for, or set model.chat_template",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ _EPOCHS_KEPT = 2  # the running epoch and the one evaluation or look-ahead asks 
 class PackedSource:
     """A ``seam.data.RowSource`` over a token table: rows are bins of documents (``packing``) or single documents.
 
-    ``seq_len`` is the most tokens of a row; ``shuffle=False`` (evaluation) keeps the order of the table. Stateless: rows are a function of
+    Documents that belong together (``TokenTable.group``: both halves of a preference pair) stand in one row, next to each other.
+    ``seq_len`` is the most tokens of a row, of pairs for each half: their rows have room for twice as many; ``shuffle=False`` (evaluation) keeps the order of the table. Stateless: rows are a function of
     (table, seq_len, packing, seed, epoch) alone, so that any rank of any world size asks for any position at any time.
     Raises DataError when a document is longer than ``seq_len``.
     """
@@ -41,16 +43,19 @@ class PackedSource:
         """The rows of an epoch in their order."""
         if epoch not in self._layouts:
             weights = self.table.weights if self.shuffle else (1.0,)
-            documents = epoch_documents(self.table.dataset, weights, self.seed, epoch)
+            group = self.table.group
+            rows = epoch_documents(self.table.group_dataset, weights, self.seed, epoch)
             bins = epoch_bins(
-                documents,
-                self.table.lengths,
-                seq_len=self.seq_len,
+                rows,
+                self.table.group_lengths,
+                seq_len=self.seq_len * group,
                 packing=self.packing,
                 seed=self.seed,
                 epoch=epoch,
                 shuffle=self.shuffle,
             )
+            if group > 1:
+                bins = Bins((bins.items[:, None] * group + np.arange(group)).ravel(), bins.offsets * group)
             while len(self._layouts) >= _EPOCHS_KEPT:
                 del self._layouts[next(iter(self._layouts))]
             self._layouts[epoch] = bins
@@ -68,14 +73,14 @@ class PackedSource:
 
     def efficiency(self, epoch: int = 0) -> float:
         """Real tokens over the room of all rows."""
-        return efficiency(self.layout(epoch), self.table.lengths, self.seq_len)
+        return efficiency(self.layout(epoch), self.table.lengths, self.seq_len * self.table.group)
 
     def document_ids(self, epoch: int, positions: Sequence[int]) -> list[int]:
         """The documents of these rows in order; -1 for a filler."""
         bins = self.layout(epoch)
         ids: list[int] = []
         for position in positions:
-            ids.extend(bins.bin(position).tolist() if 0 <= position < len(bins) else [-1])
+            ids.extend(bins.bin(position).tolist() if 0 <= position < len(bins) else [-1] * self.table.group)
         return ids
 
     def batch(self, epoch: int, positions: Sequence[int]) -> Batch:
@@ -85,7 +90,13 @@ class PackedSource:
         documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
         available = len(self.layout(epoch))
         num_rows = sum(0 <= position < available for position in positions)
-        return build_batch(documents, ids, num_rows)
+        batch = build_batch(documents, ids, num_rows)
+        return batch if self.table.group == 1 else replace(batch, group=self.table.group, extras=self._extras(ids))
+
+    def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
+        """What a batch of pairs knows of each document."""
+        margins = [float(self.table.margins[i]) if i >= 0 else 0.0 for i in ids]
+        return {"margin": torch.tensor(margins, dtype=torch.float64)}
 
 
 def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:

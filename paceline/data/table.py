@@ -40,6 +40,7 @@ class Documents:
     keys: NDArray[np.uint64]
     dataset: I32
     row: NDArray[np.int64]
+    margin: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -58,6 +59,7 @@ class TableWriter:
                 ("key", pa.uint64()),
                 ("dataset", pa.int32()),
                 ("row", pa.int64()),
+                ("margin", pa.float64()),
             ]
         )
         self._sink = pa.OSFile(str(path), "wb")
@@ -76,6 +78,7 @@ class TableWriter:
             pa.array(block.keys),
             pa.array(block.dataset),
             pa.array(block.row),
+            pa.array(block.margin),
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
@@ -93,10 +96,18 @@ class TokenTable:
     keys        uint64 [n]  hash of the prompt (of the whole text for plain text)
     dataset     int32 [n]   index of the data set in ``data.train`` (or ``data.eval``)
     source_row  int64 [n]   row number in that data set
+    margins     float64 [n] margin of the preference pair that the document is half of; 0 without one
     weights     a weight for each data set (mixtures)
+    group       documents that belong together and follow each other (2: chosen and rejected of a preference pair)
     """
 
-    def __init__(self, path: Path, index: NDArray[np.int64] | None = None, weights: tuple[float, ...] = (1.0,)) -> None:
+    def __init__(
+        self,
+        path: Path,
+        index: NDArray[np.int64] | None = None,
+        weights: tuple[float, ...] = (1.0,),
+        group: int = 1,
+    ) -> None:
         import pyarrow as pa
 
         self.path = path
@@ -109,12 +120,14 @@ class TokenTable:
         num = int(self._first_row[-1])
         self._index = np.arange(num, dtype=np.int64) if index is None else index
         self.weights = weights
+        self.group = group
         every = [np.diff(o).astype(np.int32) for o in self._offsets]
         self.lengths: I32 = (np.concatenate(every) if every else np.empty(0, np.int32))[self._index]
         self.num_labels: I32 = self._column(1, np.int32)
         self.keys: NDArray[np.uint64] = self._column(2, np.uint64)
         self.dataset: I32 = self._column(3, np.int32)
         self.source_row: NDArray[np.int64] = self._column(4, np.int64)
+        self.margins: NDArray[np.float64] = self._column(5, np.float64)
 
     def _column(self, number: int, dtype: type) -> NDArray:
         parts = [b.column(number).to_numpy() for b in self._batches]
@@ -122,6 +135,16 @@ class TokenTable:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def group_lengths(self) -> I32:
+        """int32 [n / group]: tokens of the documents that belong together."""
+        return self.lengths.reshape(-1, self.group).sum(1, dtype=np.int32)
+
+    @property
+    def group_dataset(self) -> I32:
+        """int32 [n / group]: the data set they come from."""
+        return self.dataset[:: self.group]
 
     @property
     def num_tokens(self) -> int:

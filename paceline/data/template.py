@@ -53,7 +53,7 @@ class Encoder:
         for number, example in enumerate(examples):
             try:
                 if example.messages:
-                    text, spans = self._render(list(example.messages))
+                    text, spans = self._render(list(example.messages), example.learn_from)
                     rendered.append((number, text, spans))
             except RowError as error:
                 results[number] = error
@@ -107,15 +107,17 @@ class Encoder:
             ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
         return Encoded(ids, labelled)
 
-    def _render(self, messages: list[Message]) -> tuple[str, list[Span] | None]:
-        """The conversation as text, and the spans of its answers (None: all of it)."""
+    def _render(self, messages: list[Message], learn_from: int = 0) -> tuple[str, list[Span] | None]:
+        """The conversation as text, and the spans of its answers from turn ``learn_from`` on (None: all of it)."""
         if self.train_on == "all":
             return self._text(messages), None
         if self.marked:
             text, marks = self._jinja(messages, mask=True)
+            learnt = sum(m["role"] == "assistant" for m in messages[learn_from:])
+            marks = marks[len(marks) - learnt :] if learn_from else marks
             return text, [self._closed(text, (int(a), int(b))) for a, b in marks]
         text = self._text(messages)
-        turns = [n for n, m in enumerate(messages) if m["role"] == "assistant"]
+        turns = [n for n, m in enumerate(messages) if m["role"] == "assistant" and n >= learn_from]
         return text, [self._closed(text, self._answer(text, messages, turn)) for turn in turns]
 
     def _answer(self, text: str, messages: list[Message], turn: int) -> Span:

@@ -18,6 +18,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.formats import Example, RowError, Shape, normalise
 from paceline.data.hashing import text_key
+from paceline.data.pairs import normalise_pair
 from paceline.data.problems import Problem
 from paceline.data.table import Documents, encode_labels
 from paceline.data.template import Encoded, Encoder
@@ -34,6 +35,12 @@ class Setup:
     train_on: str
     max_length: int
     on_too_long: str
+    pairs: bool = False
+
+    @property
+    def group(self) -> int:
+        """Documents that a row gives: the two halves of a preference pair, or one."""
+        return 2 if self.pairs else 1
 
 
 class ChunkRow(NamedTuple):
@@ -74,26 +81,34 @@ def _encoder(tokenizer: TokenizerSpec, train_on: str) -> Encoder:
 def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     """Tokenise one chunk."""
     skipped, truncated = list(chunk.problems), []
-    kept: list[tuple[ChunkRow, Example]] = []
+    kept: list[tuple[ChunkRow, tuple[Example, ...]]] = []
     for row in chunk.rows:
         try:
-            kept.append((row, normalise(row.value, chunk.shape)))
+            kept.append(
+                (row, normalise_pair(row.value, chunk.shape) if setup.pairs else (normalise(row.value, chunk.shape),))
+            )
         except RowError as error:
             skipped.append(Problem(error.reason, row.where, error.detail))
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
-    encoder = _encoder(setup.tokenizer, setup.train_on)
-    for (row, example), encoded in zip(kept, encoder.encode([e for _, e in kept]), strict=True):
-        problem = _unusable(encoded, row.where, setup)
+    encoded = iter(_encoder(setup.tokenizer, setup.train_on).encode([e for _, examples in kept for e in examples]))
+    for row, examples in kept:
+        found = list(itertools.islice(encoded, len(examples)))
+        problem = next((p for one in found if (p := _unusable(one, row.where, setup))), None)
+        halves = [_cut(one, setup.max_length) for one in found if isinstance(one, Encoded)]
+        if problem is None and setup.pairs and np.array_equal(halves[0].input_ids, halves[1].input_ids):
+            problem = Problem("same_answers", row.where, "after they were cut or rendered")
         if problem is not None:
             skipped.append(problem)
             continue
-        assert not isinstance(encoded, RowError)
-        length = len(encoded.input_ids)
-        if length > setup.max_length:
-            truncated.append(Problem("too_long", row.where, f"{length} tokens"))
-            encoded = Encoded(encoded.input_ids[: setup.max_length], encoded.labelled[: setup.max_length])
-        documents.append((row, example, encoded))
+        longest = max(len(one.input_ids) for one in found if isinstance(one, Encoded))
+        if longest > setup.max_length:
+            truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
+        documents += [(row, example, one) for example, one in zip(examples, halves, strict=True)]
     return ChunkResult(chunk.dataset, _block(chunk.dataset, documents), skipped, truncated, chunk.read, chunk.consumed)
+
+
+def _cut(encoded: Encoded, length: int) -> Encoded:
+    return Encoded(encoded.input_ids[:length], encoded.labelled[:length])
 
 
 def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem | None:
@@ -121,6 +136,7 @@ def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]]) -> 
         keys=np.array([text_key(example.prompt) for _, example, _ in documents], np.uint64),
         dataset=np.full(len(documents), dataset, np.int32),
         row=np.array([row.number for row, _, _ in documents], np.int64),
+        margin=np.array([example.margin for _, example, _ in documents], np.float64),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ class Batch:
     max_seqlen     int             the longest document
     document_ids   int64 [D]       global index of each document in the prepared set; -1 for a filler row (weight 0)
     num_rows       int             real rows in this micro-batch (fillers not counted)
+    group          int             documents that belong together and follow each other: 2 for preference pairs (chosen, rejected)
+    extras         name -> [D]     what is known of each document: ``margin`` of its pair (float64), …
 
-    A filler is one document of ``[pad, pad]`` without labels: it touches every parameter and weighs nothing.
+    A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: it touches every parameter and weighs nothing.
     """
 
     input_ids: Tensor
@@ -32,6 +35,8 @@ class Batch:
     max_seqlen: int
     document_ids: Tensor
     num_rows: int
+    group: int = field(default=1, kw_only=True)
+    extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -52,4 +57,5 @@ class Batch:
             for f in fields(self)
             if isinstance(getattr(self, f.name), Tensor) and f.name != "cu_seqlens"
         }
-        return replace(self, **moved)
+        extras = {name: value.to(device, non_blocking=True) for name, value in self.extras.items()}
+        return replace(self, **moved, extras=extras)

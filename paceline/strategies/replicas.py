@@ -49,7 +49,8 @@ def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.devic
 
 def scatter(batch: Batch, count: int) -> list[Batch]:
     """At most ``count`` micro-batches of whole documents, of nearly equal tokens; rows are counted in the first."""
-    bounds = batch.cu_seqlens.tolist()
+    every = batch.cu_seqlens.tolist()
+    bounds = every[:: batch.group]  # documents that belong together stay together
     documents, total = len(bounds) - 1, bounds[-1]
     cuts = [0]
     for part in range(1, min(count, documents)):
@@ -59,7 +60,8 @@ def scatter(batch: Batch, count: int) -> list[Batch]:
         )
         cuts.append(best)
     cuts.append(documents)
-    return [_documents(batch, bounds, first, last) for first, last in zip(cuts, cuts[1:], strict=False)]
+    cuts = [cut * batch.group for cut in cuts]
+    return [_documents(batch, every, first, last) for first, last in zip(cuts, cuts[1:], strict=False)]
 
 
 def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
@@ -74,6 +76,7 @@ def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
         max_seqlen=int((edges[1:] - edges[:-1]).max()),
         document_ids=batch.document_ids[first:last],
         num_rows=batch.num_rows if first == 0 else 0,
+        extras={name: value[first:last] for name, value in batch.extras.items()},
     )
 
 

@@ -57,10 +57,10 @@ def token_range(c: Context) -> Iterator[Diagnostic]:
 def packing(c: Context) -> Iterator[Diagnostic]:
     """data.packing_eval"""
     t, d = c.config.training, c.config.data
-    if d.packing and c.given("data.packing") and t.algorithm != "sft":
+    if d.packing and c.given("data.packing") and t.algorithm in ("ppo", "grpo"):
         yield c.problem(
             "data.packing_eval",
-            f"packing is for SFT; {t.algorithm} needs whole rows",
+            f"{t.algorithm} makes its rows itself, from rollouts",
             "data.packing",
             "training.algorithm",
             hint="packing: false",

@@ -20,7 +20,7 @@ from paceline.config.sections.types import (
     to_number,
 )
 
-FORMATS = ("auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text")
+FORMATS = ("auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text", "preference")
 
 
 class Dataset(Section):
@@ -77,7 +77,7 @@ class DataSection(Section):
         description="Part of the training rows kept for evaluation, chosen by seed: a fraction below 1 or a number of rows.",
     )
     max_length: Int = Field(
-        default=2048, ge=2, description="Longest sequence in tokens; with packing also the length of a packed row."
+        default=2048, ge=2, description="Longest sequence in tokens (of preference pairs: of each half); with packing also the length of a packed row (of pairs: half of it)."
     )
     packing: Bool = Field(default=True, description="Put several documents in one row; they do not see each other.")
     train_on: Annotated[str, Word("assistant", "all")] = Field(

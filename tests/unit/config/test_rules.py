@@ -141,7 +141,7 @@ CASES = [
     case("data.max_pos", {"data.max_length": 2048}, {"data.max_length": 1024}, Facts(max_position_embeddings=1024)),
     case("data.max_pos", {"data.max_length": 2048}, {"data.max_length": 2048}, Facts(max_position_embeddings=1024), good_facts=Facts(max_position_embeddings=1024, rope_scaling=True)),
     case("data.token_range", {"model.resize_embeddings": "never"}, {"model.resize_embeddings": "auto"}, Facts(embedding_rows=100, num_tokens=101)),
-    case("data.packing_eval", {"data.packing": True, "training.algorithm": "dpo"}, {"data.packing": False, "training.algorithm": "dpo"}),
+    case("data.packing_eval", {"data.packing": True, "training.algorithm": "grpo"}, {"data.packing": True, "training.algorithm": "dpo"}),
     case("data.validation_split", {"data.validation_split": -0.1}, {"data.validation_split": 0.1}),
     case("data.two_evals", {"data.validation_split": 0.1, "data.eval": ["e"]}, {"data.eval": ["e"]}),
     case("data.one_weight", {"data.train": [{"path": "a", "weight": 2}]}, {"data.train": [{"path": "a", "weight": 2}, {"path": "b"}]}, severity=WARNING),

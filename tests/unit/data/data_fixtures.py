@@ -40,11 +40,19 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def prepared_from(
-    train: Any, tokenizer: Path, cache: Path, *, model: Mapping[str, Any] | None = None, seed: int = 1, **data: Any
+    train: Any,
+    tokenizer: Path,
+    cache: Path,
+    *,
+    model: Mapping[str, Any] | None = None,
+    seed: int = 1,
+    pairs: bool = False,
+    **data: Any,
 ) -> Prepared:
     """``prepare`` with sections built from plain values."""
     section = DataSection(train=train, **{"num_proc": 1, "max_length": 256, **data})
-    return prepare(section, ModelSection(tokenizer=str(tokenizer), **(model or {})), seed=seed, cache_dir=cache)
+    sections = (section, ModelSection(tokenizer=str(tokenizer), **(model or {})))
+    return prepare(*sections, seed=seed, cache_dir=cache, pairs=pairs)
 
 
 def make_table(
@@ -61,7 +69,15 @@ def make_table(
         block = [coded[i] for i in part]
         flat = np.concatenate(block) if block else np.empty(0, np.int32)
         writer.write(
-            Documents(flat, sizes[part], np.maximum(sizes[part] - 2, 0), keys[part], which[part], part.astype(np.int64))
+            Documents(
+                flat,
+                sizes[part],
+                np.maximum(sizes[part] - 2, 0),
+                keys[part],
+                which[part],
+                part.astype(np.int64),
+                np.zeros(len(part)),
+            )
         )
     writer.close()
     return TokenTable(path, weights=weights)

@@ -1,0 +1,134 @@
+"""Preference pairs: one prompt, an answer that was chosen and one that was rejected, in every form they are published in.
+
+The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns), or ``instruction`` with ``input``; without any of these the
+two answers are whole conversations that begin alike (the implicit prompt of TRL). Each answer is a text, one turn or a list of turns, with the
+keys of ShareGPT (``from``, ``value``) or of messages (``role``, ``content``). ``margin`` says by how much the chosen answer is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
+
+TEXT, CONVERSATION = "preference", "preference_conversation"
+ANSWERS = ("chosen", "rejected")
+_PROMPTS = ("conversations", "messages", "prompt", "instruction", "question", "query")
+_BESIDE = ("input", "system", "margin")
+_TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
+
+
+def detect_pairs(
+    rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
+) -> Shape:
+    """How pairs are read, from the first rows. Raises DataError when there is no ``chosen`` and ``rejected``, or several prompts."""
+    found = list(dict.fromkeys(name for row in rows for name in row))
+    known = (*ANSWERS, *_PROMPTS, *_BESIDE)
+    mapping = dict(mapping or {})
+    wrong = [name for name in mapping if name not in known] + [name for name in mapping.values() if name not in found]
+    columns = {**{name: name for name in known if name in found and name not in mapping.values()}, **mapping}
+    missing = [name for name in ANSWERS if name not in columns]
+    if wrong or missing or asked == "text":
+        what = "the rows are no preference pairs (chosen, rejected)" if not wrong else "columns: no such column"
+        hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
+        seen = f"columns {', '.join(found) or 'none'}"
+        raise DataError(Diagnostic("data.format_pairs", what, where, seen, hint))
+    prompts = [name for name in _PROMPTS if name in columns]
+    if len(prompts) > 1:
+        prompts = _preferred(prompts, mapping)
+    if len(prompts) > 1:
+        what = f"the prompt could be any of {', '.join(prompts)}"
+        hint = f"columns: {{{prompts[0]}: {columns[prompts[0]]}}} (beside path:)"
+        raise DataError(Diagnostic("data.format_ambiguous", what, where, f"columns {', '.join(found)}", hint))
+    prompt = prompts[0] if prompts else None
+    used = {name: columns[name] for name in (*ANSWERS, *_BESIDE) if name in columns}
+    if prompt != "instruction":
+        used.pop("input", None)
+    if prompt is None:
+        return Shape(CONVERSATION, used, "the prompt is what both answers begin with")
+    turns = any(isinstance(row.get(columns[prompt]), list) for row in rows)
+    return Shape(
+        CONVERSATION if turns else TEXT, {**used, prompt: columns[prompt]}, f"the prompt is '{columns[prompt]}'"
+    )
+
+
+def _preferred(prompts: list[str], mapping: Mapping[str, str]) -> list[str]:
+    """What the user named wins; a text beside the turns it was taken from gives way."""
+    named = [name for name in prompts if name in mapping]
+    turns = [name for name in prompts if name in ("conversations", "messages")]
+    return named or turns or prompts
+
+
+def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
+    """(chosen, rejected): conversations with the same prompt, of which the turns behind it are learnt. Raises RowError."""
+    columns = shape.columns
+    answers = [_turns(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
+    prompt = _prompt(row, columns)
+    if prompt is None:
+        shared = _shared(*answers)
+        prompt, answers = answers[0][:shared], [turns[shared:] for turns in answers]
+    prompt = _system(row, columns) + prompt
+    for name, turns in zip(ANSWERS, answers, strict=True):
+        spoken = [turn for turn in turns if turn["role"] == "assistant"]
+        if not spoken or not all(turn["content"].strip() for turn in spoken):
+            raise RowError("no_answer", f"'{columns[name]}' is empty")
+    if answers[0] == answers[1]:
+        raise RowError("same_answers")
+    if not any(turn["content"].strip() for turn in prompt if turn["role"] == "user"):
+        raise RowError("empty", "the prompt is empty")
+    margin = _margin(row, columns)
+    chosen, rejected = (Example(messages=(*prompt, *turns), learn_from=len(prompt), margin=margin) for turns in answers)
+    return chosen, rejected
+
+
+def _prompt(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
+    name = next((name for name in _PROMPTS if name in columns), None)
+    if name is None:
+        return None
+    if row.get(columns[name]) is None:
+        raise RowError("missing_column", f"no '{columns[name]}'")
+    turns = _turns(row[columns[name]], columns[name], "user")
+    more = row.get(columns["input"]) if "input" in columns else None
+    if more and turns:
+        text = as_text(more, columns["input"])
+        turns[-1] = {**turns[-1], "content": "\n".join(t for t in (turns[-1]["content"], text) if t.strip())}
+    return turns
+
+
+def _turns(value: Any, name: str, role: str) -> list[Message]:
+    """A text (of ``role``), one turn, or a list of turns."""
+    if value is None:
+        raise RowError("missing_column", f"no '{name}'")
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        return [{"role": role, "content": as_text(value, name)}]
+    first = value[0] if value and isinstance(value[0], Mapping) else {}
+    keys = ("from", "value") if "from" in first else ("role", "content")
+    return turns_of(value, *keys, _TURN_ROLES)
+
+
+def _shared(one: list[Message], other: list[Message]) -> int:
+    """How many turns both conversations begin with."""
+    count = 0
+    while count < min(len(one), len(other)) and one[count] == other[count]:
+        count += 1
+    return count
+
+
+def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
+    text = as_text(row.get(columns["system"]), columns["system"]) if "system" in columns else ""
+    return [{"role": "system", "content": text}] if text.strip() else []
+
+
+def _margin(row: Row, columns: Mapping[str, str]) -> float:
+    value = row.get(columns["margin"]) if "margin" in columns else None
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RowError("bad_margin", f"'{columns['margin']}' is {value!r}")
+    return float(value)

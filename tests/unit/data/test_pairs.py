@@ -1,0 +1,120 @@
+"""Preference pairs: every form read alike, both halves together from the file to the batch, bad rows named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_fixtures import make_tokenizer, prepared_from, write_jsonl
+
+from paceline.core.errors import DataError
+from paceline.data.formats import Example
+from paceline.data.pairs import detect_pairs, normalise_pair
+from paceline.data.prepare import Prepared
+from paceline.data.source import PackedSource
+from paceline.seam.batch import IGNORE_INDEX
+
+USER, GOOD, BAD = (
+    {"role": "user", "content": "q?"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "assistant", "content": "no"},
+)
+FORMS: list[dict[str, Any]] = [
+    {"prompt": "q?", "chosen": "yes", "rejected": "no"},
+    {"question": "q?", "chosen": "yes", "rejected": "no", "source": "x"},
+    {"instruction": "q?", "input": "", "chosen": "yes", "rejected": "no"},
+    {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+    {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    {"prompt": "q?", "chosen": [GOOD], "rejected": [BAD], "messages": [USER]},
+    {"conversations": [{"from": "human", "value": "q?"}], "chosen": {"from": "gpt", "value": "yes"}, "rejected": {"from": "gpt", "value": "no"}},
+]  # fmt: skip
+
+
+def read(row: dict[str, Any], **mapping: str) -> tuple[Example, Example]:
+    return normalise_pair(row, detect_pairs([row], where="f", mapping=mapping))
+
+
+@pytest.mark.parametrize("row", FORMS)
+def test_every_form_gives_the_same_pair(row: dict[str, Any]) -> None:
+    chosen, rejected = read(row)
+    assert chosen == Example(messages=(USER, GOOD), learn_from=1) and rejected == Example(
+        messages=(USER, BAD), learn_from=1
+    )
+    assert chosen.prompt == rejected.prompt == "user\nq?"
+
+
+def test_system_margin_and_named_columns() -> None:
+    row = {"q": "a?", "better": "b", "worse": "c", "margin": 1.5, "system": "short"}
+    chosen, rejected = read(row, prompt="q", chosen="better", rejected="worse")
+    assert chosen.margin == rejected.margin == 1.5
+    assert chosen.messages[0] == {"role": "system", "content": "short"} and chosen.learn_from == 2
+    with pytest.raises(DataError, match="data.format_pairs"):
+        detect_pairs([{"prompt": "a", "chosen": "b"}], where="f")
+    with pytest.raises(DataError, match="data.format_ambiguous"):
+        detect_pairs([{"prompt": "a", "question": "a", "chosen": "b", "rejected": "c"}], where="f")
+
+
+def pairs_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:
+    tokenizer = make_tokenizer(folder / "tokenizer")
+    return prepared_from(write_jsonl(folder / "pairs.jsonl", rows), tokenizer, folder / "cache", pairs=True, **data)
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        ({"prompt": "q", "chosen": "same", "rejected": "same"}, "data.same_answers"),
+        ({"prompt": "q", "chosen": "a", "rejected": "  "}, "data.no_answer"),
+        ({"prompt": "q", "chosen": "a"}, "data.missing_column"),
+        ({"prompt": "", "chosen": "a", "rejected": "b"}, "data.empty"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": "wide"}, "data.bad_margin"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b" * 99}, "data.too_long"),
+    ],
+)
+def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], code: str, tmp_path: Path) -> None:
+    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    with pytest.raises(DataError, match=code) as refused:
+        pairs_from([good, {**row}], tmp_path, max_length=64, on_too_long="refuse")
+    assert "pairs.jsonl:2" in str(refused.value)
+
+
+def test_halves_stay_together_through_split_packing_and_order(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"question {i}", "chosen": "good " * (1 + i % 5), "rejected": f"bad {i}", "margin": i / 4} for i in range(40)
+    ]  # fmt: skip
+    prepared = pairs_from(rows, tmp_path, validation_split=8, max_length=48)
+    assert prepared.counts.rows_used == 40 and prepared.eval is not None
+    assert (len(prepared.train), len(prepared.eval)) == (64, 16)
+    for table in (prepared.train, prepared.eval):
+        assert np.array_equal(table.source_row[::2], table.source_row[1::2])
+        assert np.array_equal(table.keys[::2], table.keys[1::2])
+        for document in range(len(table)):
+            ids, labels = table.row(document)
+            learnt = bytes(i for i in labels[labels != IGNORE_INDEX] if i < 256)
+            assert len(learnt) and (labels == IGNORE_INDEX).sum() >= len("question 1")
+            assert len(ids) == table.lengths[document]
+    source = PackedSource(prepared.train, seq_len=48, packing=True, seed=3, pad_token_id=prepared.pad_token_id)
+    num = source.num_rows(0)
+    assert num < 32
+    seen: list[int] = []
+    for position in range(num):
+        ids = source.document_ids(0, [position])
+        assert all(b == a + 1 and a % 2 == 0 for a, b in zip(ids[::2], ids[1::2], strict=True))
+        assert prepared.train.lengths[ids].sum() <= 96
+        seen += ids
+    assert sorted(seen) == list(range(64)) and seen != sorted(seen)
+    batch = source.batch(0, [0, -1])
+    real = len(source.document_ids(0, [0]))
+    assert batch.group == 2 and batch.num_rows == 1 and batch.document_ids.tolist()[real:] == [-1, -1]
+    expected = [prepared.train.source_row[i] / 4 for i in source.document_ids(0, [0])]
+    assert batch.extras["margin"].tolist() == [*expected, 0.0, 0.0]
+    one_a_row = PackedSource(prepared.eval, seq_len=48, packing=False, seed=3, pad_token_id=0, shuffle=False)
+    assert one_a_row.num_rows(0) == 8 and one_a_row.document_ids(0, [3]) == [6, 7]
+
+
+def test_a_pair_is_prepared_once_and_answers_alone_are_learnt(tmp_path: Path) -> None:
+    row = {"prompt": "q?", "chosen": "a", "rejected": "b"}
+    first, again = pairs_from([row], tmp_path), pairs_from([row], tmp_path, train_on="all")
+    assert again.from_cache and again.fingerprint == first.fingerprint
+    assert first.train.num_labels.tolist() == [2, 2]  # a letter and the end
