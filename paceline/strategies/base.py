@@ -24,6 +24,7 @@ from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
 from paceline.strategies import measure, state
 from paceline.strategies.handle import Handle
+from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
 
 if TYPE_CHECKING:
@@ -221,12 +222,12 @@ class Strategy(ABC):
         (loss if handle.scaler is None else handle.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def grad_norm(self, handle: Handle) -> Tensor:
-        """The global 2-norm of the role's gradients (unscaled), before clipping; a scalar on the device."""
+        """The global 2-norm of the role's gradients (unscaled), before clipping; a float64 scalar on the device."""
         if handle.scaler is not None:
             assert handle.optimizer is not None
             handle.scaler.unscale_(handle.optimizer)
         grads = [p.grad for p in handle.parameters() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(grads, 2.0)
+        return squares(grads).sum().sqrt() if grads else torch.zeros((), dtype=torch.float64, device=self.world.device)
 
     def step(self, handle: Handle, norm: Tensor, *, lr: float, max_grad_norm: float | None, apply: bool) -> None:
         """Clip as ``torch.nn.utils.clip_grad_norm_`` does, step, refresh the compute copies; ``apply=False`` only updates the scaler."""

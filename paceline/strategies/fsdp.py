@@ -29,6 +29,7 @@ from paceline.seam.shard import Shard, ShardReader
 from paceline.strategies import sharded_state
 from paceline.strategies.base import EvalSums, Handles, Strategy, evaluating
 from paceline.strategies.handle import Handle
+from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
 from paceline.strategies.sharded_state import ShardedHandle, blocks_of
 from paceline.strategies.sharding import Dtypes, Sharding, Units, shard
@@ -193,12 +194,10 @@ class FSDP(Strategy):
         held = [(b.local.grad, b.copies) for b in sharded.blocks if b.local.grad is not None]
         total = 0.0
         if held:
-            norms = torch.stack([n.double() for n in torch._foreach_norm([g for g, _ in held], 2.0)])
-            copies = torch.tensor([c for _, c in held], dtype=torch.float64, device=norms.device)
-            total = float((norms.square() / copies).sum())
+            copies = torch.tensor([c for _, c in held], dtype=torch.float64, device=self.world.device)
+            total = float((squares([g for g, _ in held]).to(copies.device) / copies).sum())
         square = self.world.all_reduce_sum_float([total])[0]
-        dtype = held[0][0].dtype if held else torch.float32
-        return torch.tensor(math.sqrt(square), dtype=dtype, device=self.world.device)
+        return torch.tensor(math.sqrt(square), dtype=torch.float64, device=self.world.device)
 
     def step(self, handle: Handle, norm: Tensor, *, lr: float, max_grad_norm: float | None, apply: bool) -> None:
         """As the base; the scaler hears of an overflow in anybody's piece."""
