@@ -149,7 +149,20 @@ def matrix() -> list[Cell]:
     return [Cell(v, f, p) for v in VARIANTS for f in FINETUNING for p in ("fp32", "bf16")]
 
 
+# more processes than the matrix has, held in float64 alone
+LARGER = (
+    Variant("ddp, 4 processes", {"distributed_strategy": "ddp"}, 4, 4),
+    Variant("ddp, 8 processes", {"distributed_strategy": "ddp"}, 8, 8),
+    _fsdp("fsdp full_shard, 4 processes", 4, fsdp="full_shard"),
+    _fsdp("fsdp full_shard, 8 processes", 8, fsdp="full_shard"),
+    _mesh("fsdp hybrid_shard (2 × 4)", 8, 8, dp_replicate_size=2, dp_shard_size=4),
+    _mesh("cp all-gather, 4 processes", 4, 1, cp_size=4, cp_method="allgather"),
+    _mesh("cp × fsdp", 4, 2, cp_size=2, dp_shard_size=2),
+    _mesh("pipeline 1f1b, 4 processes", 4, 1, "pipeline", pp_size=4),
+)
+
+
 def exact() -> list[Cell]:
-    """Native strategies in float64: what must be equal to 1e-10, once plain and once with gradient checkpointing."""
-    native = [v for v in VARIANTS if v.native]
+    """Native strategies in float64: what must be equal to 1e-10, and once more with gradient checkpointing."""
+    native = [v for v in (*VARIANTS[1:], *LARGER) if v.native]
     return [Cell(v, "full", "fp64", recompute=r) for v in native for r in (False, True)]

@@ -77,7 +77,9 @@ class DataSection(Section):
         description="Part of the training rows kept for evaluation, chosen by seed: a fraction below 1 or a number of rows.",
     )
     max_length: Int = Field(
-        default=2048, ge=2, description="Longest sequence in tokens (of preference pairs: of each half); with packing also the length of a packed row (of pairs: half of it)."
+        default=2048,
+        ge=2,
+        description="Longest sequence in tokens (of preference pairs: of each half); with packing also the length of a packed row (of pairs: half of it).",
     )
     packing: Bool = Field(default=True, description="Put several documents in one row; they do not see each other.")
     train_on: Annotated[str, Word("assistant", "all")] = Field(
