@@ -168,6 +168,7 @@ class Session:
         total = epochs.total_steps
         shape = self.plan.shape
         measured = peak_rate(self.world.device, DTYPES[self.plan.precision.compute])
+        piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout
         trainer = Trainer(
             strategy=strategy,
             algorithm=algorithm,
@@ -179,7 +180,9 @@ class Session:
                 t.lr_scheduler_type, t.learning_rate, t.warmup_steps, total, t.lr_scheduler_kwargs
             ),
             max_grad_norm=t.max_grad_norm,
-            seed_for=lambda step, micro: seed_for(t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank),
+            seed_for=lambda step, micro: seed_for(
+                t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank, piece
+            ),
             throughput=Throughput(
                 computed_parameters(shape, self.plan.adapter), self.plan.world_size, measured if shape else None
             ),
