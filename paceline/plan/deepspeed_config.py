@@ -141,12 +141,9 @@ def _is_on(value: Any) -> bool:
 def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> None:
     """The batch triple: what does not multiply is repaired, and the repair is said."""
     total = user.get("train_batch_size")
-    if total in (None, "auto"):
+    if total in (None, "auto", batch.global_batch):
         return
     product = f"{batch.micro_batch} × {batch.accumulation} × {batch.data_parallel_size}"
-    if total == batch.global_batch:
-        findings.say("train_batch_size", str(batch.global_batch), f"{product} data-parallel ranks, as the file says")
-        return
     findings.say(
         "train_batch_size",
         str(batch.global_batch),

@@ -45,8 +45,8 @@ def _data_axes(
         inside = left
     if inside == left:
         findings.say(
-            "fsdp sharding",
-            "one group",
+            "fsdp groups",
+            "one",
             f"{asked.sharding}: weights are shared out inside a node and copied between nodes; all {left} ranks stand on one node, so there is one copy. "
             "training.parallelism.dp_shard_size makes smaller groups",
         )
@@ -99,12 +99,12 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> dict[str, Any]:
         },
         "backward_prefetch": asked.backward_prefetch,
         "forward_prefetch": asked.forward_prefetch,
-        "meta_start": asked.meta_start and not quantised,
+        "meta_start": asked.meta_start and not quantised and mesh.pp == 1,
         "sequence_parallel": bool(job.parallelism.get("sequence_parallel", False)),
         "loss_parallel": _loss_parallel(job, mesh, findings),
         "cp_method": str(job.parallelism.get("cp_method") or "ulysses"),
     }
-    _say_main(engine, asked, job, findings)
+    _say_main(engine, asked, job, mesh.pp > 1, findings)
     _say_axes(engine, mesh, findings)
     _say_settings(asked, job, findings)
     return engine
@@ -141,7 +141,7 @@ def _sharding(asked: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     return "full_shard", f"when nothing is asked: {why['full_shard']}"
 
 
-def _say_main(engine: dict[str, Any], asked: FsdpAsked, job: Job, findings: Findings) -> None:
+def _say_main(engine: dict[str, Any], asked: FsdpAsked, job: Job, pipeline: bool, findings: Findings) -> None:
     version = "by FSDP2 (torch's fully_shard)"
     if asked.version == 1:
         findings.say(
@@ -173,11 +173,20 @@ def _say_main(engine: dict[str, Any], asked: FsdpAsked, job: Job, findings: Find
     if engine["cpu_offload"]:
         host = "; on a CPU this saves nothing" if job.hardware.device == "cpu" else ""
         findings.say("fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}")
-    start = "rank 0 reads the weights and hands each rank its share; the others allocate nothing whole"
-    if not engine["meta_start"]:
-        start = "every rank reads the whole model before it is cut"
-        start += "" if not asked.meta_start else ": quantised weights cannot be made without their data"
-    findings.say("fsdp start", "rank 0 reads" if engine["meta_start"] else "all ranks read", start, granted=engine["meta_start"] or not asked.meta_start)  # fmt: skip
+    _say_start(engine["meta_start"], asked, pipeline, findings)
+
+
+def _say_start(meta_start: bool, asked: FsdpAsked, pipeline: bool, findings: Findings) -> None:
+    """Who reads the weights; what the config asks for by name and does not get is marked."""
+    if meta_start:
+        why = "rank 0 reads the weights and hands each rank its share; the others allocate nothing whole"
+        findings.say("fsdp start", "rank 0 reads", why)
+        return
+    why = "every rank reads the whole model before it is cut"
+    if asked.meta_start:
+        why += ", to keep its own stages" if pipeline else ": quantised weights cannot be made without their data"
+    named = asked.settings.get("cpu_ram_efficient_loading") is True
+    findings.say("fsdp start", "all ranks read", why, granted=not (asked.meta_start and named))
 
 
 def _say_axes(engine: dict[str, Any], mesh: Mesh, findings: Findings) -> None:

@@ -47,6 +47,8 @@ def choose_strategy(
         raise ConfigError(_no_deepspeed(chosen.strategy))
     if chosen.strategy not in AVAILABLE_STRATEGIES:
         raise ConfigError(_not_available(chosen.strategy, asked, chosen.reason, shape, hardware))
+    if asked == "auto":
+        _check_whole(training, chosen)
     if chosen.strategy == "ddp" and world_size == 1:
         reason = "ddp was asked for; with one process there is nothing to average, and 'single' computes the same"
         return Chosen("single", reason)
@@ -78,6 +80,27 @@ def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: 
     if shape.num_parameters <= 7_000_000_000:
         return Chosen("zero2", f"auto: {count} parameters, from 1B to 7B: ZeRO-2")
     return Chosen("zero3", f"auto: {count} parameters, above 7B: ZeRO-3")
+
+
+def _check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
+    """What needs whole models is refused where the size rule chose a sharding; a strategy named in the config is the rules' business."""
+    if chosen.strategy not in ("fsdp", "pipeline", *NEEDS_DEEPSPEED):
+        return
+    found = []
+    if training.get("torch_compile"):
+        what = "torch.compile is built for whole models; this strategy gathers or cuts weights inside the forward"
+        found.append(("strategy.compile", what, "training.torch_compile", "torch_compile: false"))
+    if training.get("optim") == "adafactor":
+        what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
+        found.append(("strategy.adafactor", what, "training.optim", "optim: adamw_torch_fused"))
+    if found:
+        asked = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
+        raise ConfigError(
+            *(
+                Diagnostic(code, what, where, asked, f"{do}, or distributed_strategy: ddp")
+                for code, what, where, do in found
+            )
+        )
 
 
 def _without_deepspeed(chosen: Chosen) -> Chosen:

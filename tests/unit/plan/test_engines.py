@@ -120,6 +120,10 @@ def test_pipelines(plan_of: Any) -> None:
     assert plan.engine["fsdp"]["sharding"] == "shard_grad_op" and "20%" in said(plan)["pipeline"].reason
     for schedule in ("interleaved", "zero_bubble", "zbv"):
         assert plan_of({P: {"pp_size": 4, "pp_schedule": schedule}}).engine["stages_per_rank"] == 2
+    start = said(plan)["fsdp start"]
+    assert plan.engine["fsdp"]["meta_start"] is False and "its own stages" in start.reason and start.granted
+    named = plan_of({P: {"pp_size": 2}, "fsdp_config": {"cpu_ram_efficient_loading": True}})
+    assert not said(named)["fsdp start"].granted
     copies = plan_of({P: {"pp_size": 2, "dp_replicate_size": 2}})
     assert copies.engine["fsdp"]["sharding"] == "no_shard" and copies.mesh == Mesh(pp=2, dp_replicate=2)
 

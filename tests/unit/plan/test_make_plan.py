@@ -132,6 +132,15 @@ def test_the_size_rule(config: Any, billions: float, found: str, instead: str | 
     assert plan_of(config(), A100, 1, sized(billions)).strategy == "single"
 
 
+def test_what_needs_whole_models_is_refused_where_the_size_rule_shards(config: Any) -> None:
+    whole = {"torch_compile": True, "optim": "adafactor"}
+    assert plan_of(config(**whole), A100, 4, sized(0.5)).strategy == "ddp"
+    with pytest.raises(ConfigError) as caught:
+        plan_of(config(**whole), A100, 4, sized(8.0))
+    assert [d.code for d in caught.value.diagnostics] == ["strategy.compile", "strategy.adafactor"]
+    assert "auto → zero3" in str(caught.value)
+
+
 def test_deepspeed_by_name_is_refused_where_it_is_not_installed(config: Any) -> None:
     with pytest.raises(ConfigError, match="fsdp: shard_grad_op") as caught:
         plan_of(config({"distributed_strategy": "zero2"}), dataclasses.replace(CPU, packages=("peft",)))
