@@ -1,0 +1,118 @@
+"""How much better an answer, or a token of it, was than expected: pure functions of rewards and values.
+
+``segments`` int64 [L] says which answer each of L tokens belongs to; answers follow each other and are numbered 0 … D-1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP_EPSILON = 1e-4  # added to the spread of a group's rewards, as in TRL
+WHITEN_EPSILON = 1e-8
+
+
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, segments: Tensor, *, discount: float = 1.0, trace: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """(advantages [L], returns [L]) of the tokens of answers, each answer an episode that ends behind its last token.
+
+    δ_t = r_t + γ · V_{t+1} - V_t with V = 0 behind the end; A_t = δ_t + γ · λ · A_{t+1}; returns R_t = A_t + V_t
+    (Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", eq. 16; γ ``discount``, λ ``trace``).
+    No gradient flows.
+    """
+    rewards, values = rewards.detach(), values.detach()
+    same = torch.zeros_like(segments, dtype=torch.bool)
+    same[:-1] = segments[1:] == segments[:-1]
+    following = torch.zeros_like(values)
+    following[:-1] = values[1:]
+    delta = rewards + discount * following * same - values
+    table, places = _padded(delta, segments)
+    carried = table.new_zeros(table.shape[0])
+    for t in range(table.shape[1] - 1, -1, -1):  # padding stands behind an answer's end and is 0: it carries nothing
+        carried = table[:, t] + discount * trace * carried
+        table[:, t] = carried
+    advantages = table[places]
+    return advantages, advantages + values
+
+
+def _padded(flat: Tensor, segments: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """[D, longest] with zeros behind each answer, and where each token lies in it."""
+    if not flat.numel():
+        return flat.new_zeros(0, 0), (segments, segments)
+    counts = torch.bincount(segments)
+    starts = counts.cumsum(0) - counts
+    column = torch.arange(len(segments), device=segments.device) - starts[segments]
+    table = flat.new_zeros(len(counts), int(counts.max()))
+    table[segments, column] = flat
+    return table, (segments, column)
+
+
+def moments(values: Tensor) -> Tensor:
+    """float64 [3]: count, sum and sum of squares; added over ranks they give ``whiten`` its global statistics."""
+    wide = values.detach().double()
+    return torch.stack([wide.new_tensor(float(wide.numel())), wide.sum(), wide.square().sum()])
+
+
+def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8), var with Bessel's correction, over everything that ``total`` (summed ``moments``) counted.
+
+    ``shift_mean=False`` keeps the mean (rewards are whitened so). Fewer than two values are left as they are but for the mean.
+    """
+    count, first, second = (float(x) for x in total)
+    mean = first / count if count else 0.0
+    spread = max(0.0, (second - count * mean * mean) / (count - 1)) if count > 1 else 1.0
+    centred = (values.double() - mean) * (spread + WHITEN_EPSILON) ** -0.5
+    return (centred if shift_mean else centred + mean).to(values.dtype)
+
+
+def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> tuple[Tensor, Tensor]:
+    """(advantages [N], spread [N]) of N answers with ``rewards`` [N] in ``groups`` int64 [N] (answers to one prompt); NaN: not judged, advantage 0.
+
+    A_i = (r_i - mean of its group) / (std of its group + 1e-4), std with Bessel's correction: GRPO (Shao et al. 2024, "DeepSeekMath", § 4.1.2).
+    ``scale``: ``group`` as above; ``batch`` divides by the std over all answers (Hu et al. 2025, REINFORCE++); ``none`` does not divide (Liu et al. 2025,
+    "Understanding R1-zero-like training", Dr. GRPO). A group of one, or one whose rewards are equal, has advantage 0 (and spread 0): nothing is learnt of it.
+    """
+    judged = ~torch.isnan(rewards)
+    filled = torch.where(judged, rewards, 0.0)
+    size = int(groups.max()) + 1 if groups.numel() else 0
+
+    def total(values: Tensor) -> Tensor:
+        return values.new_zeros(size).index_add_(0, groups, values)
+
+    count = total(judged.to(rewards.dtype))
+    mean = total(filled) / count.clamp(min=1)
+    centred = torch.where(judged, filled - mean[groups], 0.0)
+    spread = (total(centred.square()) / (count - 1).clamp(min=1)).sqrt()
+    high = rewards.new_full((size,), -torch.inf).scatter_reduce_(
+        0, groups, torch.where(judged, rewards, -torch.inf), "amax"
+    )
+    low = rewards.new_full((size,), torch.inf).scatter_reduce_(
+        0, groups, torch.where(judged, rewards, torch.inf), "amin"
+    )
+    flat = high <= low  # equal rewards: their mean may differ from them in the last bit, which is no advantage
+    spread = torch.where(flat, 0.0, spread)
+    centred = torch.where(flat[groups], 0.0, centred)
+    if scale == "none":
+        return centred, spread[groups]
+    if scale == "batch":
+        whole = filled[judged].std() if int(judged.sum()) > 1 else rewards.new_zeros(())
+        return centred / (whole + GROUP_EPSILON), spread[groups]
+    return centred / (spread[groups] + GROUP_EPSILON), spread[groups]
+
+
+def missing_end_penalty(scores: Tensor, ended: Tensor, penalty: float) -> Tensor:
+    """Scores [N] less ``penalty`` where the answer did not end by itself (``ended`` bool [N] false)."""
+    return scores - penalty * (~ended).to(scores.dtype)
+
+
+def token_rewards(scores: Tensor, divergence: Tensor | None, segments: Tensor, *, coefficient: float) -> Tensor:
+    """[L]: the score [D] of each answer at its last token, and -``coefficient`` · KL_t at every token (Ziegler et al. 2019,
+    "Fine-tuning language models from human preferences", eq. 2)."""
+    rewards = scores.new_zeros(len(segments))
+    if divergence is not None:
+        rewards = rewards - coefficient * divergence.detach().to(rewards.dtype)
+    last = torch.ones_like(segments, dtype=torch.bool)
+    last[:-1] = segments[1:] != segments[:-1]
+    rewards[last] += scores[segments[last]]
+    return rewards

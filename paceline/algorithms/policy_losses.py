@@ -1,0 +1,106 @@
+"""Losses of policy-gradient methods, token by token: pure functions; sums over them and their weights make the loss (contract 2).
+
+All take tensors [L] over the sampled tokens; ``segments`` int64 [L] says which of D answers a token belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NORMALISATIONS = ("grpo", "dapo", "bnpo", "dr_grpo")
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """``loss`` [L], the importance ratio used [L], and where the clip took the gradient away: bool [L] below and above."""
+
+    loss: Tensor
+    ratio: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def segment_sums(values: Tensor, segments: Tensor, count: int) -> Tensor:
+    """[count]: the sum over each answer's tokens."""
+    return values.new_zeros(count).index_add(0, segments, values)
+
+
+def log_ratios(logprobs: Tensor, old: Tensor, segments: Tensor, lengths: Tensor, level: str) -> Tensor:
+    """log of the importance ratio [L]: of each token, log π(t) - log π_old(t), or for ``level`` ``sequence`` its mean over the answer, the same
+    for all tokens of it (Zheng et al. 2025, "Group sequence policy optimization", eq. 7)."""
+    ratio = logprobs - old
+    if level == "token":
+        return ratio
+    mean = segment_sums(ratio, segments, len(lengths)) / lengths.clamp(min=1)
+    return mean[segments]
+
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, *, epsilon_low: float, epsilon_high: float, delta: float | None = None
+) -> Clipped:
+    """loss_t = -min(ρ_t · A_t, clip(ρ_t, 1 - ε_low, 1 + ε_high) · A_t), ρ = exp(log ratio).
+
+    PPO (Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7) with ε_low = ε_high; ε_high > ε_low is clip-higher (Yu et al. 2025,
+    "DAPO", eq. 10). ``delta`` > 1 + ε_high bounds ρ from above where A is negative, too (two-sided clipping; INTELLECT-2, 2025).
+    """
+    ratio = log_ratio.exp()
+    bounded = ratio if delta is None else ratio.clamp(max=delta)
+    clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
+    loss = -torch.min(bounded * advantages, clipped * advantages)
+    low = (ratio < 1.0 - epsilon_low) & (advantages < 0)
+    high = (ratio > 1.0 + epsilon_high) & (advantages > 0)
+    return Clipped(loss, ratio, low, high)
+
+
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | None) -> tuple[Tensor, Tensor]:
+    """(loss [L], clipped bool [L]): ½ · max((V - R)², (clip(V, V_old ± ε) - R)²), without ``clip`` ½ (V - R)².
+
+    As in the code of Schulman et al. 2017 (OpenAI baselines, ppo2); ½ is part of the loss.
+    """
+    plain = (values - returns).square()
+    if clip is None:
+        return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
+    near = torch.clamp(values, old - clip, old + clip)
+    other = (near - returns).square()
+    return 0.5 * torch.max(plain, other), other > plain
+
+
+def token_shares(normalisation: str, segments: Tensor, lengths: Tensor) -> Tensor:
+    """What a token's loss is multiplied with before the sum [L]: 1 / length of its answer for ``grpo``, else 1."""
+    if normalisation == "grpo":
+        return 1.0 / lengths.clamp(min=1).to(torch.float64)[segments]
+    return torch.ones_like(segments, dtype=torch.float64)
+
+
+def loss_weight(normalisation: str, num_answers: Tensor, num_tokens: Tensor, max_length: int) -> Tensor:
+    """int64 scalar: what the sum over the window is divided by.
+
+    grpo     answers: mean over answers of the mean over their tokens (Shao et al. 2024, eq. 3)
+    dapo     tokens of the window (Yu et al. 2025, eq. 12); ``bnpo`` is the same here, where a mean is always that of the whole window
+    dr_grpo  answers · longest allowed answer: a constant, so that length has no say (Liu et al. 2025, "Understanding R1-zero-like training", § 3.2)
+    """
+    if normalisation == "grpo":
+        return num_answers
+    if normalisation == "dr_grpo":
+        return num_answers * max_length
+    if normalisation in ("dapo", "bnpo"):
+        return num_tokens
+    raise ValueError(f"normalisation {normalisation!r}: one of {', '.join(NORMALISATIONS)}")
+
+
+def rollout_correction(
+    old: Tensor, rollout: Tensor, segments: Tensor, num_answers: int, *, level: str, mode: str, cap: float
+) -> Tensor:
+    """[L], without gradient: the weight that makes up for tokens drawn from another policy (``rollout``: the engine's log-probabilities at sampling)
+    than the one trained (``old``): w = exp(log π_old - log π_rollout) of the token, or for ``level`` ``sequence`` of the whole answer.
+
+    ``mode`` ``truncate`` gives min(w, cap) (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"), ``mask`` gives 0 where w > cap.
+    """
+    log_ratio = (old - rollout).detach()
+    if level == "sequence":
+        log_ratio = segment_sums(log_ratio, segments, num_answers)[segments]
+    weight = log_ratio.exp()
+    return weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)

@@ -1,0 +1,35 @@
+"""A limit on how long a function of somebody else's may take."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Overdue(Exception):
+    """The time is up."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raises Overdue inside after ``seconds``: in Python code, in waits and in regular expressions, not inside a library's own C loops.
+
+    Rests on SIGALRM, so that a loop that never ends is ended too; outside of the main thread there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Overdue(f"did not answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

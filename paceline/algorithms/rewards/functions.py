@@ -1,0 +1,78 @@
+"""The built-in rewards: functions of one ``Sample``, options by keyword. Nothing an answer says is ever run or evaluated here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+
+from paceline.algorithms.rewards.sample import Sample
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
+_MARK = "####"
+
+
+def exact_match(sample: Sample, *, ignore_case: bool = False) -> float:
+    """1 when the answer is the expected one, spaces around both aside; else 0."""
+    said, expected = sample.completion.strip(), sample.answer.strip()
+    return float(said.casefold() == expected.casefold() if ignore_case else said == expected)
+
+
+def numeric(sample: Sample, *, anywhere: bool = False) -> float:
+    """1 when the number behind the last ``####`` of the answer equals that of the expected answer (an expected answer without the mark is a number itself).
+
+    ``anywhere``: an answer without the mark is judged by its last number. Thousands separators, a currency sign before and a unit behind do not count.
+    Raises ValueError when the expected answer holds no number.
+    """
+    expected = marked_number(sample.answer, anywhere=True)
+    if expected is None:
+        raise ValueError(f"the expected answer holds no number: {sample.answer[:80]!r}")
+    return float(marked_number(sample.completion, anywhere=anywhere) == expected)
+
+
+def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
+    """The first number behind the last ``####``; without the mark the last number when ``anywhere``, else None."""
+    _, mark, behind = text.rpartition(_MARK)
+    found = _NUMBER.findall(behind if mark else text)
+    if not found or not (mark or anywhere):
+        return None
+    try:
+        return Decimal((found[0] if mark else found[-1]).replace(",", ""))
+    except InvalidOperation:
+        return None
+
+
+def regex(sample: Sample, *, pattern: str, whole: bool = False) -> float:
+    """1 when ``pattern`` is found in the answer (``whole``: matches all of it); ``.`` matches line breaks too."""
+    match = re.fullmatch if whole else re.search
+    return float(match(pattern, sample.completion, re.DOTALL) is not None)
+
+
+def tags(sample: Sample, *, names: Sequence[str] = ("think", "answer")) -> float:
+    """1 when the answer is these tags in this order, each opened and closed once, with nothing but spaces between them; else 0."""
+    rest = sample.completion.strip()
+    for name in names:
+        opening, closing = f"<{name}>", f"</{name}>"
+        if rest.count(opening) != 1 or rest.count(closing) != 1 or not rest.startswith(opening):
+            return 0.0
+        rest = rest[rest.index(closing) + len(closing) :].lstrip()
+    return float(not rest)
+
+
+def length(sample: Sample, *, target: int, unit: str = "tokens") -> float:
+    """1 at ``target`` tokens (or ``characters``), falling linearly to 0 at none and at twice as many."""
+    if unit not in ("tokens", "characters"):
+        raise ValueError(f"unit {unit!r}: tokens or characters")
+    size = sample.num_tokens if unit == "tokens" else len(sample.completion)
+    return max(0.0, 1.0 - abs(size - target) / target)
+
+
+def overlong(sample: Sample, *, max_length: int, buffer: int) -> float:
+    """0 up to ``max_length - buffer`` tokens, then falling linearly to -1 at ``max_length`` (Yu et al. 2025, "DAPO", eq. 13)."""
+    over = sample.num_tokens - (max_length - buffer)
+    return 0.0 if over <= 0 else max(-1.0, -over / buffer)
+
+
+def ended(sample: Sample) -> float:
+    """1 when the answer ended by itself, 0 when it was cut off."""
+    return float(sample.ended)

@@ -1,0 +1,231 @@
+"""Answers to scores: every reward function asked, its results checked, weighed and summed; what goes wrong is named with the sample."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.algorithms.rewards.deadline import Overdue, deadline
+from paceline.algorithms.rewards.sample import Sample
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.registry import Registry
+
+_HERE = "paceline.algorithms.rewards"
+REWARDS = Registry(
+    "reward",
+    {
+        "exact_match": f"{_HERE}.functions:exact_match",
+        "numeric": f"{_HERE}.functions:numeric",
+        "regex": f"{_HERE}.functions:regex",
+        "format": f"{_HERE}.functions:tags",
+        "length": f"{_HERE}.functions:length",
+        "overlong": f"{_HERE}.functions:overlong",
+        "ended": f"{_HERE}.functions:ended",
+        "code": f"{_HERE}.code:run_code",
+    },
+)
+POLICIES = ("error", "zero", "skip")
+_HANGS = 3  # samples that a function may hang on before it is not asked about the rest
+
+BatchReward = Callable[[Sequence[Sample]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """One entry of ``rollout.rewards``: a built-in name or ``module:function``, its weight, its keyword arguments."""
+
+    name: str
+    weight: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """``total`` [N]: the weighted sum, NaN for a sample that is skipped; ``parts``: each function's own [N], NaN where it gave none."""
+
+    total: list[float]
+    parts: Mapping[str, list[float]]
+    problems: tuple[Diagnostic, ...] = ()
+
+
+class Scorer:
+    """Asks the functions of ``specs`` about samples.
+
+    ``on_error`` decides what a function's failure (it raises, hangs beyond ``timeout_seconds``, gives NaN, infinity or no number) does: ``error``
+    ends the run by name, ``zero`` counts 0, ``skip`` leaves the sample out. A function that gives None does not judge that sample and is left
+    out of its sum; a sample that none judges is skipped. Raises ConfigError for an unknown name, wrong options, or code without leave to run it.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RewardSpec],
+        *,
+        on_error: str = "error",
+        timeout_seconds: float = 60.0,
+        allow_code: bool = False,
+    ) -> None:
+        self.on_error, self.timeout_seconds = on_error, timeout_seconds
+        names = [spec.name for spec in specs]
+        self.labels = [_label(name, names[:i].count(name)) for i, name in enumerate(names)]
+        self.weights = [spec.weight for spec in specs]
+        self.functions = [_function(spec, allow_code) for spec in specs]
+
+    def __call__(self, samples: Sequence[Sample]) -> Scored:
+        """Scores in the order of the samples. Raises PacelineError ``rewards.failed`` under the policy ``error``."""
+        parts: dict[str, list[float]] = {}
+        problems: list[Diagnostic] = []
+        left_out = [False] * len(samples)
+        for label, function in zip(self.labels, self.functions, strict=True):
+            values, failures = self._ask(label, function, samples)
+            problems += failures.values()
+            for i, failure in failures.items():
+                if self.on_error == "error":
+                    raise PacelineError(failure)
+                values[i] = 0.0 if self.on_error == "zero" else math.nan
+                left_out[i] |= self.on_error == "skip"
+            parts[label] = values
+        total = [math.nan if left_out[i] else self._sum([parts[label][i] for label in self.labels]) for i in range(len(samples))]  # fmt: skip
+        return Scored(total, parts, tuple(_warning(p) for p in problems))
+
+    def _sum(self, values: Sequence[float]) -> float:
+        judged = [w * v for w, v in zip(self.weights, values, strict=True) if not math.isnan(v)]
+        return math.fsum(judged) if judged else math.nan
+
+    def _ask(
+        self, label: str, function: BatchReward, samples: Sequence[Sample]
+    ) -> tuple[list[float], dict[int, Diagnostic]]:
+        """(values, failures by sample). All samples in one call; when that fails, one by one, so that the culprit has a name."""
+        if not samples:
+            return [], {}
+        try:
+            with deadline(self.timeout_seconds):
+                found = list(function(samples))
+            if len(found) == len(samples):
+                return _checked(label, found, samples)
+            problem = f"{len(found)} values for {len(samples)} samples"
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            problem = _words(error)
+        if len(samples) == 1:
+            return [math.nan], {0: _failure(label, problem, samples[0])}
+        values, failures, hangs = [math.nan] * len(samples), {}, 0
+        for i, sample in enumerate(samples):
+            if hangs >= _HANGS:
+                failures[i] = _failure(label, "not asked: it hung on the samples before", sample)
+                continue
+            one, failed = self._ask(label, function, [sample])
+            values[i] = one[0]
+            if failed:
+                failures[i] = failed[0]
+                hangs += "did not answer within" in failed[0].found
+                if self.on_error == "error":
+                    break
+        if not failures:  # alone each sample passes: the function cannot take them together
+            failures[0] = _failure(label, f"asked about all samples at once: {problem}", samples[0])
+        return values, failures
+
+
+def _label(name: str, before: int) -> str:
+    label = name.rpartition(":")[2]
+    return label if not before else f"{label}_{before + 1}"
+
+
+def _function(spec: RewardSpec, allow_code: bool) -> BatchReward:
+    """What is asked about a batch of samples. Raises ConfigError."""
+    function = REWARDS.load(spec.name)
+    if spec.name == "code":
+        _check_code(allow_code)
+    if spec.name in REWARDS.names():
+        _check_options(spec, function)
+        return lambda samples: [function(sample, **spec.options) for sample in samples]
+    accepted = inspect.signature(function).parameters
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+
+    def ask(samples: Sequence[Sample]) -> Sequence[Any]:
+        given: dict[str, Any] = _columns(samples)
+        given |= {"prompts": [s.prompt for s in samples], "completions": [s.completion for s in samples]}
+        given = given if takes_all else {name: value for name, value in given.items() if name in accepted}
+        found: Sequence[Any] = function(**{**given, **spec.options})
+        return found
+
+    return ask
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Every column that some row has, None where another has not."""
+    names = dict.fromkeys(name for s in samples for name in s.columns)
+    return {name: [s.columns.get(name) for s in samples] for name in names}
+
+
+def _check_options(spec: RewardSpec, function: Any) -> None:
+    known = [name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY or name == "tests"]  # fmt: skip
+    needed = [n for n in known if inspect.signature(function).parameters[n].default is inspect.Parameter.empty]
+    wrong = sorted(set(spec.options) - set(inspect.signature(function).parameters)) + [n for n in needed if n not in spec.options]  # fmt: skip
+    if wrong:
+        hint = f"options: {', '.join(known) or 'none'}" + (f" (needed: {', '.join(needed)})" if needed else "")
+        what = f"the reward '{spec.name}' has other options"
+        raise ConfigError(Diagnostic("rewards.options", what, "rollout.rewards", ", ".join(wrong), hint))
+    if spec.name == "regex":
+        import re
+
+        try:
+            re.compile(str(spec.options["pattern"]))
+        except re.error as error:
+            what = "the pattern is no regular expression"
+            raise ConfigError(
+                Diagnostic("rewards.options", what, "rollout.rewards", str(error), "Python's re syntax")
+            ) from error
+
+
+def _check_code(allow: bool) -> None:
+    from paceline.algorithms.rewards.code import check_isolation
+
+    if not allow:
+        what = "this reward runs code that a model wrote"
+        hint = "rollout.allow_code_execution: true, on a machine where that may happen"
+        raise ConfigError(Diagnostic("rewards.code_off", what, "rollout.allow_code_execution", "false", hint))
+    check_isolation()
+
+
+def _checked(label: str, found: Sequence[Any], samples: Sequence[Sample]) -> tuple[list[float], dict[int, Diagnostic]]:
+    values, failures = [], {}
+    for i, (value, sample) in enumerate(zip(found, samples, strict=True)):
+        number = _number(value)
+        values.append(math.nan if number is None else number)
+        if value is not None and (number is None or not math.isfinite(number)):
+            failures[i] = _failure(label, f"gave {value!r}"[:200], sample)
+    return values, failures
+
+
+def _number(value: Any) -> float | None:
+    """A float of a number (Python's, numpy's, a tensor's); None of anything else."""
+    if isinstance(value, (str, bytes)) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _words(error: BaseException) -> str:
+    return str(error) if isinstance(error, Overdue) else f"{type(error).__name__}: {error}"[:300]
+
+
+def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
+    return Diagnostic(
+        "rewards.failed",
+        f"the reward '{label}' gave no number for a sample",
+        f"prompt {sample.prompt[-120:]!r}",
+        found,
+        "correct the function, or rollout.on_reward_error: zero or skip",
+        evidence={"prompt": sample.prompt[-2000:], "completion": sample.completion[:2000], "reward": label},
+    )
+
+
+def _warning(problem: Diagnostic) -> Diagnostic:
+    return Diagnostic(**{**problem.__dict__, "severity": Severity.WARNING})
