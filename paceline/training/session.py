@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
+from paceline.training.same_weights import check_same_weights
 from paceline.training.saving import exported_shards, hugging_face_files, run_state, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import BestRule, TrainState
@@ -193,20 +194,24 @@ class Session:
             best=best_rule(t, algorithm.metric_names),
             state=state,
         )
-        if self.plan.mesh.model_copies > 1:
-            trainer.inspect = self.rows_inspector(strategy, until=state.step + CHECKED_STEPS)
+        if self.world.world_size > 1:
+            trainer.inspect = self.inspector(strategy, handles, until=state.step + CHECKED_STEPS)
         if self.prepared.eval is not None and t.eval_strategy != "no":
             eval_source = self.source(train=False)
             eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)
             trainer.evaluate = lambda: evaluate(strategy, handles, algorithm, eval_source, eval_cut)
         return trainer
 
-    def rows_inspector(self, strategy: Any, until: int) -> Callable[[Window], None]:
-        """Compares the rows of the ranks that share one copy of the model, in the windows before step ``until``."""
+    def inspector(self, strategy: Any, handles: Mapping[Role, Any], until: int) -> Callable[[Window], None]:
+        """Holds the ranks together in the windows before step ``until``: equal rows in a copy of the model, equal weights in its copies."""
+        mesh = self.plan.mesh
+        trained = {role.value: handle.root for role, handle in handles.items() if handle.trained}
 
         def inspect(window: Window) -> None:
-            if window.step < until:
+            if window.step < until and mesh.model_copies > 1:
                 check_same_rows(self.world, strategy.data_parallel_rank, window)
+            if window.step <= until:
+                check_same_weights(self.world, mesh.coordinates(self.world.rank), window.step, trained)
 
         return inspect
 
