@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -103,13 +104,22 @@ class Head:
         self._own = OwnHead(hf)
         self._chunk_bytes = chunk_bytes
         self.vocabulary: Vocabulary = WholeVocabulary()
-        self.shape = _shape(hf.config.to_dict(), chunk_bytes)
+        self.shape = self._plain_shape = _shape(hf.config.to_dict(), chunk_bytes)
+        self._temperature = 1.0
         self.fused = isinstance(self._linear, nn.Linear) and self._matches(hf)
         self.reason = (
             "linear head: fused"
             if self.fused
             else f"{type(hf).__name__} has a head of its own: chunked, through its class"
         )
+
+    def set_temperature(self, temperature: float) -> None:
+        """From now on all quantities are those of softmax(logits / temperature): the policy that tokens were sampled from."""
+        self._temperature = temperature
+        if self.shape.softcap is None:
+            self.shape = replace(self._plain_shape, scale=self._plain_shape.scale / temperature)
+        elif self.fused and temperature != 1.0:  # the fused kernels scale before the cap
+            self.fused, self.reason = False, "softcap and a sampling temperature: chunked, through its class"
 
     @torch.no_grad()
     def _matches(self, hf: Any) -> bool:
@@ -173,7 +183,7 @@ class Head:
         return {one.value: out[one] for one in ask}
 
     def _stats(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self._own(hidden)
+        logits = self._own(hidden) / self._temperature if self._temperature != 1.0 else self._own(hidden)
         logs = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
         entropy = -(logs.exp() * logs).sum(-1)
         return logs.gather(1, labels[:, None]).squeeze(1), entropy, logs.argmax(-1) == labels

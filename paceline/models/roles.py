@@ -70,6 +70,10 @@ class RoleModule(nn.Module):
         if self._low is not None and self._low.cached:
             self._low.refresh()
 
+    def set_temperature(self, temperature: float) -> None:
+        """From now on log-probabilities and entropies are those of softmax(logits / temperature)."""
+        self._head.set_temperature(temperature)
+
     def compile_trunk(self, **options: Any) -> None:
         """torch.compile the trunk (not the head, which is one autograd function); names do not change."""
         self._call = torch.compile(self._trunk(), **options)

@@ -1,0 +1,40 @@
+"""From logits to the next tokens and their log-probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.generation.engine import RolloutSampling
+from paceline.generation.noise import gumbel
+
+
+def choose(logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens int64 [B], log-probabilities [B]) from logits [B, V]; ``streams`` and ``places`` int64 [B] name the noise (see ``noise.gumbel``)."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.temperature <= 0:
+        tokens = wide.argmax(-1)
+    else:
+        wide = wide / sampling.temperature
+        kept = keep_likeliest(wide, sampling)
+        tokens = (kept + gumbel(streams, places, wide.shape[-1])).argmax(-1)
+    chosen = wide.gather(1, tokens[:, None]).squeeze(1)
+    return tokens, chosen - wide.logsumexp(-1)
+
+
+def keep_likeliest(logits: Tensor, sampling: RolloutSampling) -> Tensor:
+    """Logits with -inf outside of the ``top_k`` likeliest and then of the smallest set with probability ``top_p`` (Holtzman et al. 2020).
+
+    The likeliest token always stays. Order and edges as in Transformers' warpers: first k, then p of what is left.
+    """
+    vocabulary = logits.shape[-1]
+    if 0 < sampling.top_k < vocabulary:
+        least = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if sampling.top_p < 1.0:
+        ordered, places = logits.sort(dim=-1, descending=True, stable=True)
+        mass = ordered.softmax(-1)
+        drop = mass.cumsum(-1) - mass >= sampling.top_p
+        drop[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(drop).scatter_(1, places, drop), -torch.inf)
+    return logits

@@ -1,0 +1,185 @@
+"""Batched generation by this process's own model: prompts padded on the left, each prompt read once for all its answers, a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.generation.cache import roomy_cache, select_rows
+from paceline.generation.choose import choose
+from paceline.generation.engine import Completion, Request, RolloutSampling
+
+_THIN = 0.75  # rows that go on, as a share of those computed, at which the finished ones are dropped
+
+
+class LocalEngine:
+    """An ``Engine`` over a Hugging Face causal language model that is whole here, or (with ``agree``) sharded over ranks.
+
+    stop_ids  tokens that end an answer; none: answers end at their longest length
+    rows      answers decoded together
+    agree     where a forward is a collective: "does anybody go on?", asked before every forward; a rank that has nothing left to do computes one
+              token for nothing until all are through, so that ranks whose answers differ in length or number end together
+    Raises ConfigError ``generation.stateful`` for models that carry a state instead of keys and values.
+    """
+
+    def __init__(
+        self,
+        hf: Any,
+        *,
+        pad_id: int,
+        stop_ids: Sequence[int],
+        rows: int = 64,
+        agree: Callable[[bool], bool] | None = None,
+    ) -> None:
+        self.hf, self.pad_id, self.rows, self.agree = hf, pad_id, rows, agree
+        self.device: torch.device = next(hf.parameters()).device
+        self.stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=self.device)
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
+        """One completion a request, in order."""
+        nothing = torch.zeros(0, dtype=torch.float32)
+        done: list[Completion] = [Completion((), nothing, False)] * len(requests)
+        wanted = [i for i, request in enumerate(requests) if request.max_tokens > 0]
+        wanted.sort(
+            key=lambda i: (len(requests[i].prompt), requests[i].prompt)
+        )  # like lengths, and like prompts, together
+        waiting = [wanted[start : start + self.rows] for start in range(0, len(wanted), self.rows)]
+        running: tuple[list[int], _Decoding] | None = None
+        while self._goes_on(bool(waiting) or running is not None):
+            if running is None and waiting:
+                chunk = waiting.pop(0)
+                running = chunk, _Decoding(self, [requests[i] for i in chunk], sampling)
+            if running is None:
+                self.forward(torch.full((1, 1), self.pad_id, device=self.device), None, None, None)
+            elif running[1].advance():
+                for i, completion in zip(running[0], running[1].completions(), strict=True):
+                    done[i] = completion
+                running = None
+        return done
+
+    def _goes_on(self, mine: bool) -> bool:
+        return mine if self.agree is None else self.agree(mine)
+
+    def forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Any) -> Tensor:
+        """Logits [B, V] of the last position."""
+        out = self.hf(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=1,
+        )
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+
+class _Decoding:
+    """One batch of requests on its way; rows are requests."""
+
+    def __init__(self, engine: LocalEngine, requests: Sequence[Request], sampling: RolloutSampling) -> None:
+        self.engine, self.requests, self.sampling = engine, requests, sampling
+        device = engine.device
+        prompts = list(dict.fromkeys(r.prompt for r in requests))
+        number = {prompt: i for i, prompt in enumerate(prompts)}
+        self.prompts = prompts
+        self.of_prompt = torch.tensor([number[r.prompt] for r in requests], device=device)
+        self.longest = max(r.max_tokens for r in requests)
+        self.limits = torch.tensor([r.max_tokens for r in requests], device=device)
+        self.streams = torch.tensor([r.stream for r in requests], dtype=torch.int64, device=device)
+        self.width = max(map(len, prompts))
+        self.cache = roomy_cache(engine.hf.config, self.width + self.longest)
+        check_cache(self.cache, engine.hf)
+        self.rows = torch.arange(len(requests), device=device)  # the requests that are still computed
+        self.going = torch.ones(len(requests), dtype=torch.bool, device=device)  # … and those of them that go on
+        self.tokens = torch.zeros(len(requests), self.longest, dtype=torch.int64, device=device)
+        self.logprobs: Tensor | None = None
+        self.lengths = torch.zeros(len(requests), dtype=torch.int64, device=device)
+        self.ended = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        self.place = 0
+        self.mask: Tensor | None = None
+        self.position = torch.tensor([len(r.prompt) for r in requests], device=device)
+
+    def advance(self) -> bool:
+        """One forward and one token a row; whether all are through."""
+        logits = self._read_prompts() if self.place == 0 else self._next()
+        streams, places = self.streams[self.rows], torch.full_like(self.rows, self.place)
+        chosen, logprobs = choose(logits, self.sampling, streams, places)
+        if self.logprobs is None:
+            self.logprobs = torch.zeros(self.tokens.shape, dtype=logprobs.dtype, device=logprobs.device)
+        writes = self.rows[self.going]
+        self.tokens[writes, self.place] = chosen[self.going]
+        self.logprobs[writes, self.place] = logprobs[self.going]
+        self.lengths[writes] = self.place + 1
+        stopped = torch.isin(chosen, self.engine.stops)
+        self.ended[writes] = stopped[self.going]
+        self.going &= ~stopped & (self.limits[self.rows] > self.place + 1)
+        self.last = chosen
+        self.place += 1
+        count = int(self.going.sum())
+        if count and count <= _THIN * len(self.rows):
+            self._drop_finished()
+        return count == 0
+
+    def completions(self) -> list[Completion]:
+        """What was said, a request each."""
+        assert self.logprobs is not None
+        tokens, logprobs = self.tokens.tolist(), self.logprobs.cpu()
+        return [
+            Completion(tuple(tokens[i][:n]), logprobs[i, :n].clone(), bool(self.ended[i]))
+            for i, n in enumerate(self.lengths.tolist())
+        ]
+
+    def _read_prompts(self) -> Tensor:
+        """Every prompt once; then a row for each of its answers."""
+        device, count = self.engine.device, len(self.prompts)
+        ids = torch.full((count, self.width), self.engine.pad_id, dtype=torch.int64)
+        mask = torch.zeros(count, self.width + self.longest, dtype=torch.int64)
+        for i, prompt in enumerate(self.prompts):
+            ids[i, self.width - len(prompt) :] = torch.tensor(prompt)
+            mask[i, self.width - len(prompt) :] = 1
+        padded = any(len(p) != self.width for p in self.prompts)
+        self.mask = mask.to(device) if padded else None
+        seen = None if self.mask is None else self.mask[:, : self.width]
+        positions = (mask[:, : self.width].cumsum(1) - 1).clamp_(min=0).to(device)
+        logits = self.engine.forward(ids.to(device), seen, positions, self.cache)
+        if count != len(self.requests) or not torch.equal(self.of_prompt, self.rows):
+            select_rows(self.cache, self.of_prompt)
+            logits = logits[self.of_prompt]
+            self.mask = None if self.mask is None else self.mask[self.of_prompt]
+        return logits
+
+    def _next(self) -> Tensor:
+        seen = None if self.mask is None else self.mask[:, : self.width + self.place]
+        positions = (self.position + self.place - 1)[self.rows]
+        return self.engine.forward(self.last[:, None], seen, positions[:, None], self.cache)
+
+    def _drop_finished(self) -> None:
+        """Rows whose answer is complete cost no more."""
+        keep = self.going.nonzero().squeeze(1)
+        select_rows(self.cache, keep)
+        self.mask = None if self.mask is None else self.mask[keep]
+        self.rows, self.last, self.going = self.rows[keep], self.last[keep], self.going[keep]
+
+
+def check_cache(cache: Any, hf: Any) -> None:
+    """Raises ConfigError where the model keeps something else than keys and values: padding on the left would enter it."""
+    from transformers.cache_utils import DynamicLayer
+
+    strange = [type(layer).__name__ for layer in cache.layers if not isinstance(layer, DynamicLayer)]
+    if strange:
+        raise ConfigError(
+            Diagnostic(
+                "generation.stateful",
+                "this model carries a state from token to token, and rollouts of several prompts at once would mix padding into it",
+                "model",
+                f"{type(hf).__name__}: {strange[0]}",
+                "a model of attention layers (llama, qwen2, mistral, gemma, …)",
+            )
+        )

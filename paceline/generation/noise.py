@@ -1,0 +1,44 @@
+"""Counter-based sampling noise (contract 6): a token's noise is a function of its stream, its place in the answer and its id alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_FIRST, _SECOND = (
+    -49064778989728563,
+    -4265267296055464877,
+)  # 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53: MurmurHash3's finaliser
+_SIGNED = 1 << 63
+
+
+def stream_of(seed: int, *parts: int) -> int:
+    """A signed 64-bit key for the answer that ``parts`` name (epoch, prompt's id, sample number)."""
+    text = "\x1f".join(str(part) for part in ("rollout", seed, *parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") - _SIGNED
+
+
+def gumbel(streams: Tensor, places: Tensor, vocabulary: int) -> Tensor:
+    """fp32 [B, vocabulary]: standard Gumbel noise for the token at ``places`` [B] (0: the first of an answer) of ``streams`` int64 [B].
+
+    argmax(logits + Gumbel noise) is a draw from softmax(logits) (Gumbel 1954), and two ranks whose logits differ in their last bits draw the same
+    token unless the two best lie that close together.
+    """
+    keys = _mixed(streams + (places + 1) * _GOLDEN)
+    ids = torch.arange(1, vocabulary + 1, device=streams.device)
+    bits = _mixed(keys[:, None] + ids[None, :] * _GOLDEN)
+    uniform = (bits.bitwise_right_shift_(40).bitwise_and_(0xFFFFFF)).to(torch.float32).add_(0.5).mul_(2.0**-24)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """MurmurHash3's 64-bit finaliser, elementwise on int64 with wrap-around."""
+    x ^= (x >> 33).bitwise_and_(0x7FFFFFFF)
+    x *= _FIRST
+    x ^= (x >> 33).bitwise_and_(0x7FFFFFFF)
+    x *= _SECOND
+    x ^= (x >> 33).bitwise_and_(0x7FFFFFFF)
+    return x
