@@ -14,6 +14,7 @@ from paceline.core.errors import DataError
 from paceline.data.pairs import CONVERSATION
 from paceline.data.problems import LENGTH_REASONS, PrepareCounts, Problem, Tally, left_out, refusal
 from paceline.data.progress import Meter, PrepareProgress, Report
+from paceline.data.prompts import CONVERSATION as PROMPT_CONVERSATION
 from paceline.data.readers import total_bytes
 from paceline.data.sets import DataSet, OpenSet, open_set
 from paceline.data.split import overlap, split_rows
@@ -43,7 +44,7 @@ def build(
 ) -> None:
     """Prepare and publish the set ``key``. Raises DataError; nothing is left behind then."""
     sets = [*train, *evaluation]
-    opened = _open_all(sets, setup.pairs)
+    opened = _open_all(sets, setup)
     tokenizer = open_tokenizer(setup.tokenizer)
     setup, notes = settle_template(setup, tokenizer, opened)
     notes = [note for o in opened for note in o.notes] + notes
@@ -72,12 +73,12 @@ def build(
         store.publish(stage, key, meta)
 
 
-def _open_all(sets: list[DataSet], pairs: bool) -> list[OpenSet]:
+def _open_all(sets: list[DataSet], setup: Setup) -> list[OpenSet]:
     opened: list[OpenSet] = []
     problems: list[Diagnostic] = []
     for number, data_set in enumerate(sets):
         try:
-            opened.append(open_set(number, data_set, pairs))
+            opened.append(open_set(number, data_set, setup.pairs, setup.prompts))
         except DataError as error:
             problems.extend(error.diagnostics)
     if problems:
@@ -95,7 +96,7 @@ def settle_template(
     if not formats:
         return setup, notes
     if not tokenizer.chat_template:
-        if formats & {"messages", "sharegpt", CONVERSATION}:
+        if formats & {"messages", "sharegpt", CONVERSATION, PROMPT_CONVERSATION}:
             hint = f"model.chat_template: chatml (or {', '.join(n for n in BUILTIN_TEMPLATES if n != 'chatml')}, the path of a .jinja file, or a tokenizer that has one)"
             raise DataError(
                 Diagnostic(
@@ -110,7 +111,7 @@ def settle_template(
         notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
     _check_syntax(setup.tokenizer.chat_template or tokenizer.get_chat_template(), setup.tokenizer.folder)
-    if setup.train_on == "assistant" and not tokenizer.is_fast:
+    if setup.train_on == "assistant" and not setup.prompts and not tokenizer.is_fast:
         hint = "data.train_on: all, or a tokenizer with tokenizer.json"
         raise DataError(
             Diagnostic(

@@ -16,10 +16,11 @@ from paceline.core.errors import DataError
 from paceline.data.locate import Located
 from paceline.data.tokenizer import TokenizerSpec, tokenizer_files
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _CODE = (
     "formats",
     "pairs",
+    "prompts",
     "locate",
     "problems",
     "readers",

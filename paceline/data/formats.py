@@ -48,13 +48,15 @@ class Shape:
 class Example:
     """A row in the common shape: ``messages`` (a conversation) or ``text``; ``prompt`` identifies it in splits (duplicates stay together).
 
-    Only the assistant's turns from number ``learn_from`` on are learnt; ``margin`` is that of a preference pair.
+    Only the assistant's turns from number ``learn_from`` on are learnt; ``margin`` is that of a preference pair; ``facts`` what is known of a prompt
+    that the model answers itself, as JSON.
     """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
     learn_from: int = 0
     margin: float = 0.0
+    facts: str = ""
 
     @property
     def prompt(self) -> str:

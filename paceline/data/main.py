@@ -24,7 +24,7 @@ from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
-from paceline.plan.roles import reads_pairs
+from paceline.plan.roles import reads_pairs, reads_prompts
 
 _STAGES = {
     "fingerprint": "looking at the data",
@@ -108,6 +108,7 @@ def run(config: Config, cache: Path, console: Console) -> None:
             cache_dir=cache,
             report=bar,
             pairs=reads_pairs(config.training.algorithm),
+            prompts=reads_prompts(config.training.algorithm),
         )
     for note in prepared.notes:
         console.print(note.render(), highlight=False, markup=False, soft_wrap=True)

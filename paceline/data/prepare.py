@@ -65,8 +65,10 @@ def prepare(
     report: Callable[[PrepareProgress], None] | None = None,
     max_positions: int | None = None,
     pairs: bool = False,
+    prompts: bool = False,
 ) -> Prepared:
-    """Tokenise the data of a config, or find it prepared already. ``pairs``: rows are preference pairs, of which the answers alone are learnt.
+    """Tokenise the data of a config, or find it prepared already. ``pairs``: rows are preference pairs, of which the answers alone are learnt;
+    ``prompts``: rows are prompts that the model answers itself, of which nothing is learnt and nothing cut.
 
     ``seed`` decides the validation split; ``max_positions`` (the model's, when known) refuses documents it has no positions for. Two
     processes that prepare the same set do the work once. Raises DataError with every reason known at that point.
@@ -74,7 +76,7 @@ def prepare(
     say: Report = report or (lambda progress: None)
     train, evaluation = _sets(data)
     spec = tokenizer_spec(model)
-    setup = Setup(spec, "assistant" if pairs else data.train_on, data.max_length, data.on_too_long, pairs)
+    setup = Setup(spec, "assistant" if pairs else data.train_on, data.max_length, data.on_too_long, pairs, prompts)
     say(PrepareProgress("fingerprint"))
     key = fingerprint(
         {
@@ -82,7 +84,7 @@ def prepare(
             "tokenizer": tokenizer_digest(spec, cache_dir),
             "train": [_identity(s, cache_dir) for s in train],
             "eval": [_identity(s, cache_dir) for s in evaluation],
-            "options": [setup.pairs, setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
+            "options": [setup.pairs, setup.prompts, setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }
     )

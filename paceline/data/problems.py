@@ -42,13 +42,21 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "the row is longer than data.max_length",
         "raise data.max_length, or data.on_too_long: truncate or skip",
     ),
+    "prompt_too_long": (
+        "the prompt fills data.max_length and leaves no room for an answer; prompts are never cut",
+        "raise data.max_length, or data.on_too_long: skip",
+    ),
     "answer_cut_off": (
         "the prompt alone fills data.max_length, no answer is left after truncation",
         "raise data.max_length",
     ),
 }
 
-LENGTH_REASONS = ("too_long", "answer_cut_off")  # ruled by data.on_too_long, the others by data.on_bad_row
+LENGTH_REASONS = (
+    "too_long",
+    "answer_cut_off",
+    "prompt_too_long",
+)  # ruled by data.on_too_long, the others by data.on_bad_row
 
 
 @dataclass(frozen=True)

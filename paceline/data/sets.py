@@ -13,6 +13,7 @@ from paceline.data.formats import COLUMNS, Shape, detect
 from paceline.data.locate import Located, locate
 from paceline.data.pairs import detect_pairs
 from paceline.data.problems import Problem, Tally, refusal
+from paceline.data.prompts import KEEP_ALL, detect_prompts
 from paceline.data.readers import RawRow, read_rows
 from paceline.data.tokenise import CHUNK_ROWS, Chunk, ChunkRow
 
@@ -54,8 +55,8 @@ def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
     return found
 
 
-def open_set(number: int, data_set: DataSet, pairs: bool = False) -> OpenSet:
-    """Look at the first rows of a data set and find out its shape (``pairs``: of preference pairs). Raises DataError when it has none, or no rows."""
+def open_set(number: int, data_set: DataSet, pairs: bool = False, prompts: bool = False) -> OpenSet:
+    """Look at the first rows of a data set and find out its shape (``pairs``: of preference pairs, ``prompts``: of prompts). Raises DataError when it has none, or no rows."""
     section = data_set.section
     rows = iter(read_rows(data_set.located, section.split))
     if section.max_rows is not None:
@@ -68,7 +69,7 @@ def open_set(number: int, data_set: DataSet, pairs: bool = False) -> OpenSet:
     values = [r.value for r in head if r.value is not None]
     if not values:
         raise DataError(*_no_rows(data_set, head))
-    find = detect_pairs if pairs else detect
+    find = detect_prompts if prompts else detect_pairs if pairs else detect
     shape = find(values, where=section.path, asked=section.format, mapping=section.columns)
     return OpenSet(shape, _chunks(number, shape, itertools.chain(head, rows)), tuple(_notes(data_set, shape, values)))
 
@@ -98,7 +99,7 @@ def _notes(data_set: DataSet, shape: Shape, values: list[dict]) -> Iterator[Diag
     must, may = COLUMNS.get(shape.format, (tuple(shape.columns), ()))  # of a pair all that were found are used
     used = {shape.columns[name] for name in (*must, *may) if name in shape.columns}
     unused = [name for name in dict.fromkeys(n for v in values for n in v) if name not in used]
-    if unused:
+    if unused and shape.format not in KEEP_ALL:
         yield Diagnostic(
             "data.columns_unused", f"columns that are not used: {', '.join(unused)}", path, severity=Severity.NOTE
         )

@@ -5,9 +5,11 @@ One int32 a token carries both the token and whether it is learnt: a labelled to
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +43,7 @@ class Documents:
     dataset: I32
     row: NDArray[np.int64]
     margin: NDArray[np.float64]
+    facts: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -60,6 +63,7 @@ class TableWriter:
                 ("dataset", pa.int32()),
                 ("row", pa.int64()),
                 ("margin", pa.float64()),
+                ("facts", pa.large_string()),
             ]
         )
         self._sink = pa.OSFile(str(path), "wb")
@@ -79,6 +83,7 @@ class TableWriter:
             pa.array(block.dataset),
             pa.array(block.row),
             pa.array(block.margin),
+            pa.array(list(block.facts) or [""] * len(block), pa.large_string()),
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
@@ -152,10 +157,22 @@ class TokenTable:
 
     def coded(self, document: int) -> I32:
         """int32 [length]: the document as stored (see ``decode_labels``), a view of the mapped file."""
+        batch, local = self._place(document)
+        offsets = self._offsets[batch]
+        return self._values[batch][offsets[local] : offsets[local + 1]]
+
+    def _place(self, document: int) -> tuple[int, int]:
+        """(block of the file, row within it) of a document."""
         row = int(self._index[document])
         batch = int(np.searchsorted(self._first_row, row, side="right")) - 1
-        offsets, local = self._offsets[batch], row - int(self._first_row[batch])
-        return self._values[batch][offsets[local] : offsets[local + 1]]
+        return batch, row - int(self._first_row[batch])
+
+    def facts(self, document: int) -> dict[str, Any]:
+        """What is known of a prompt that the model answers itself: its row, with ``prompt`` and ``answer``; empty for other documents."""
+        batch, local = self._place(document)
+        text = self._batches[batch].column(6)[local].as_py()
+        found: dict[str, Any] = json.loads(text) if text else {}
+        return found
 
     def row(self, document: int) -> tuple[I32, I32]:
         """(input_ids, labels) of a document, int32 [length], labels NOT shifted."""

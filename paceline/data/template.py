@@ -66,6 +66,19 @@ class Encoder:
             results[number] = self._plain(ids)
         return [r if r is not None else RowError("empty") for r in results]
 
+    def encode_prompts(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
+        """The conversation and the opening of the assistant's turn, nothing of it learnt."""
+        results: list[Encoded | RowError] = []
+        for example in examples:
+            try:
+                text = self._text(list(example.messages), prompt=True)
+            except RowError as error:
+                results.append(error)
+                continue
+            ids = self._tokens([text], chat=True)[0][0]
+            results.append(Encoded(ids, np.zeros(len(ids), np.bool_)) if len(ids) else RowError("empty"))
+        return results
+
     def stop_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer: end of text, and what the chat template closes the assistant's turn with."""
         stops = {} if self._eos is None else {int(self._eos): None}

@@ -20,6 +20,7 @@ from paceline.data.formats import Example, RowError, Shape, normalise
 from paceline.data.hashing import text_key
 from paceline.data.pairs import normalise_pair
 from paceline.data.problems import Problem
+from paceline.data.prompts import normalise_prompt
 from paceline.data.table import Documents, encode_labels
 from paceline.data.template import Encoded, Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
@@ -36,6 +37,7 @@ class Setup:
     max_length: int
     on_too_long: str
     pairs: bool = False
+    prompts: bool = False
 
     @property
     def group(self) -> int:
@@ -84,13 +86,13 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     kept: list[tuple[ChunkRow, tuple[Example, ...]]] = []
     for row in chunk.rows:
         try:
-            kept.append(
-                (row, normalise_pair(row.value, chunk.shape) if setup.pairs else (normalise(row.value, chunk.shape),))
-            )
+            kept.append((row, _examples(row, chunk.shape, setup)))
         except RowError as error:
             skipped.append(Problem(error.reason, row.where, error.detail))
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
-    encoded = iter(_encoder(setup.tokenizer, setup.train_on).encode([e for _, examples in kept for e in examples]))
+    encoder = _encoder(setup.tokenizer, setup.train_on)
+    encode = encoder.encode_prompts if setup.prompts else encoder.encode
+    encoded = iter(encode([e for _, examples in kept for e in examples]))
     for row, examples in kept:
         found = list(itertools.islice(encoded, len(examples)))
         problem = next((p for one in found if (p := _unusable(one, row.where, setup))), None)
@@ -107,6 +109,12 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     return ChunkResult(chunk.dataset, _block(chunk.dataset, documents), skipped, truncated, chunk.read, chunk.consumed)
 
 
+def _examples(row: ChunkRow, shape: Shape, setup: Setup) -> tuple[Example, ...]:
+    if setup.prompts:
+        return (normalise_prompt(row.value, shape),)
+    return normalise_pair(row.value, shape) if setup.pairs else (normalise(row.value, shape),)
+
+
 def _cut(encoded: Encoded, length: int) -> Encoded:
     return Encoded(encoded.input_ids[:length], encoded.labelled[:length])
 
@@ -115,6 +123,9 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     """Why a row gives no document, or None. The first token of a document is never predicted, so it is no label."""
     if isinstance(encoded, RowError):
         return Problem(encoded.reason, where, encoded.detail)
+    if setup.prompts:
+        room = len(encoded.input_ids) < setup.max_length
+        return None if room else Problem("prompt_too_long", where, f"{len(encoded.input_ids)} tokens")
     if not encoded.labelled[1:].any():
         return Problem("no_labels", where, f"{len(encoded.input_ids)} tokens")
     length = len(encoded.input_ids)
@@ -137,6 +148,7 @@ def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]]) -> 
         dataset=np.full(len(documents), dataset, np.int32),
         row=np.array([row.number for row, _, _ in documents], np.int64),
         margin=np.array([example.margin for _, example, _ in documents], np.float64),
+        facts=[example.facts for _, example, _ in documents],
     )
 
 

@@ -8,41 +8,48 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """``DynamicLayer`` over buffers that double; ``keys`` and ``values`` are views of what is filled."""
 
     def __init__(self, room: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._room = room
+        self._filled = 0
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append [B, K, T, D]; the views of everything so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = 0 if self.keys.dim() < 4 else self.keys.shape[-2]
-        end = start + key_states.shape[-2]
-        if self._buffers is None or end > self._buffers[0].shape[-2]:
-            self._grow(key_states, value_states, start, max(end, 2 * start, self._room))
-        assert self._buffers is not None
-        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start:end] = new
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
-        return self.keys, self.values
+        start, self._filled = self._filled, self._filled + key_states.shape[-2]
+        keys, values = self._with_room(key_states, value_states, start)
+        keys[:, :, start : self._filled] = key_states
+        values[:, :, start : self._filled] = value_states
+        return self._show()
 
-    def _grow(self, key_states: Tensor, value_states: Tensor, start: int, room: int) -> None:
-        grown = tuple(x.new_empty(*x.shape[:2], room, x.shape[-1]) for x in (key_states, value_states))
-        if start:
-            grown[0][:, :, :start], grown[1][:, :, :start] = self.keys, self.values
+    def _with_room(self, key_states: Tensor, value_states: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """The buffers, larger ones when these are full."""
+        if self._buffers is not None and self._filled <= self._buffers[0].shape[-2]:
+            return self._buffers
+        room = max(self._filled, 2 * start, self._room)
+        grown = [x.new_empty(*x.shape[:2], room, x.shape[-1]) for x in (key_states, value_states)]
+        if self._buffers is not None:
+            for new, old in zip(grown, self._buffers, strict=True):
+                new[:, :, :start] = old[:, :, :start]
         self._buffers = (grown[0], grown[1])
+        return self._buffers
+
+    def _show(self) -> tuple[Tensor, Tensor]:
+        assert self._buffers is not None
+        keys, values = (buffer[:, :, : self._filled] for buffer in self._buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Rows ``indices`` in this order; a row may come several times."""
-        if self._buffers is None:
-            return
-        filled = self.keys.shape[-2]
-        self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
-        self.keys, self.values = (buffer[:, :, :filled] for buffer in self._buffers)
+        if self._buffers is not None:
+            self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
+            self._show()
 
 
 def roomy_cache(config: Any, room: int) -> DynamicCache:
@@ -55,5 +62,6 @@ def roomy_cache(config: Any, room: int) -> DynamicCache:
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
     """Keep ``rows`` int64 of every layer, in this order; a row may come several times."""
-    for layer in cache.layers:
+    layers: list[Any] = cache.layers
+    for layer in layers:
         layer.batch_select_indices(rows)

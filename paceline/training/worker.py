@@ -26,7 +26,7 @@ from paceline.launch.environ import cache_folder, current
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
-from paceline.plan.roles import reads_pairs
+from paceline.plan.roles import reads_pairs, reads_prompts
 from paceline.plan.shape import shape_of
 from paceline.runlog import events
 from paceline.runtime.alarm import Alarm, is_cascade, leave
@@ -89,6 +89,7 @@ def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]
         "seed": c.training.seed if c.data.seed is None else c.data.seed,
         "cache_dir": Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ),
         "pairs": reads_pairs(c.training.algorithm),
+        "prompts": reads_prompts(c.training.algorithm),
         "max_positions": (plan.shape.max_position_embeddings or None) if plan.shape else None,
     }
     if rank != 0:

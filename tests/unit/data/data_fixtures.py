@@ -47,12 +47,13 @@ def prepared_from(
     model: Mapping[str, Any] | None = None,
     seed: int = 1,
     pairs: bool = False,
+    prompts: bool = False,
     **data: Any,
 ) -> Prepared:
     """``prepare`` with sections built from plain values."""
     section = DataSection(train=train, **{"num_proc": 1, "max_length": 256, **data})
     sections = (section, ModelSection(tokenizer=str(tokenizer), **(model or {})))
-    return prepare(*sections, seed=seed, cache_dir=cache, pairs=pairs)
+    return prepare(*sections, seed=seed, cache_dir=cache, pairs=pairs, prompts=prompts)
 
 
 def make_table(

@@ -1,0 +1,94 @@
+"""Prompts to be answered by the model itself: what is asked, and what a reward needs to judge the answer (the expected one, tests, …).
+
+The prompt is ``prompt``, ``question``, ``query``, ``problem`` or ``instruction`` (a text, with ``input`` behind an instruction), or turns under any of
+these, ``messages`` or ``conversations``; a last turn of the assistant is the expected answer. Without one it is ``answer``, ``completion``, ``response``,
+``output``, ``solution`` or ``ground_truth``, where the rows have it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
+
+PROMPT, CONVERSATION = "prompt", "prompt_conversation"
+KEEP_ALL = (PROMPT, CONVERSATION)  # formats whose rows are kept whole, for rewards to look at
+_ASKED = ("prompt", "question", "query", "problem", "instruction", "messages", "conversations")
+_EXPECTED = ("answer", "completion", "response", "output", "solution", "ground_truth")
+_BESIDE = ("input", "system")
+_TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
+
+
+def detect_prompts(
+    rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
+) -> Shape:
+    """How prompts are read, from the first rows; ``columns`` says ``prompt``, ``answer``, ``input`` and ``system`` by their names in the file.
+
+    Raises DataError when there is no prompt, or several, or a column asked for is missing.
+    """
+    found = list(dict.fromkeys(name for row in rows for name in row))
+    mapping = dict(mapping or {})
+    seen = f"columns {', '.join(found) or 'none'}"
+    hint = "columns: {prompt: X, answer: Y} (beside path:), X and Y being names in the file"
+    wrong = [k for k in mapping if k not in ("prompt", "answer", *_BESIDE)] + [
+        v for v in mapping.values() if v not in found
+    ]
+    if wrong:
+        what = f"columns: no such column ({', '.join(wrong)})"
+        raise DataError(Diagnostic("data.format_prompts", what, where, seen, hint))
+    prompts = [mapping["prompt"]] if "prompt" in mapping else [name for name in _ASKED if name in found]
+    if len(prompts) > 1 and "prompt" in prompts:
+        prompts = ["prompt"]
+    if len(prompts) != 1:
+        what = "the rows hold no prompt" if not prompts else f"the prompt could be any of {', '.join(prompts)}"
+        raise DataError(Diagnostic("data.format_prompts", what, where, seen, hint))
+    columns = {"prompt": prompts[0]}
+    answers = [mapping["answer"]] if "answer" in mapping else [name for name in _EXPECTED if name in found]
+    columns |= {"answer": answers[0]} if answers else {}
+    columns |= {n: mapping.get(n, n) for n in _BESIDE if mapping.get(n, n) in found and (n != "input" or prompts[0] == "instruction" or n in mapping)}  # fmt: skip
+    turns = any(isinstance(row.get(prompts[0]), list) for row in rows)
+    expected = f", the expected answer '{columns['answer']}'" if answers else ", no expected answer but in the turns"
+    return Shape(CONVERSATION if turns else PROMPT, columns, f"the prompt is '{prompts[0]}'{expected}")
+
+
+def normalise_prompt(row: Row, shape: Shape) -> Example:
+    """The conversation up to where the model answers; ``facts`` is the row as JSON, with ``answer`` and ``prompt`` (the last question). Raises RowError."""
+    columns = shape.columns
+    value = row.get(columns["prompt"])
+    if value is None:
+        raise RowError("missing_column", f"no '{columns['prompt']}'")
+    messages = _turns(value, columns["prompt"])
+    answer: Any = row.get(columns["answer"]) if "answer" in columns else None
+    if messages and messages[-1]["role"] == "assistant":
+        answer = messages.pop()["content"] if answer is None else (messages.pop(), answer)[1]
+    if "input" in columns and messages and (more := as_text(row.get(columns["input"]), columns["input"])).strip():
+        messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n{more}"}
+    system = as_text(row.get(columns["system"]), columns["system"]) if "system" in columns else ""
+    if system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    if not any(turn["content"].strip() for turn in messages if turn["role"] == "user"):
+        raise RowError("empty", "the prompt is empty")
+    facts = {name: item for name, item in row.items() if name != columns["prompt"]}
+    if answer is not None:
+        facts["answer"] = answer
+    facts["prompt"] = messages[-1]["content"]
+    return Example(messages=tuple(messages), learn_from=len(messages), facts=_json(facts))
+
+
+def _turns(value: Any, name: str) -> list[Message]:
+    if not isinstance(value, list):
+        return [{"role": "user", "content": as_text(value, name)}]
+    first = value[0] if value and isinstance(value[0], Mapping) else {}
+    return turns_of(value, *(("from", "value") if "from" in first else ("role", "content")), _TURN_ROLES)
+
+
+def _json(facts: Mapping[str, Any]) -> str:
+    """One line of JSON; what JSON has no word for becomes its text."""
+    try:
+        return json.dumps(facts, ensure_ascii=False, default=str)
+    except (TypeError, ValueError) as error:
+        raise RowError("not_text", str(error)[:100]) from error
