@@ -34,6 +34,17 @@ def instruction_rows(count: int, seed: int = 0) -> list[dict[str, str]]:
     return rows
 
 
+def preference_rows(count: int, seed: int = 0) -> list[dict[str, object]]:
+    """Learnable pairs of very unequal length: the chosen answer says the words in capitals, the rejected one says others as they are."""
+    rows: list[dict[str, object]] = []
+    for i, row in enumerate(instruction_rows(count, seed)):
+        words = [WORDS[(i * 5 + seed + j * 7) % len(WORDS)] for j in range(1 + (i * 11 + seed) % 7)]
+        rows.append(
+            {"prompt": row["instruction"], "chosen": row["output"], "rejected": " ".join(words), "margin": (i % 3) / 4}
+        )
+    return rows
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished process with what it printed."""
@@ -100,6 +111,12 @@ def write_tokenizer(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(folder)
     return folder
+
+
+def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:
+    """Preference pairs with margins."""
+    path.write_text(json.dumps(preference_rows(rows, seed)))
+    return path
 
 
 def write_rows(path: Path, rows: int) -> Path:

@@ -22,6 +22,10 @@ class Algorithm(ABC):
 
     trains: tuple[Role, ...] = (Role.POLICY,)
     frozen: tuple[Role, ...] = ()
+    consulted: tuple[
+        Role, ...
+    ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``seam.algorithm``
+    watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
     metric_names: tuple[str, ...] = ("eval_loss",)  # what an evaluation yields
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Iterator[Window]:
@@ -32,6 +36,10 @@ class Algorithm(ABC):
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         """What the root module of ``role`` must compute."""
 
+    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
+        """``batch`` with what was learnt of a consulted role's ``outputs``."""
+        raise NotImplementedError
+
     @abstractmethod
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         """int64 scalar a loss term: its weight in this micro-batch."""
@@ -41,8 +49,12 @@ class Algorithm(ABC):
         """fp32 scalar SUM a loss term."""
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """Evaluation sums named ``metric/term``; each is divided by that term's weight."""
+        """Sums named ``metric/term``; each is divided by that term's weight."""
         return {}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        """What is told of the means of ``metrics`` (by name, without the term): all as they are."""
+        return dict(means)
 
     def state(self) -> dict[str, Any]:
         """What must be saved beyond epoch and position (JSON types): nothing for offline algorithms."""

@@ -4,4 +4,11 @@ from __future__ import annotations
 
 from paceline.core.registry import Registry
 
-ALGORITHMS = Registry("algorithm", {"sft": "paceline.algorithms.sft:SFT"})
+ALGORITHMS = Registry(
+    "algorithm",
+    {
+        "sft": "paceline.algorithms.sft:SFT",
+        "reward": "paceline.algorithms.reward:Reward",
+        "dpo": "paceline.algorithms.dpo:DPO",
+    },
+)

@@ -37,6 +37,7 @@ from paceline.checkpoint.tensorfile import Entry, write_tensors
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.adapters import WEIGHTS
+from paceline.seam.roles import Role
 from paceline.seam.shard import BUFFER, PARAM
 
 
@@ -66,7 +67,7 @@ def export_hf(
     load_back: bool = True,
     merge: bool = False,
 ) -> ExportReport:
-    """Write the ``role``'s model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads; memory stays at one tensor while writing.
+    """Write the ``role``'s model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads (a reward model: ``AutoModelForSequenceClassification``); memory stays at one tensor while writing.
 
     A checkpoint of an adapter becomes a folder that ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a whole model: the base
     is loaded (or made) again, whole in memory, and must be the one that was trained on. Under 4-bit weights those weights count, unpacked.
@@ -79,6 +80,7 @@ def export_hf(
         )
     check_destination(to, overwrite)
     with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
+        role = _role(reader, role)
         adapter = is_adapter(reader)
         entries = _entries(reader, role, DTYPES[dtype])
         if adapter and not merge:
@@ -110,6 +112,12 @@ def export_hf(
         count = sum(torch.Size(e.shape).numel() for e in entries)
         kind = "model" if not adapter else "merged model" if merge else "adapter"
         return ExportReport(to, reader.step, dtype, len(entries), count, size, files, checked, kind)
+
+
+def _role(reader: CheckpointReader, asked: str) -> str:
+    """The only role of a checkpoint without a policy (a reward model) is what is meant by the default."""
+    roles = reader.roles()
+    return roles[0] if asked == Role.POLICY.value and asked not in roles and len(roles) == 1 else asked
 
 
 def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[Entry]:

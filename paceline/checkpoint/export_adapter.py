@@ -21,6 +21,7 @@ from paceline.models.adapters import WEIGHTS, adapted_modules, base_fingerprint,
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import round_trip
 from paceline.seam.model import BuildOptions
+from paceline.seam.roles import Role
 from paceline.seam.shard import PARAM
 
 _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
@@ -74,6 +75,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
     run = Config.from_json(reader.state["config"])
     build = HFModelFactory(
         run.model.model_copy(update={"trust_remote_code": False}),  # a checkpoint may not say that code is run
+        role=Role(role),
         vocab_size=int((config.get("text_config") or config)["vocab_size"]),
         seed=run.training.seed,
         master_dtype=torch.float64 if wide else torch.float32,

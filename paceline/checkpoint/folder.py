@@ -103,12 +103,21 @@ def is_known(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
+def _auto(config: Mapping[str, Any]) -> Any:
+    """The Hugging Face class that loads it: a reward model's config names a class for sequence classification."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    named = config.get("architectures")
+    scores = isinstance(named, list) and any(str(name).endswith("ForSequenceClassification") for name in named)
+    return AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+
+
 def _skeleton(config: Mapping[str, Any]) -> Any:
     """The architecture without memory."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     plain = {k: v for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
-    build: Any = AutoModelForCausalLM.from_config
+    build: Any = _auto(config).from_config
     with torch.device("meta"):
         return build(AutoConfig.for_model(config["model_type"], **plain))
 
@@ -178,7 +187,7 @@ def write_weights(stage: Path, entries: list[Entry], max_shard_bytes: int) -> No
 
 def check_load(stage: Path, entries: list[Entry], where: Path) -> None:
     """Load the folder as a user would, without running any code of its own, and compare every tensor with the checkpoint."""
-    model, info = _load_quietly(stage)
+    model, info = _load_quietly(stage, _auto(json.loads((stage / "config.json").read_text("utf-8"))))
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
     wrong = {
         key: sorted(map(str, info.get(key) or ())) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -189,16 +198,15 @@ def check_load(stage: Path, entries: list[Entry], where: Path) -> None:
         raise CheckpointError(Diagnostic("export.load_check", what, str(where), _listed(wrong)))
 
 
-def _load_quietly(folder: Path) -> tuple[Any, Mapping[str, Any]]:
+def _load_quietly(folder: Path, auto: Any) -> tuple[Any, Mapping[str, Any]]:
     """``from_pretrained`` without its progress bar; the model and the loading info."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     said: Any = logging
     shown = said.is_progress_bar_enabled()
     said.disable_progress_bar()
     try:
-        load: Any = AutoModelForCausalLM.from_pretrained
+        load: Any = auto.from_pretrained
         model, info = load(
             str(folder), dtype="auto", trust_remote_code=False, local_files_only=True, output_loading_info=True
         )

@@ -81,6 +81,13 @@ def _stage(value: Any) -> Any:
     return stages[name]
 
 
+def _pref_loss(value: Any) -> Any:
+    name = str(value).lower()
+    if name in ("orpo", "simpo", "kto", "kto_pair"):
+        raise Refused(f"{name} is another method than DPO, and is not built", "pref_loss: sigmoid, hinge or ipo")
+    return value
+
+
 def _finetuning(value: Any) -> Any:
     name = str(value).lower()
     if name == "freeze":
@@ -157,6 +164,22 @@ ALIASES: dict[str, Alias] = {
     "broadcast_buffers": Alias("training.ddp_broadcast_buffers"),
     "static_graph": Alias("training.ddp_static_graph"),
     "parallelism_config": Alias("training.parallelism"),
+    # preferences, by the names of TRL, LLaMA-Factory (pref_, dpo_) and axolotl
+    "center_rewards_coefficient": Alias("training.reward.center_rewards_coefficient"),
+    "pref_beta": Alias("training.dpo.beta"),
+    "dpo_beta": Alias("training.dpo.beta"),
+    "rl_beta": Alias("training.dpo.beta"),
+    "pref_loss": Alias("training.dpo.loss_type", _pref_loss),
+    "dpo_loss": Alias("training.dpo.loss_type", _pref_loss),
+    "pref_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
+    "dpo_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
+    "rpo_alpha": Alias("training.dpo.rpo_alpha"),
+    "dpo_label_smoothing": Alias("training.dpo.label_smoothing"),
+    "reference_free": Alias("training.dpo.reference_free"),
+    "ref_model": Alias("training.dpo.ref_model"),
+    "ref_model_name_or_path": Alias("training.dpo.ref_model"),
+    "precompute_ref_log_probs": Alias("training.dpo.precompute_ref_log_probs"),
+    "precompute_ref_batch_size": Alias("training.dpo.precompute_ref_batch_size"),
     "deepspeed_config": Alias("training.deepspeed"),
     "deepspeed.config_path": Alias("training.deepspeed"),
     "nccl_timeout": Alias("training.ddp_timeout"),

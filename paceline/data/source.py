@@ -21,7 +21,8 @@ class PackedSource:
     """A ``seam.data.RowSource`` over a token table: rows are bins of documents (``packing``) or single documents.
 
     Documents that belong together (``TokenTable.group``: both halves of a preference pair) stand in one row, next to each other.
-    ``seq_len`` is the most tokens of a row, of pairs for each half: their rows have room for twice as many; ``shuffle=False`` (evaluation) keeps the order of the table. Stateless: rows are a function of
+    ``seq_len`` is the most tokens of a row, of pairs for each half: their rows have room for twice as many; ``shuffle=False`` (evaluation) keeps the order of the table. ``columns`` are more values [D] of the
+    documents, which batches hold as ``extras``. Stateless: rows are a function of
     (table, seq_len, packing, seed, epoch) alone, so that any rank of any world size asks for any position at any time.
     Raises DataError when a document is longer than ``seq_len``.
     """
@@ -37,6 +38,7 @@ class PackedSource:
         self.seed = seed
         self.pad_token_id = pad_token_id
         self.shuffle = shuffle
+        self.columns: dict[str, NDArray[np.float64]] = {}
         self._layouts: dict[int, Bins] = {}
 
     def layout(self, epoch: int) -> Bins:
@@ -95,8 +97,11 @@ class PackedSource:
 
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
         """What a batch of pairs knows of each document."""
-        margins = [float(self.table.margins[i]) if i >= 0 else 0.0 for i in ids]
-        return {"margin": torch.tensor(margins, dtype=torch.float64)}
+        columns = {"margin": self.table.margins, **self.columns}
+        return {
+            name: torch.tensor([float(values[i]) if i >= 0 else 0.0 for i in ids], dtype=torch.float64)
+            for name, values in columns.items()
+        }
 
 
 def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:

@@ -13,6 +13,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,19 @@ def add_adapter(
     trained_ties = {other: name for other, name in ties(hf).items() if name in trained}
     identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
     return Adapter(spec, trained, _peft_config(config, saved, base, bool(trained_ties)), identity, note)
+
+
+@contextmanager
+def switched_off(hf: Any) -> Iterator[None]:
+    """Inside, every adapter adds nothing. peft's own switch (``enable_adapters``) would also change what requires a gradient."""
+    layers = [module for module in hf.modules() if hasattr(module, "_disable_adapters")]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def plain_name(name: str) -> str:
@@ -168,7 +182,7 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
         target_modules=targets[0] if alone else targets,
         bias=spec["bias"],
         use_rslora=spec["use_rslora"],
-        task_type="CAUSAL_LM",
+        task_type=_task(hf),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed_for(seed, role="adapter"))
@@ -178,6 +192,11 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
         except ValueError as error:
             raise ConfigError(_targets(spec, hf, str(error))) from error
     return config
+
+
+def _task(hf: Any) -> str:
+    """peft's name of what the model is for: sequence classification where it has a head of one number, which peft then leaves alone."""
+    return "SEQ_CLS" if hf.get_output_embeddings() is None and getattr(hf, "num_labels", None) == 1 else "CAUSAL_LM"
 
 
 def _check_layers(hf: Any) -> None:
@@ -235,7 +254,7 @@ def _peft_config(config: Any, saved: list[str], base: Mapping[str, Any], tied: b
     values = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in config.to_dict().items()}
     ours = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": config.task_type,
         "inference_mode": True,
         "modules_to_save": saved or None,
         "ensure_weight_tying": tied,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.models.adapters import Adapter, add_adapter
+from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.attention import choose_attention, register
 from paceline.models.materialise import skeleton
 from paceline.models.norms import fuse_norms
@@ -18,6 +18,7 @@ from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
+from paceline.models.scalar_head import HEAD, SCALAR_ROLES, auto_class
 from paceline.models.swiglu import fuse_mlps
 from paceline.seam.model import WHOLE, BuildOptions
 from paceline.seam.roles import Role
@@ -55,6 +56,7 @@ class HFModelFactory:
     seed          of the initial weights, and of new rows; equal on all ranks
     attention     ``auto``, ``paceline`` or a Transformers name
     master_dtype  of the parameters: fp32, or fp64 for verification
+    frozen        nothing is trained: where low-precision copies are kept, they take the place of the masters
     adapter       ``Plan.adapter``: low-rank adapters are trained, everything else is frozen (and quantised where it says so)
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
@@ -73,15 +75,18 @@ class HFModelFactory:
         compile_options: Mapping[str, Any] | None = None,
         master_dtype: torch.dtype = torch.float32,
         adapter: Mapping[str, Any] | None = None,
+        frozen: bool = False,
     ) -> None:
         self.role = role
+        self.frozen = frozen
+        self.fingerprint: str | None = None  # of the weights as they were built, where they were built (not on meta)
         self._model, self._vocab_size, self._seed = model, vocab_size, seed
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
         self._adapter = adapter
-        self._config = load_hf_config(model)
-        self._class = _model_class(self._config, model)
+        self._config = self._load_config()
+        self._class = _model_class(self._config, model, role)
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
 
     @property
@@ -101,14 +106,18 @@ class HFModelFactory:
         )
         implementation = None if choice.implementation == "auto" else choice.implementation
         if device.type == "meta":
-            hf = skeleton(self._sized_config(), implementation, self._model.trust_remote_code)
+            hf = skeleton(auto_class(self.role), self._sized_config(), implementation, self._model.trust_remote_code)
         elif self._model.config is not None:
             hf = self._from_scratch(implementation)
         else:
             hf = self._from_weights(implementation)
         hf.config.use_cache = False
+        hf.config.architectures = [type(hf).__name__]  # by it an export knows whether it scores or speaks
         hf.to(device=device, dtype=self._master_dtype)
+        self.fingerprint = base_fingerprint(hf) or self.fingerprint
         adapter = self._adapt(hf)  # before the kernels: they leave alone what an adapter wraps
+        if self.frozen:
+            hf.requires_grad_(False)
         fuse_norms(hf)  # reads its own weight only; and Transformers' own computes in fp32 whatever the model's dtype
         if options.fused:
             fuse_mlps(hf)
@@ -128,15 +137,16 @@ class HFModelFactory:
         base = {"name_or_path": m.name_or_path, "revision": m.revision}
         had = self._config.get_text_config().vocab_size
         rows = (had, self._rows) if m.config is None else None
-        adapter = add_adapter(hf, self._adapter, self._seed, base, rows)
+        spec = dict(self._adapter)
+        if self.role in SCALAR_ROLES:  # a fresh head that stayed as it is would score at random
+            spec["modules_to_save"] = sorted({*spec["modules_to_save"], HEAD})
+        adapter = add_adapter(hf, spec, self._seed, base, rows)
         quantization = self._adapter.get("quantization")
         return adapter if quantization is None else adapter.noting(quantise(hf, quantization, self._compute_dtype))
 
     def _from_scratch(self, attention: str | None) -> Any:
         """Initialised on the CPU from the seed alone: the same weights on every rank, device and thread count."""
-        from transformers import AutoModelForCausalLM
-
-        auto: Any = AutoModelForCausalLM
+        auto = auto_class(self.role)
         config = self._sized_config()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
@@ -147,15 +157,19 @@ class HFModelFactory:
                 trust_remote_code=self._model.trust_remote_code,
             )
 
-    def _sized_config(self) -> Any:
+    def _load_config(self) -> Any:
         config = load_hf_config(self._model)
+        if self.role in SCALAR_ROLES:
+            config.num_labels = 1
+        return config
+
+    def _sized_config(self) -> Any:
+        config = self._load_config()
         config.get_text_config().vocab_size = self._rows
         return config
 
     def _from_weights(self, attention: str | None) -> Any:
-        from transformers import AutoModelForCausalLM
-
-        auto: Any = AutoModelForCausalLM
+        auto = auto_class(self.role)
         name = self._model.name_or_path
         assert name is not None
         with torch.random.fork_rng(devices=[]):  # parameters a checkpoint lacks are initialised: the same on every rank
@@ -163,7 +177,7 @@ class HFModelFactory:
             try:
                 hf, said = auto.from_pretrained(
                     name,
-                    config=load_hf_config(self._model),
+                    config=self._load_config(),
                     revision=self._model.revision or "main",
                     dtype=torch.float32,
                     attn_implementation=attention,
@@ -173,7 +187,10 @@ class HFModelFactory:
                 )
             except (OSError, ValueError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
-        missing = sorted(said.get("missing_keys", ()))
+        fresh = (
+            {f"{HEAD}.weight"} if self.role in SCALAR_ROLES else set()
+        )  # from the seed, where the weights are a language model's
+        missing = sorted(set(said.get("missing_keys", ())) - fresh)
         if missing:
             raise ConfigError(_missing(name, missing))
         old = hf.get_input_embeddings().weight.shape[0]
@@ -259,15 +276,18 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
     return -(-need // multiple) * multiple
 
 
-def _model_class(config: Any, model: ModelSource) -> Any:
-    from transformers import AutoModelForCausalLM
-
+def _model_class(config: Any, model: ModelSource, role: Role) -> Any:
     if model.trust_remote_code and getattr(config, "auto_map", None):
         return nn.Module  # a class of its own code: nothing is known of its attention
     try:
-        found = AutoModelForCausalLM._model_mapping[type(config)]
+        found = auto_class(role)._model_mapping[type(config)]
         return found[0] if isinstance(found, tuple) else found
     except KeyError as error:
+        if role in SCALAR_ROLES:
+            raise ConfigError(
+                Diagnostic("models.no_scalar_head", "this model type has no class for sequence classification", "model", str(config.model_type),
+                           "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …")
+            ) from error  # fmt: skip
         raise ConfigError(
             Diagnostic("models.not_causal", "this model type has no causal language model", "model", str(config.model_type),
                        "a decoder model: llama, qwen2, mistral, gemma2, gpt2, …")

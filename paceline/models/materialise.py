@@ -25,11 +25,8 @@ from paceline.models.swiglu import FusedSwiGLU
 from paceline.runtime.world import World
 
 
-def skeleton(config: Any, attention: str | None, trust_remote_code: bool) -> Any:
-    """The Hugging Face model of ``config`` without any storage."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
+def skeleton(auto: Any, config: Any, attention: str | None, trust_remote_code: bool) -> Any:
+    """The Hugging Face model that ``auto`` makes of ``config``, without any storage."""
     with torch.device("meta"):
         return auto.from_config(
             config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code

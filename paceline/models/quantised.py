@@ -80,7 +80,7 @@ def round_trip(hf: Any, spec: Mapping[str, Any]) -> None:
 
 def _frozen_linears(hf: Any, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """(parent, attribute, layer) of the plain linear layers of the trunk."""
-    head = hf.get_output_embeddings()
+    head = hf.get_output_embeddings() or getattr(hf, "score", None)
     for parent in hf.modules():
         for name, child in parent.named_children():
             if type(child) is nn.Linear and child is not head and not (frozen and child.weight.requires_grad):

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.models.adapters import Adapter
+from paceline.models.adapters import Adapter, switched_off
 from paceline.models.attention import AttentionChoice, placeholder_mask
 from paceline.models.heads import Head, Vocabulary
 from paceline.models.layout import Layout, LayoutSlot
 from paceline.models.precision import LowPrecision
+from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
 
 
 class RoleModule(nn.Module):
-    """A Hugging Face causal language model as the root module of ``role``.
+    """A Hugging Face causal language model (of a reward model: sequence classification of one label) as the root module of ``role``.
 
     ``forward(batch, ask)`` answers fp32 tensors by name (see ``Ask``). A micro-batch without labels still touches every trainable
     parameter. ``hf`` is the model itself, for saving and generation; its parameters keep their Hugging Face names.
@@ -43,7 +44,7 @@ class RoleModule(nn.Module):
         self.said: dict[str, str] = {}  # what was done to the module after it was built, for ``notes``
         self.slot = LayoutSlot()
         self.slot.attach(hf)
-        self._head = Head(hf)
+        self._head: Any = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf)
         self._low: LowPrecision | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
@@ -54,7 +55,7 @@ class RoleModule(nn.Module):
         """What is asked of ``batch``: sums and per-token tensors at labelled positions, fp32."""
         with self._autocast(batch):
             hidden = self._packed(batch) if self.attention.layout == "packed" else self._padded(batch)
-            return self._head(hidden, batch.labels, ask)
+            return self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, ask)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names, tied ones once; of a model with an adapter only what is trained (the rest is its base's)."""
@@ -73,6 +74,10 @@ class RoleModule(nn.Module):
     def set_temperature(self, temperature: float) -> None:
         """From now on log-probabilities and entropies are those of softmax(logits / temperature)."""
         self._head.set_temperature(temperature)
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside, the model computes as its base does; parameters and what is trained stay as they are."""
+        return switched_off(self.hf)
 
     def compile_trunk(self, **options: Any) -> None:
         """torch.compile the trunk (not the head, which is one autograd function); names do not change."""

@@ -157,7 +157,8 @@ def adapter_parameters(shape: ModelShape, adapter: Mapping[str, Any]) -> int | N
     saved = {"embed_tokens", "lm_head"} & set(adapter["modules_to_save"])
     if set(adapter["modules_to_save"]) - saved:
         return None
-    return count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
+    head = shape.hidden_size if shape.scalar_head else 0  # fresh: trained in full
+    return head + count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
 
 
 def matches(targets: list[str], name: str) -> bool:

@@ -22,7 +22,8 @@ from paceline.plan.memory import memory_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Plan, Precision
 from paceline.plan.precision import choose_precision
-from paceline.plan.shape import ModelShape, shape_from_config
+from paceline.plan.roles import reference_of
+from paceline.plan.shape import ModelShape, scoring, shape_from_config
 from paceline.plan.strategy import Chosen, check_algorithm, choose_strategy
 
 T = TypeVar("T")
@@ -70,6 +71,8 @@ def make_plan(
     found = check_world(hardware, world_size, num_nodes)
     if shape is None and model.get("config"):
         shape = _attempt(lambda: shape_from_config(model["config"]), found)
+    if shape is not None and training["algorithm"] == "reward":
+        shape = scoring(shape)
     facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
     found += check(config, facts, starting=True, provenance=provenance)
     found += check_algorithm(training["algorithm"])
@@ -90,6 +93,7 @@ def make_plan(
     strategy, reason = chosen.strategy, chosen.reason
     backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
+    reference, about_reference = reference_of(training, adapter)
     plan = Plan(
         algorithm=training["algorithm"],
         strategy=strategy,
@@ -114,6 +118,7 @@ def make_plan(
             backend_decision,
             attention,
             *adapter_decisions(adapter, shape),
+            *about_reference,
             *knob_decisions(training, data, hardware, strategy),
             *(
                 Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}")
@@ -129,6 +134,7 @@ def make_plan(
         paceline_version=__version__,
         engine=engine.options,
         adapter=adapter,
+        reference=reference,
     )
     return replace(plan, memory=memory_of(plan, hardware))
 

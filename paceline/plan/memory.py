@@ -9,7 +9,7 @@ Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.plan.hardware import Hardware
@@ -52,6 +52,8 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
 
     if plan.shape is None or ":" in plan.strategy or plan.memory is None:
         return None
+    if plan.reference == "live":
+        return _with_reference(plan, rank)
     stages = own_stages(plan.engine, plan.mesh, plan.mesh.coordinates(rank).pp) if plan.strategy == "pipeline" else None
     pieces = pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master], stages)
     if pieces is None:
@@ -67,6 +69,22 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
     if plan.strategy == "fsdp" or (plan.strategy == "pipeline" and (plan.mesh.dp_shard > 1 or plan.mesh.tp > 1)):
         return _sharded(plan, pieces, rank)
     return _whole(plan, pieces)
+
+
+def _with_reference(plan: Plan, rank: int) -> ModelStates | None:
+    """The policy's states and the weights of a frozen copy: shared out by FSDP, whole under every other strategy (ZeRO included)."""
+    policy = model_states(replace(plan, reference=""), rank)
+    other = (plan.config["training"].get("dpo") or {}).get("ref_model")
+    assert plan.shape is not None
+    listed = None if other or plan.adapter else pieces_of(plan.shape, None, SIZES[plan.precision.master])
+    if policy is None or listed is None:
+        return None
+    frozen = [
+        replace(tp_share(p, plan.mesh.tp, vocabulary=bool(plan.engine.get("loss_parallel"))), trained=False)
+        for p in listed
+    ]
+    reference = _sharded(plan, frozen, rank) if plan.strategy == "fsdp" else _whole(plan, frozen)
+    return replace(policy, parameters=policy.parameters + reference.parameters)
 
 
 def _whole(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
@@ -146,8 +164,6 @@ def counter_bytes(optimizer: Mapping[str, Any]) -> int:
 
 def memory_of(plan: Plan, hardware: Hardware) -> dict[str, Any]:
     """``Plan.memory``: whether copies are kept, and the states of the rank that keeps most and of the one that keeps least."""
-    from dataclasses import replace
-
     found: dict[str, Any] = {
         "copies": keeps_copies(hardware, plan.precision.compute),
         "largest": None,

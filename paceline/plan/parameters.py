@@ -11,6 +11,7 @@ from paceline.plan.shape import ModelShape
 
 #: Transformers' Trainer's own patterns of what takes no weight decay; ``strategies.optimizer`` makes its groups by the same rule.
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
+SCORE = "score.weight"  # the head of one number
 Named = tuple[str, tuple[int, ...]]
 
 
@@ -54,6 +55,8 @@ def _norm(name: str, size: int) -> list[Named]:
 
 
 def _head(shape: ModelShape, bias: bool = False) -> list[Parameter]:
+    if shape.scalar_head:
+        return [Parameter(SCORE, (1, shape.hidden_size))]
     weight = [] if shape.tied else [Parameter("lm_head.weight", (shape.vocab, shape.hidden_size))]
     return [*weight, *([Parameter("lm_head.bias", (shape.vocab,))] if bias else [])]
 

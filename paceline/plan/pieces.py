@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.plan.adapter import matches
 from paceline.plan.mesh import Mesh
-from paceline.plan.parameters import Parameter, parameters_of
+from paceline.plan.parameters import SCORE, Parameter, parameters_of
 from paceline.plan.shape import ModelShape
 
 # Columns (dim 0) and rows (dim 1) of the tensor-parallel plans of Transformers 5.23 (``base_model_tp_plan``), by the end of a module's name.
@@ -38,7 +38,7 @@ class Piece:
     @property
     def has_copy(self) -> bool:
         """Whether a low-precision copy is kept of it where copies are kept at all: layers and embeddings, not norms."""
-        return _NORM.search(self.name) is None and self.size >= 4
+        return _NORM.search(self.name) is None and self.name != SCORE and self.size >= 4
 
 
 def pieces_of(
@@ -73,7 +73,9 @@ def _is_router(shape: ModelShape, module: str) -> bool:
 
 
 def _frozen(parameter: Parameter, adapter: Mapping[str, Any], master_bytes: int, linear: bool) -> Piece:
-    """A weight of the base model: as it is, or packed to half a byte (its scales lie beside and are not counted)."""
+    """A weight of the base model: as it is, or packed to half a byte (its scales lie beside and are not counted). A fresh head is trained."""
+    if parameter.name == SCORE:
+        return Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
     if linear and adapter.get("quantization"):
         return Piece(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
     return Piece(parameter.name, parameter.shape, False, parameter.decays, master_bytes)

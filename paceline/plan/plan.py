@@ -42,6 +42,7 @@ class Plan:
     ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``optimizer`` holds the
     fields of ``seam.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
     ``engine`` holds the strategy's own resolved options (``plan.engine``), ``adapter`` those of LoRA or None (``plan.adapter``).
+    ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
     ``memory`` holds the model states a rank (``plan.memory``): ``copies``, and bytes of the ``largest`` and ``smallest`` rank or None.
     """
 
@@ -72,6 +73,7 @@ class Plan:
     engine: Mapping[str, Any] = field(default_factory=dict)
     adapter: Mapping[str, Any] | None = None
     memory: Mapping[str, Any] | None = None
+    reference: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ class ModelShape:
     ``matmul_parameters`` are those that take part in matrix products for a token: every linear weight and the output head (also when it is
     tied to the embedding), without the embedding look-up, norms and biases; of a mixture of experts only the experts a token visits.
     A forward and backward takes 6 × ``matmul_parameters`` FLOP a token (Kaplan et al. 2020, arXiv:2001.08361, eq. 2.2), attention aside.
-    ``exact`` is False for a family this file does not know: it is counted as a Llama.
+    ``exact`` is False for a family this file does not know: it is counted as a Llama. ``scalar_head``: one number a document in place of logits.
     """
 
     model_type: str
@@ -42,6 +42,7 @@ class ModelShape:
     attention_bias: bool = False
     mlp_bias: bool = False
     experts: int = 0
+    scalar_head: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,6 +78,18 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
             )
         )
     return _build(family, sizes, config, where)
+
+
+def scoring(shape: ModelShape) -> ModelShape:
+    """The same trunk under a head of one number (a reward model), ``Linear(hidden, 1)`` without bias."""
+    embedding = shape.vocab * shape.hidden_size
+    gone = (0 if shape.tied else embedding) + (shape.vocab if shape.model_type == "phi" else 0)
+    return replace(
+        shape,
+        num_parameters=shape.num_parameters - gone + shape.hidden_size,
+        matmul_parameters=shape.matmul_parameters - embedding + shape.hidden_size,
+        scalar_head=True,
+    )
 
 
 def shape_from_path(path: str | Path) -> ModelShape:

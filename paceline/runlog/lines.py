@@ -8,6 +8,8 @@ from typing import Any
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Event, Finished, Notice, RunStarted, Step
 
+_ENGINE = ("loss_scale", "grad_norm")  # extras of engines: in events and trackers, not in words
+
 
 def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | None = None) -> str:
     """``step 120/2000  loss 1.2345  lr 4.9e-05  …``."""
@@ -19,6 +21,7 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     if event.grad_norm is not None:
         parts.append(f"grad norm {event.grad_norm:.3f}")
     parts.append(f"{human_count(event.tokens_per_second)} tokens/s")
+    parts += [metric_text(k, v) for k, v in event.extras.items() if k.partition("/")[0] not in _ENGINE]
     if event.mfu is not None:
         parts.append(f"MFU {event.mfu:.0%}")
     if event.memory_bytes is not None:

@@ -16,9 +16,17 @@ class Objective(Protocol):
 
     trains: tuple[Role, ...]
     frozen: tuple[Role, ...]
+    consulted: tuple[
+        Role, ...
+    ]  # asked before each micro-batch, without gradients; a role without a model of its own: the policy, its adapter off
+    watched: tuple[str, ...]  # the metrics that are counted in training too; their means go into StepResult.extras
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         """What the root module of ``role`` must compute."""
+        ...
+
+    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
+        """``batch`` with what was learnt of a consulted role's ``outputs``."""
         ...
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -30,5 +38,9 @@ class Objective(Protocol):
         ...
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """Evaluation sums by name (``correct``); each is divided by the weight of the term it belongs to, ``name/term``."""
+        """Sums by name (``correct``) in evaluation, and of ``watched`` ones in training; each is divided by the weight of the term it belongs to, ``name/term``."""
+        ...
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        """What is told of the means of ``metrics`` (by name, without the term): a spread from a mean of squares, say."""
         ...

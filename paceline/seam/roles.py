@@ -21,9 +21,11 @@ class Ask(str, Enum):
     LOGPROBS  ``logprobs``: fp32 [L], log p(label) at the L labelled positions, in order.
     CORRECT   ``correct``: int64 scalar, labelled positions whose argmax is the label (no gradient).
     ENTROPY   ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
+    SCORES    ``scores``: fp32 [D], the number that a scalar head gives each document, read at its last token (reward models).
     """
 
     NLL = "nll"
     LOGPROBS = "logprobs"
     CORRECT = "correct"
     ENTROPY = "entropy"
+    SCORES = "scores"

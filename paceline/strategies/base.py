@@ -19,7 +19,7 @@ from paceline.seam.algorithm import Objective
 from paceline.seam.batch import Batch
 from paceline.seam.model import ModelFactory
 from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
+from paceline.seam.roles import Ask, Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
 from paceline.strategies import measure, state
@@ -161,13 +161,15 @@ class Strategy(ABC):
             return StepResult(dict.fromkeys(weights, 0.0), weights, None, "no_labels", tokens)
         scales = {term: self.averaging_factor / w if w else 0.0 for term, w in weights.items()}
         trained = [handles[role] for role in algorithm.trains]
-        sums = {term: torch.zeros((), dtype=torch.float64, device=self.world.device) for term in sorted(weights)}
+        names = [*sorted(weights), *algorithm.watched]
+        sums = {name: torch.zeros((), dtype=torch.float64, device=self.world.device) for name in names}
         for handle in trained:
             handle.module.train()
             self.zero_grad(handle)
-        self.accumulate(trained, micro_batches, algorithm, scales, sums, generator_seed)
+        self.accumulate(handles, micro_batches, algorithm, scales, sums, generator_seed)
         norms = {handle.role: self.grad_norm(handle) for handle in trained}
-        losses, grad_norms = self.global_results(sums, norms, weights)
+        means, grad_norms = self.global_results(sums, norms, weights)
+        losses = {term: means[term] for term in sorted(weights)}
         finite = all(map(math.isfinite, [*losses.values(), *grad_norms.values()]))
         for handle in trained:
             norm = torch.full_like(norms[handle.role], grad_norms[handle.role])
@@ -178,12 +180,15 @@ class Strategy(ABC):
             _joint(grad_norms),
             self._skip_reason(trained, finite),
             tokens,
-            self._extras(trained, grad_norms),
+            {
+                **self._extras(trained, grad_norms),
+                **algorithm.summary({_metric(name): means[name] for name in algorithm.watched}),
+            },
         )
 
     def accumulate(
         self,
-        trained: Sequence[Handle],
+        handles: Handles,
         micro_batches: Sequence[Batch],
         algorithm: Objective,
         scales: Mapping[str, float],
@@ -194,9 +199,26 @@ class Strategy(ABC):
         for j, batch in enumerate(micro_batches):
             if generator_seed is not None:
                 torch.manual_seed(generator_seed(j))
-            placed = self.place(batch)
-            for handle in trained:
-                self.microstep(handle, placed, algorithm, scales, sums, last=j == len(micro_batches) - 1)
+            placed = self.informed(handles, self.place(batch), algorithm)
+            for role in algorithm.trains:
+                self.microstep(handles[role], placed, algorithm, scales, sums, last=j == len(micro_batches) - 1)
+
+    def informed(self, handles: Handles, placed: Batch, algorithm: Objective) -> Batch:
+        """A placed micro-batch with what the algorithm's consulted models say of it."""
+        for role in algorithm.consulted:
+            outputs = self.asked(handles, role, placed, algorithm.ask(role, training=False))
+            placed = algorithm.informed(role, outputs, placed)
+        return placed
+
+    def asked(self, handles: Handles, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """What the model of ``role`` answers, in eval mode without gradients; one that is not there is the policy without its adapter."""
+        handle = handles.get(role, handles[Role.POLICY])
+        bare = contextlib.nullcontext() if role in handles else handle.root.without_adapter()  # type: ignore[operator]
+        with evaluating(handle.root), bare:
+            return self.evaluation_module(handle)(placed, ask)  # type: ignore[no-any-return]
+
+    def release(self, handle: Handle) -> None:
+        """Let go of a frozen model that is no longer needed; the caller forgets the handle."""
 
     def microstep(
         self,
@@ -214,8 +236,19 @@ class Strategy(ABC):
             terms = algorithm.losses(handle.role, outputs, batch)
             for term, value in terms.items():
                 sums[term] += value.detach()
+            self.watch(handle.role, outputs, batch, algorithm, sums)
             total = torch.stack([value * scales[term] for term, value in terms.items()]).sum()
             self.backward(handle, total)
+
+    def watch(
+        self, role: Role, outputs: Mapping[str, Tensor], batch: Batch, algorithm: Objective, sums: dict[str, Tensor]
+    ) -> None:
+        """Adds the metrics that are counted in training."""
+        if algorithm.watched:
+            found = algorithm.metrics(role, outputs, batch)
+            for name in algorithm.watched:
+                if name in found:
+                    sums[name] += found[name].detach().to(self.world.device)
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
         """The backward of one micro-step."""
@@ -276,7 +309,7 @@ class Strategy(ABC):
     ) -> Iterator[Batch]:
         """The micro-batches, each computed by the time the next is asked for; ``sums`` has the same names on every rank at the end."""
         for batch in micro_batches:
-            placed = self.place(batch)
+            placed = self.informed(handles, self.place(batch), algorithm)
             for role in algorithm.trains:
                 outputs = self.evaluation_module(handles[role])(placed, algorithm.ask(role, training=False))
                 add_evaluation(algorithm, role, outputs, placed, sums)
@@ -305,15 +338,16 @@ class Strategy(ABC):
     def global_results(
         self, sums: Mapping[str, Tensor], norms: Mapping[Role, Tensor], weights: Mapping[str, int]
     ) -> tuple[dict[str, float], dict[Role, float]]:
-        """Mean loss by term and norm by role, equal on every rank, in one float64 all-reduce.
+        """Mean loss by term (and of metrics named ``name/term``) and norm by role, equal on every rank, in one float64 all-reduce.
 
         Every rank has the whole norm already; rank 0's travels, so that all clip by the same bits.
         """
         stacked = torch.stack([*sums.values(), *(n.to(torch.float64) for n in norms.values())]).tolist()
         local = [v if i < len(sums) or self.world.rank == 0 else 0.0 for i, v in enumerate(stacked)]
         reduced = self.world.all_reduce_sum_float(local)
-        losses = {t: reduced[i] / self.loss_copies / weights[t] if weights[t] else 0.0 for i, t in enumerate(sums)}
-        return losses, dict(zip(norms, reduced[len(sums) :], strict=True))
+        over = [weights[name.rpartition("/")[2]] for name in sums]
+        means = {name: reduced[i] / self.loss_copies / over[i] if over[i] else 0.0 for i, name in enumerate(sums)}
+        return means, dict(zip(norms, reduced[len(sums) :], strict=True))
 
     def _skip_reason(self, trained: Sequence[Handle], finite: bool) -> str | None:
         return "overflow" if not finite and any(h.scaler is not None for h in trained) else None
@@ -336,6 +370,10 @@ def add_evaluation(
     found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
     for name, value in found.items():
         sums[name] = sums.get(name, 0.0) + value.detach().to(torch.float64)
+
+
+def _metric(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def _joint(norms: Mapping[Role, float]) -> float:

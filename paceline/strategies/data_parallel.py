@@ -106,6 +106,7 @@ class DataParallel(Strategy):
                 here = value.to(self.world.device)
                 sums[term] += here.detach()
                 total = total + here * scales[term]
+            self.watch(handle.role, outputs, part, algorithm, sums)
         self.backward(handle, total)
         if last:
             collect_gradients(replicated)

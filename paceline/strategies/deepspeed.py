@@ -71,12 +71,11 @@ class DeepSpeed(Strategy):
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
         """Build the whole model, start the engine over it (a frozen one stays whole and without an engine)."""
+        if optimizer is None:
+            return super().prepare(role, build, None)
         low = self.stage > 0 and self.plan.precision.compute in ("bfloat16", "float16")
         root = build(BuildOptions(fused=self.stage < 3 and self.plan.mesh.tp == 1, engine_casts=low))
         root = root.to(self.world.device)
-        if optimizer is None:
-            root.requires_grad_(False).eval()
-            return Handle(role, root, root)
         check_optimizer(optimizer, self.stage)
         if self.plan.mesh.tp > 1:
             deepspeed_tensor_parallel.prepare_root(root, self.stage)
@@ -207,7 +206,7 @@ class DeepSpeed(Strategy):
         batch = next(waiting)
         real = True
         while True:
-            placed = self.place(batch if real else deepspeed_zero3.blank(batch))
+            placed = self.informed(handles, self.place(batch if real else deepspeed_zero3.blank(batch)), algorithm)
             for role in algorithm.trains:
                 outputs = handles[role].root(placed, algorithm.ask(role, training=False))
                 add_evaluation(algorithm, role, outputs, placed, sums)

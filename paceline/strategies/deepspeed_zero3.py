@@ -48,4 +48,9 @@ def gathered(engine: Any) -> Iterator[None]:
 
 def blank(batch: Batch) -> Batch:
     """``batch`` without labels and rows: a forward that the others wait for and that counts nothing."""
-    return replace(batch, labels=torch.full_like(batch.labels, IGNORE_INDEX), num_rows=0)
+    return replace(
+        batch,
+        labels=torch.full_like(batch.labels, IGNORE_INDEX),
+        document_ids=torch.full_like(batch.document_ids, -1),
+        num_rows=0,
+    )

@@ -24,7 +24,7 @@ from paceline.seam.algorithm import Objective
 from paceline.seam.batch import IGNORE_INDEX, Batch
 from paceline.seam.model import BuildOptions, ModelFactory
 from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
+from paceline.seam.roles import Ask, Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.strategies import sharded_state
 from paceline.strategies.base import EvalSums, Handles, Strategy, evaluating
@@ -150,6 +150,10 @@ class FSDP(Strategy):
             finally:
                 units.free(self.how.reshard)
 
+    def release(self, handle: Handle) -> None:
+        """The units are forgotten with the model."""
+        del self.units[handle.role]
+
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """This rank's blocks."""
         return sharded_state.export_state(_sharded(handle), self.world.rank)
@@ -207,7 +211,13 @@ class FSDP(Strategy):
                 found.fill_(0.0 if apply else 1.0)
         super().step(handle, norm, lr=lr, max_grad_norm=max_grad_norm, apply=apply)
 
-    # --- evaluation ------------------------------------------------------------------------------------------------
+    # --- without gradients ---------------------------------------------------------------------------------------------
+
+    def asked(self, handles: Handles, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """As the base; afterwards no more is gathered than before, and the backward that follows does not prefetch for this forward."""
+        found = super().asked(handles, role, placed, ask)
+        self.units[role if role in handles else Role.POLICY].forget()
+        return found
 
     def eval_window(self, handles: Handles, micro_batches: Sequence[Batch], algorithm: Objective) -> EvalSums:
         """As the base. Forwards are collective here: ranks with fewer micro-batches add fillers; whatever stayed gathered is freed at the end."""

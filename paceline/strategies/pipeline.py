@@ -154,7 +154,7 @@ class Pipeline(FSDP):
 
     def accumulate(
         self,
-        trained: Sequence[Handle],
+        handles: Handles,
         micro_batches: Sequence[Batch],
         algorithm: Objective,
         scales: Mapping[str, float],
@@ -162,13 +162,14 @@ class Pipeline(FSDP):
         generator_seed: Callable[[int], int] | None,
     ) -> None:
         """The window through the schedule; then gradients are whole sums on every rank that holds them."""
-        for handle in trained:
+        for handle in (handles[role] for role in algorithm.trains):
             assert isinstance(handle, PipelineHandle)
 
             def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = handle.role) -> Tensor:
                 terms = algorithm.losses(role, outputs, batch)
                 for term, value in terms.items():
                     sums[term] += value.detach()
+                self.watch(role, outputs, batch, algorithm, sums)
                 return torch.stack([value * scales[term] for term, value in terms.items()]).sum()
 
             ask = algorithm.ask(handle.role, training=True) | self.cut.also_ask

@@ -102,6 +102,15 @@ class Units:
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
+    def forget(self) -> None:
+        """After a forward without gradients, between steps or micro-batches: shards only, and its order of units is no plan for a backward."""
+        for unit in self.all():
+            unit.reshard()
+            state = unit._get_fsdp_state()
+            for group in state._fsdp_param_groups:
+                group._post_forward_indices.clear()
+                group.comm_ctx.post_forward_order.clear()
+
     def free(self, reshard: bool) -> None:
         """Shards only, as between steps."""
         for unit in self.all():

@@ -37,12 +37,14 @@ def evaluate(
         )
     metrics = {"eval_rows": float(num_rows)}
     total, weight = 0.0, 0
+    means: dict[str, float] = {}
     for name, value in sums.sums.items():
         metric, _, term = name.rpartition("/")
         over = sums.weights.get(term or name, 0)
         if metric:
-            metrics[f"eval_{metric}"] = value / over if over else math.nan
+            means[metric] = value / over if over else math.nan
         else:
             total, weight = total + (value / over if over else 0.0), weight + over
+    metrics |= {f"eval_{name}": value for name, value in algorithm.summary(means).items()}
     metrics["eval_loss"] = total if weight else math.nan
     return metrics

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
 from paceline.models.heap import keep_heap
+from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runtime.device import matmul_rate, memory_bytes
@@ -31,6 +33,7 @@ from paceline.strategies.registry import make_strategy
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
+from paceline.training.reference import ReferenceCache, cached_columns, reference_column, weights_identity
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
 from paceline.training.saving import exported_shards, hugging_face_files, run_state, same_base
@@ -39,6 +42,7 @@ from paceline.training.state import BestRule, TrainState
 from paceline.training.trainer import Observer, Trainer
 from paceline.training.windows import FILLER, Cut, Epochs, WindowSource, count_epochs
 
+_NOT_THE_ALGORITHMS = ("ref_model", "precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights")
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -53,44 +57,96 @@ class Session:
     prepared: Prepared
     run: RunDir
     reader: CheckpointReader | None = None
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more of each document, by split
+    said: list[str] = field(default_factory=list)  # what was done before the first step, for the log
 
     def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
         """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
         if self.world.device.type == "cpu":
             keep_heap()
-        algorithm = ALGORITHMS.load(self.plan.algorithm)()
+        algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
-        handles = {role: strategy.prepare(role, self.factory(role), self.optimizer()) for role in algorithm.trains}
+        factories = {role: self.factory(role) for role in algorithm.trains}
+        handles = {role: strategy.prepare(role, build, self.optimizer()) for role, build in factories.items()}
+        for role in algorithm.frozen:
+            handles[role] = strategy.prepare(role, self.frozen_factory(role), None)
+        if self.plan.reference == "cached":
+            self.ask_reference(strategy, handles, factories[Role.POLICY])
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         epochs = self.epochs(source, cut)
         state = self.restore(strategy, handles, algorithm)
         filler = source.batch(0, [FILLER])
-        for handle in handles.values():
-            strategy.warm_up(handle, filler, algorithm)
+        for role in algorithm.trains:
+            strategy.warm_up(handles[role], filler, algorithm)
         trainer = self.trainer(
             strategy, algorithm, handles, WindowSource(source, cut, epochs, state.step), epochs, state
         )
         trainer.observers, trainer.stop_requested = observers, stop_requested
         return trainer
 
-    def factory(self, role: Role) -> HFModelFactory:
+    def algorithm_options(self) -> dict[str, Any]:
+        """The algorithm's own section under ``training``, and what the plan has decided of it."""
+        section = getattr(self.config.training, self.plan.algorithm, None)
+        options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
+        return {**options, "reference": self.plan.reference} if self.plan.reference else options
+
+    def ask_reference(self, strategy: Any, handles: dict[Role, Any], policy: HFModelFactory) -> None:
+        """Log-probabilities of the reference into ``columns``: from the cache, or asked now, before any weight is trained or restored."""
+        t, options = self.config.training, self.config.training.dpo
+        assert options is not None
+        start = (self.plan.adapter or {}).get("start")
+        key = {
+            "data": self.prepared.fingerprint,
+            "weights": weights_identity(options.ref_model, None) if options.ref_model else policy.fingerprint,
+            "adapter": None if options.ref_model else self.plan.adapter,
+            "adapter_weights": weights_identity(start, None) if start else None,
+            "numbers": [self.plan.precision.compute, self.plan.precision.master, self.plan.attention],
+        }
+        splits = {"train": True} | ({"eval": False} if self.prepared.eval is not None else {})
+        sources = {name: self.source(train=train, shuffle=False) for name, train in splits.items()}
+        cut = self.cut(strategy, options.precompute_ref_batch_size or t.per_device_train_batch_size, 1)
+
+        def compute(source: PackedSource) -> Any:
+            role = Role.POLICY
+            if options.ref_model and Role.REFERENCE not in handles:
+                handles[Role.REFERENCE] = strategy.prepare(Role.REFERENCE, self.frozen_factory(Role.REFERENCE), None)
+            if options.ref_model:
+                role = Role.REFERENCE
+            return reference_column(strategy, handles, role, source, cut)
+
+        cache = ReferenceCache(self.world, self.prepared.path / "reference", key)
+        self.columns, said = cached_columns(cache, sources, compute, time.monotonic)
+        self.said.append(f"{'reference':<9} {said}")
+        if Role.REFERENCE in handles:
+            strategy.release(handles.pop(Role.REFERENCE))
+
+    def frozen_factory(self, role: Role) -> HFModelFactory:
+        """A model that is only asked: the one named for it, or the one that training starts from."""
+        name = self.config.training.dpo.ref_model if self.config.training.dpo else None
+        if name is None:
+            return self.factory(role, frozen=True)
+        other = self.config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None})
+        return self.factory(role, frozen=True, model=other, adapter=None)
+
+    def factory(self, role: Role, **changed: Any) -> HFModelFactory:
         precision = self.plan.precision
-        return HFModelFactory(
-            model=self.config.model,
-            role=role,
-            vocab_size=self.prepared.vocab_size,
-            seed=self.config.training.seed,
-            compute_dtype=DTYPES[precision.compute],
-            attention=self.plan.attention,
-            recompute=self.plan.recompute,
-            device=self.world.device,
-            compile=self.plan.compile,
-            compile_options=self.compile_options(),
-            master_dtype=DTYPES[precision.master],
-            adapter=self.plan.adapter,
-        )
+        values: dict[str, Any] = {
+            "model": self.config.model,
+            "role": role,
+            "vocab_size": self.prepared.vocab_size,
+            "seed": self.config.training.seed,
+            "compute_dtype": DTYPES[precision.compute],
+            "attention": self.plan.attention,
+            "recompute": self.plan.recompute,
+            "device": self.world.device,
+            "compile": self.plan.compile,
+            "compile_options": self.compile_options(),
+            "master_dtype": DTYPES[precision.master],
+            "adapter": self.plan.adapter,
+        }
+        return HFModelFactory(**{**values, **changed})
 
     def compile_options(self) -> dict[str, str]:
         """``torch.compile``'s backend and mode, where the config names them."""
@@ -109,18 +165,21 @@ class Session:
         if found:
             raise DataError(*found)
 
-    def source(self, *, train: bool) -> PackedSource:
+    def source(self, *, train: bool, shuffle: bool | None = None) -> PackedSource:
+        """The rows of a split; in the order of its table unless ``shuffle`` (training's default)."""
         table = self.prepared.train if train else self.prepared.eval
         assert table is not None
         t = self.config.training
-        return PackedSource(
+        source = PackedSource(
             table,
             seq_len=self.plan.seq_len,
             packing=self.plan.packing and train,
             seed=t.seed if t.data_seed is None else t.data_seed,
             pad_token_id=self.prepared.pad_token_id,
-            shuffle=train,
+            shuffle=train if shuffle is None else shuffle,
         )
+        source.columns.update(self.columns.get("train" if train else "eval", {}))
+        return source
 
     @staticmethod
     def cut(strategy: Any, micro_batch: int, accumulation: int) -> Cut:
@@ -150,9 +209,9 @@ class Session:
         """Weights, moments and position from the checkpoint, or a fresh state."""
         if self.reader is None:
             return TrainState()
-        for handle in handles.values():
-            same_base(self.reader.state, handle.root.adapter)
-            strategy.import_state(handle, self.reader)
+        for role in algorithm.trains:
+            same_base(self.reader.state, handles[role].root.adapter)
+            strategy.import_state(handles[role], self.reader)
         algorithm.load_state(self.reader.state.get("algorithm", {}))
         return TrainState.from_json(self.reader.state["train"])
 
@@ -185,7 +244,9 @@ class Session:
                 t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank, piece
             ),
             throughput=Throughput(
-                computed_parameters(shape, self.plan.adapter), self.plan.world_size, measured if shape else None
+                computed_parameters(shape, self.plan.adapter, self.plan.reference),
+                self.plan.world_size,
+                measured if shape else None,
             ),
             memory_bytes=lambda: memory_bytes(self.world.device),
             agree=self.world.any,
@@ -229,13 +290,21 @@ class Session:
             keep_best=t.load_best_model_at_end,
         )
 
+    def hf_config(self, root: Any) -> dict[str, Any]:
+        """``config.json`` of the trained model. Hugging Face's class for sequence classification reads the last token that is not padding: a padding
+        token that also ends answers is left out, so that it cannot be mistaken."""
+        config: dict[str, Any] = root.hf.config.to_dict()
+        pad = self.prepared.pad_token_id
+        scores = root.role in SCALAR_ROLES
+        return config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad} if scores else config
+
     def checkpoint_saver(self, trainer: Trainer, published: Published) -> Callable[[int], None]:
         """``save(step)`` for the trainer; ``published`` hears of every durable checkpoint on this rank."""
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
-        root = next(iter(trainer.handles.values())).root
+        root = trainer.handles[trainer.algorithm.trains[0]].root
         generation = {"eos_token_id": list(self.prepared.stop_token_ids), "pad_token_id": self.prepared.pad_token_id}
         files = (
-            hugging_face_files(root.hf.config.to_dict(), self.prepared.tokenizer_path, generation, root.adapter)
+            hugging_face_files(self.hf_config(root), self.prepared.tokenizer_path, generation, root.adapter)
             if self.world.rank == 0
             else {}
         )
@@ -253,10 +322,12 @@ class Session:
         return save
 
 
-def computed_parameters(shape: Any, adapter: Any) -> int:
-    """Weights that count for MFU at 6 FLOP a token: under an adapter a weight has no gradient of its own, which leaves 4 of the 6."""
-    whole = shape.matmul_parameters if shape else 0
-    return int(whole) if adapter is None else int(whole) * 2 // 3
+def computed_parameters(shape: Any, adapter: Any, reference: str = "") -> int:
+    """Weights that count for MFU at 6 FLOP a token: under an adapter a weight has no gradient of its own, which leaves 4 of the 6; a reference
+    asked in every step adds the 2 of its forward."""
+    whole = int(shape.matmul_parameters) if shape else 0
+    sixths = (6 if adapter is None else 4) + (2 if reference in ("live", "adapter") else 0)
+    return whole * sixths // 6
 
 
 def peak_rate(device: torch.device, compute: torch.dtype) -> float:

@@ -180,9 +180,11 @@ class Worker:
             )
         )
         self.say_data()
-        for handle in trainer.handles.values():
-            for subject, reason in handle.root.notes().items():
+        for role in trainer.algorithm.trains:
+            for subject, reason in trainer.handles[role].root.notes().items():
                 self.observers.say(f"{subject:<9} {reason}")
+        for line in session.said:
+            self.observers.say(line)
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.measure()
         outcome = trainer.train()

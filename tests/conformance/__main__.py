@@ -1,6 +1,6 @@
 """``make conformance``: runs the support matrix and writes docs/support.json and docs/support.md.
 
-    python tests/conformance [--only TEXT] [--exact | --matrix] [--part K/N] [--keep DIR]
+    python tests/conformance [--only TEXT] [--exact | --matrix | --preferences] [--part K/N] [--keep DIR]
 
 ``--only`` runs the cells whose name holds the text and leaves the others' results as they are.
 """
@@ -22,9 +22,9 @@ from filelock import FileLock
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
-from cells import STEPS, Cell, exact, matrix  # noqa: E402
+from cells import STEPS, Cell, exact, matrix, preferences  # noqa: E402
 from check import Checker, Result  # noqa: E402
-from support import write_rows, write_tokenizer  # noqa: E402
+from support import write_pairs, write_rows, write_tokenizer  # noqa: E402
 from table import ROOT, SUPPORT_JSON, SUPPORT_MD, load, markdown  # noqa: E402
 
 
@@ -34,17 +34,22 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--exact", action="store_true", help="the float64 cells alone")
     parser.add_argument("--matrix", action="store_true", help="the matrix alone")
+    parser.add_argument("--preferences", action="store_true", help="reward models and DPO alone")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"
     )
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args()
-    chosen = [*([] if given.exact else matrix()), *([] if given.matrix else exact())]
+    chosen = (
+        preferences() if given.preferences else [*([] if given.exact else matrix()), *([] if given.matrix else exact())]
+    )
     part, parts = (int(number) for number in given.part.split("/"))
     chosen = [cell for cell in chosen if given.only in cell.name][part - 1 :: parts]
     with tempfile.TemporaryDirectory(prefix="paceline-conformance-") as scratch:
         folder = given.keep or Path(scratch)
-        checker = Checker(folder, write_tokenizer(folder / "tokenizer"), write_rows(folder / "train.json", 200))
+        tokenizer = write_tokenizer(folder / "tokenizer")
+        rows, pairs = write_rows(folder / "train.json", 200), write_pairs(folder / "pairs.json", 200)
+        checker = Checker(folder, tokenizer, rows, pairs)
         failed = 0
         for cell in chosen:
             started = time.monotonic()
@@ -71,7 +76,7 @@ def remember(result: dict[str, object]) -> None:
     with FileLock(f"{SUPPORT_JSON}.lock"):
         results = {c["cell"]: c for c in load()["cells"]} if SUPPORT_JSON.exists() else {}
         results[str(result["cell"])] = result
-        write([results[c.name] for c in [*matrix(), *exact()] if c.name in results])
+        write([results[c.name] for c in [*matrix(), *exact(), *preferences()] if c.name in results])
 
 
 def write(cells: list[dict[str, object]]) -> None:

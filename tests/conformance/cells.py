@@ -90,6 +90,14 @@ TENSOR_TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5, "bf16": 1e-1}
 LOGIT_TOLERANCE = {"fp64": 1e-6, "fp32": 1e-4, "bf16": 5e-2}  # exports are fp32
 
 
+# what an algorithm is run with beside the rest, so that its loss moves in few steps
+ALGORITHMS: dict[str, Mapping[str, Any]] = {
+    "sft": {},
+    "reward": {"reward": {"center_rewards_coefficient": 0.01}},
+    "dpo": {"dpo": {"beta": 0.5, "rpo_alpha": 0.1}},
+}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One box of the matrix."""
@@ -114,7 +122,7 @@ class Cell:
         """The YAML of this cell, as JSON."""
         v = self.variant
         training = {
-            **_filled(v.training, output_dir), **PRECISIONS[self.precision],
+            **_filled(v.training, output_dir), **PRECISIONS[self.precision], **ALGORITHMS[self.algorithm],
             "algorithm": self.algorithm, "output_dir": output_dir, "max_steps": STEPS, "learning_rate": 1e-3, "max_grad_norm": 0.5,
             "per_device_train_batch_size": v.micro, "gradient_accumulation_steps": v.accumulation, "gradient_checkpointing": self.recompute,
             "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED, "report_to": "none", "seed": 7, "use_cpu": True,
@@ -166,3 +174,22 @@ def exact() -> list[Cell]:
     """Native strategies in float64: what must be equal to 1e-10, and once more with gradient checkpointing."""
     native = [v for v in (*VARIANTS[1:], *LARGER) if v.native]
     return [Cell(v, "full", "fp64", recompute=r) for v in native for r in (False, True)]
+
+
+_DATA_PARALLEL = ("single", "ddp", "fsdp full_shard", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+_QUANTISED = ("single", "ddp", "fsdp full_shard")
+
+
+def preferences() -> list[Cell]:
+    """What is learnt from preference pairs: reward models and DPO, in fp32 and native strategies in fp64 too."""
+    named = {v.name: v for v in VARIANTS}
+    cells = [
+        Cell(named[name], finetuning, precision, algorithm)
+        for algorithm in ("reward", "dpo")
+        for name in _DATA_PARALLEL
+        for finetuning in ("full", "LoRA")
+        for precision in ("fp32", "fp64")
+        if precision == "fp32" or (named[name].native and name != "single")
+    ]
+    tp = [Cell(named["tp"], "full", precision, "dpo") for precision in ("fp32", "fp64")]
+    return [*cells, *tp, *(Cell(named[name], "QLoRA", "fp32", "dpo") for name in _QUANTISED)]

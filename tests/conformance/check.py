@@ -39,8 +39,8 @@ class Failure(Exception):
 class Checker:
     """Runs cells under ``folder``; references are run once and kept."""
 
-    def __init__(self, folder: Path, tokenizer: Path, data: Path) -> None:
-        self.folder, self.tokenizer, self.data = folder, tokenizer, data
+    def __init__(self, folder: Path, tokenizer: Path, data: Path, pairs: Path | None = None) -> None:
+        self.folder, self.tokenizer, self.data, self.pairs = folder, tokenizer, data, pairs
         own = folder / "own"
         own.mkdir(parents=True, exist_ok=True)
         (own / "own_strategy.py").write_text(documented_strategy())
@@ -75,7 +75,8 @@ class Checker:
         return RunDir.at(self.folder / name)
 
     def yaml(self, cell: Cell, run: RunDir, **training: Any) -> Path:
-        config = cell.config(str(self.tokenizer), str(self.data), str(self.folder / "cache"), str(run.root))
+        data = self.data if cell.algorithm == "sft" else self.pairs
+        config = cell.config(str(self.tokenizer), str(data), str(self.folder / "cache"), str(run.root))
         config["training"].update(training)
         path = self.folder / f"{run.root.name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,11 +158,11 @@ class Checker:
         return gap
 
     def logits(self, run: RunDir, cell: Cell) -> torch.Tensor:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
         from paceline.checkpoint.main import main as export
 
-        auto: Any = AutoModelForCausalLM
+        auto: Any = AutoModelForSequenceClassification if cell.algorithm == "reward" else AutoModelForCausalLM
         folder = Path(f"{run.root}-hf")
         if not folder.is_dir():
             merge = [] if cell.finetuning == "full" else ["--merge"]

@@ -13,6 +13,7 @@ from paceline.config.rules.host import HOST_RULES
 from paceline.config.rules.model import MODEL_RULES
 from paceline.config.rules.parallel import PARALLEL_RULES
 from paceline.config.rules.precision import PRECISION_RULES
+from paceline.config.rules.preference import PREFERENCE_RULES
 from paceline.config.rules.save import SAVE_RULES
 from paceline.config.rules.strategy import STRATEGY_RULES
 from paceline.config.schema import Config
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *BACKEND_RULES,
     *PARALLEL_RULES,
     *STRATEGY_RULES,
+    *PREFERENCE_RULES,
     *SAVE_RULES,
     *DATA_RULES,
     *MODEL_RULES,

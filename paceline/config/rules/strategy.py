@@ -11,13 +11,13 @@ from paceline.core.diagnostics import Diagnostic, Severity
 _STRATEGY = "training.distributed_strategy"
 
 
-def _deepspeed(c: Context) -> dict[str, Any]:
+def deepspeed_section(c: Context) -> dict[str, Any]:
     given = c.config.training.deepspeed
     return given if isinstance(given, dict) else {}
 
 
 def _zero(c: Context) -> dict[str, Any]:
-    block = _deepspeed(c).get("zero_optimization")
+    block = deepspeed_section(c).get("zero_optimization")
     return block if isinstance(block, dict) else {}
 
 
@@ -26,13 +26,13 @@ def _stage(c: Context) -> int | None:
     name = c.config.training.distributed_strategy
     if name.startswith("zero") and name[-1].isdigit():
         return int(name[-1])
-    if name == "deepspeed" or (name == "auto" and _deepspeed(c)):
+    if name == "deepspeed" or (name == "auto" and deepspeed_section(c)):
         stage = _zero(c).get("stage", 0)
         return int(stage) if isinstance(stage, (int, float)) else 0
     return None
 
 
-def _engine(c: Context) -> str:
+def engine_of(c: Context) -> str:
     """fsdp, pipeline, deepspeed, or the strategy's own name."""
     t = c.config.training
     if _stage(c) is not None:
@@ -73,7 +73,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
         return
     options = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
     offload = options.get("cpu_offload") is True or "offload" in str(t.fsdp or "")
-    if offload and _engine(c) in ("fsdp", "pipeline"):
+    if offload and engine_of(c) in ("fsdp", "pipeline"):
         yield c.problem(
             "strategy.fp16_offload",
             "the loss scale of fp16 is checked on the device, and offloaded gradients are in host memory",
@@ -81,7 +81,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
             "training.fsdp",
             hint="bf16: true, or fsdp without offload",
         )
-    if _engine(c) == "pipeline":
+    if engine_of(c) == "pipeline":
         yield c.problem(
             "strategy.fp16_pipeline",
             "stages run their backwards inside the schedule, where no loss scale is applied",
@@ -93,10 +93,10 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
 
 def compiled(c: Context) -> Iterator[Diagnostic]:
     """strategy.compile"""
-    if c.config.training.torch_compile and _engine(c) in ("fsdp", "pipeline", "deepspeed"):
+    if c.config.training.torch_compile and engine_of(c) in ("fsdp", "pipeline", "deepspeed"):
         yield c.problem(
             "strategy.compile",
-            f"torch.compile is built for whole models; {_engine(c)} gathers or cuts weights inside the forward",
+            f"torch.compile is built for whole models; {engine_of(c)} gathers or cuts weights inside the forward",
             "training.torch_compile",
             _STRATEGY,
             hint="torch_compile: false, or distributed_strategy: ddp",
@@ -107,7 +107,7 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
     """strategy.pipeline_recompute"""
     t = c.config.training
     schedule = t.parallelism.pp_schedule if t.parallelism else None
-    if t.gradient_checkpointing and _engine(c) == "pipeline" and schedule in ("zero_bubble", "zbv"):
+    if t.gradient_checkpointing and engine_of(c) == "pipeline" and schedule in ("zero_bubble", "zbv"):
         yield c.problem(
             "strategy.pipeline_recompute",
             f"the schedule {schedule} goes backward through each layer in parts, and each part would compute the layer again",
@@ -119,7 +119,7 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
 
 def factored(c: Context) -> Iterator[Diagnostic]:
     """strategy.adafactor"""
-    if c.config.training.optim == "adafactor" and _engine(c) in ("fsdp", "pipeline", "deepspeed"):
+    if c.config.training.optim == "adafactor" and engine_of(c) in ("fsdp", "pipeline", "deepspeed"):
         yield c.problem(
             "strategy.adafactor",
             "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them",

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from paceline.config.sections.preference import DpoOptions, RewardOptions
 from paceline.config.sections.types import (
     Bool,
     Int,
@@ -82,6 +83,8 @@ class ScaleFields(Section):
     """Algorithm, strategy, batch and precision."""
 
     algorithm: Annotated[str, Word(*ALGORITHMS)] = Field(default="sft", description="What is learnt.")
+    reward: RewardOptions | None = Field(default=None, description="Options of algorithm: reward.")
+    dpo: DpoOptions | None = Field(default=None, description="Options of algorithm: dpo.")
     distributed: OptBool = Field(
         default=None, description="false: one process only; true: more than one is expected; empty: as launched."
     )

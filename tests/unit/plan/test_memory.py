@@ -21,6 +21,7 @@ from paceline.plan.memory import memory_of, model_states, moments
 from paceline.plan.parameters import parameters_of
 from paceline.plan.plan import Plan
 from paceline.plan.shape import shape_from_config
+from paceline.seam.roles import Role
 from paceline.strategies.measure import storage_bytes
 
 GIB = 1024**3
@@ -146,3 +147,41 @@ def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], f
     built.step()
     made = [v for v in built.state[parameter].values() if isinstance(v, torch.Tensor) and v.ndim]
     assert sum(v.numel() for v in made) == found
+
+
+def test_a_live_reference_is_a_second_model_and_a_cached_one_none(plan_of: Any) -> None:
+    """Whole on every rank under ZeRO, shared out by FSDP; low-precision copies take the place of its masters."""
+    asked = {"algorithm": "dpo", "bf16": True}
+    for strategy, world in (("single", 1), ("ddp", 2), ("zero3", 2), ("fsdp", 2)):
+        live, cached = (
+            plan_of({**asked, "distributed_strategy": strategy, "dpo": {"precompute_ref_log_probs": ahead}}, world)
+            for ahead in (False, True)
+        )
+        assert (live.reference, cached.reference) == ("live", "cached")
+        beside, alone = model_states(live, 0), model_states(cached, 0)
+        assert beside is not None and alone is not None
+        listed = parameters_of(live.shape)
+        whole = sum(p.numel * (2 if len(p.shape) == 2 else 4) for p in listed)
+        sharded = sum(4 * -(-p.shape[0] // 2) * (p.numel // p.shape[0]) for p in listed)
+        assert beside.parameters - alone.parameters == (sharded if strategy == "fsdp" else whole), strategy
+        assert beside.total - beside.parameters == alone.total - alone.parameters
+    assert plan_of({**asked, "distributed_strategy": "single"}, 1, lora={"r": 3}).reference == "adapter"
+    assert plan_of({**asked, "dpo": {"reference_free": True}}, 1).reference == ""
+    started = plan_of(asked, 1, lora={"r": 3, "modules_to_save": ["embed_tokens"]})
+    assert started.reference == "live" and any(d.subject == "reference" for d in started.decisions)
+    other = plan_of({**asked, "dpo": {"ref_model": "somebody/else"}}, 1)
+    assert other.reference == "live" and model_states(other, 0) is None
+
+
+def test_a_reward_model_s_head_is_trained_beside_its_adapters(plan_of: Any) -> None:
+    plan = plan_of({"algorithm": "reward", "distributed_strategy": "single"}, 1, lora={"r": 3})
+    states = model_states(plan, 0)
+    assert plan.shape is not None and plan.shape.scalar_head and states is not None
+    source = HFModelFactory(
+        load_config(None, flags={"model.config": json.dumps(plan.config["model"]["config"])}).config.model,
+        role=Role.REWARD,
+        adapter=plan.adapter,
+    )()
+    trained = [p for p in source.parameters() if p.requires_grad]
+    assert states.gradients == sum(p.numel() * 4 for p in trained)
+    assert states.parameters == storage_bytes(source.parameters())

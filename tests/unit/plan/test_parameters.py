@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from paceline.plan.parameters import parameters_of
-from paceline.plan.shape import shape_from_config
+from paceline.plan.shape import scoring, shape_from_config
 from paceline.strategies.optimizer import decays
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -37,6 +37,19 @@ def test_names_shapes_and_order_are_those_of_transformers(family: str, sizes: di
     assert [p.decays for p in listed] == [decays(n, p) for n, p in model.named_parameters()]
     layered = [p for p in listed if p.layer is not None]
     assert {p.layer for p in layered} == {0, 1} and all(f".{p.layer}." in p.name for p in layered)
+
+
+@pytest.mark.parametrize(("family", "sizes"), CASES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(CASES)])
+def test_a_reward_model_has_a_head_of_one_number(family: str, sizes: dict[str, Any]) -> None:
+    auto: Any = AutoModelForSequenceClassification
+    with torch.device("meta"):
+        model = auto.from_config(AutoConfig.for_model(family, pad_token_id=0, num_labels=1, **sizes))
+    shape = scoring(shape_from_config({"model_type": family, **sizes}))
+    assert [(p.name, p.shape) for p in parameters_of(shape)] == [
+        (n, tuple(p.shape)) for n, p in model.named_parameters()
+    ]
+    assert sum(p.numel for p in parameters_of(shape)) == shape.num_parameters
+    assert shape.matmul_parameters < shape_from_config({"model_type": family, **sizes}).matmul_parameters
 
 
 def test_an_unknown_family_is_listed_as_a_llama_and_said_to_be_about() -> None:

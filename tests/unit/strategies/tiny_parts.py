@@ -60,6 +60,8 @@ class TinyObjective:
 
     trains = (Role.POLICY,)
     frozen = ()
+    consulted = ()
+    watched = ()
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         return frozenset({Ask.NLL} if training else {Ask.NLL, Ask.CORRECT})
@@ -72,6 +74,9 @@ class TinyObjective:
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         return {"correct/nll": outputs["correct"]}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        return dict(means)
 
 
 def make_batch(rows: list[int], labelled: bool = True) -> Batch:

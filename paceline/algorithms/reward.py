@@ -1,0 +1,89 @@
+"""A reward model: a number an answer, such that chosen answers get more than rejected ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.calibration import calibration_error, calibration_sums, has_bins, without_bins
+from paceline.algorithms.pairs import halves, real_pairs, sum_of
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+
+TERM, CENTER = "pairs", "center"
+_TOLD = ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std")
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
+    """[P]: -log σ(r(x, y_chosen) - r(x, y_rejected) - m(x)).
+
+    Bradley and Terry 1952; as a loss of reward models Ouyang et al. 2022 (arXiv:2203.02155, eq. 1), with a margin Touvron et al. 2023 (Llama 2,
+    arXiv:2307.09288, eq. 2).
+    """
+    return -F.logsigmoid(chosen - rejected - margin)
+
+
+def centering(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """[P]: (r(x, y_chosen) + r(x, y_rejected))². Eisenstein et al. 2023 (arXiv:2312.09244, eq. 2): the loss above says nothing of the level of rewards."""
+    return (chosen + rejected).square()
+
+
+class Reward(Algorithm):
+    """loss = Σ_pairs -log σ(r_chosen - r_rejected - margin) / Σ_pairs 1, over the pairs of ALL ranks and micro-batches of a step.
+
+    ``center_rewards_coefficient`` adds its multiple of the mean of ``centering`` (0: off). Metrics are means over pairs: ``accuracy`` (r_chosen > r_rejected),
+    ``margin`` (r_chosen - r_rejected, the data's margin not subtracted), ``reward_chosen``, ``reward_rejected``; ``reward_mean`` and ``reward_std`` are
+    over all answers; an evaluation also tells ``calibration_error`` (see ``calibration``).
+    """
+
+    trains = (Role.REWARD,)
+    metric_names = ("eval_loss", *(f"eval_{name}" for name in _TOLD), "eval_calibration_error")
+    watched = tuple(
+        f"{name}/{TERM}"
+        for name in ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_square")
+    )
+
+    def __init__(self, center_rewards_coefficient: float = 0.0) -> None:
+        self.center = center_rewards_coefficient
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        return frozenset({Ask.SCORES})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        pairs = real_pairs(batch).sum()
+        return {TERM: pairs, CENTER: pairs} if self.center else {TERM: pairs}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        real = real_pairs(batch)
+        chosen, rejected = halves(outputs[Ask.SCORES.value])
+        margin = halves(batch.extras["margin"])[0].to(chosen)
+        found = {TERM: sum_of(bradley_terry(chosen, rejected, margin), real)}
+        if self.center:
+            found[CENTER] = self.center * sum_of(centering(chosen, rejected), real)
+        return found
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        real = real_pairs(batch)
+        chosen, rejected = (half.detach().double() for half in halves(outputs[Ask.SCORES.value]))
+        values = {
+            "accuracy": (chosen > rejected).to(chosen.dtype),
+            "margin": chosen - rejected,
+            "reward_chosen": chosen,
+            "reward_rejected": rejected,
+            "reward_mean": (chosen + rejected) / 2,
+            "reward_square": (chosen.square() + rejected.square()) / 2,
+        }
+        sums = {name: sum_of(value, real) for name, value in values.items()} | calibration_sums(chosen - rejected, real)
+        return {f"{name}/{TERM}": value for name, value in sums.items()}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The spread from the mean of squares, the calibration error from its bins."""
+        told = without_bins(means)
+        square = told.pop("reward_square")
+        told["reward_std"] = max(square - told["reward_mean"] ** 2, 0.0) ** 0.5
+        if has_bins(means):
+            told["calibration_error"] = calibration_error(means)
+        return told

@@ -1,0 +1,76 @@
+"""What reward models and DPO cannot be combined with, and options of theirs that would do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.config.rules.base import Context, Rule
+from paceline.config.rules.strategy import deepspeed_section, engine_of
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_LEARNT_FROM_PAIRS = ("reward", "dpo")
+
+
+def pairs(c: Context) -> Iterator[Diagnostic]:
+    """strategy.pairs"""
+    t = c.config.training
+    if t.algorithm not in _LEARNT_FROM_PAIRS:
+        return
+    engine, sizes = engine_of(c), t.parallelism
+    wrong = [f"training.parallelism.{name}" for name in ("pp_size", "cp_size") if sizes and getattr(sizes, name) > 1]
+    if sizes and sizes.tp_size > 1 and (t.algorithm == "reward" or engine != "fsdp"):
+        wrong.append("training.parallelism.tp_size")
+    file = deepspeed_section(c)
+    tensor = file.get("tensor_parallel")
+    if isinstance(tensor, dict) and tensor.get("autotp_size") not in (None, 0, 1):
+        wrong.append("training.deepspeed: tensor_parallel.autotp_size")
+    if file.get("sequence_parallel_size") not in (None, 0, 1):
+        wrong.append("training.deepspeed: sequence_parallel_size")
+    if engine in ("pipeline", "data_parallel"):
+        wrong.append(f"training.distributed_strategy: {engine}")
+    if wrong:
+        tp = ", with tp_size" if t.algorithm == "dpo" else ""
+        yield c.problem(
+            "strategy.pairs",
+            f"{t.algorithm} compares the two answers of a pair as wholes, and {' and '.join(w.rpartition('.')[2] for w in wrong)} would cut them apart",
+            "training.algorithm",
+            *(w.partition(":")[0] for w in wrong),
+            hint=f"distributed_strategy: ddp, zero1 to zero3, or fsdp{tp}",
+        )
+
+
+def options(c: Context) -> Iterator[Diagnostic]:
+    """dpo.reference, dpo.label_smoothing, train.algorithm_section"""
+    t = c.config.training
+    for name in _LEARNT_FROM_PAIRS:
+        if getattr(t, name) is not None and t.algorithm != name:
+            yield c.problem(
+                "train.algorithm_section",
+                f"training.{name} says how algorithm: {name} learns, and this run's is {t.algorithm}",
+                f"training.{name}",
+                "training.algorithm",
+                hint=f"algorithm: {name}, or remove the section",
+                severity=Severity.WARNING,
+            )
+    if t.algorithm != "dpo" or t.dpo is None:
+        return
+    if t.dpo.reference_free and (t.dpo.ref_model or t.dpo.precompute_ref_log_probs):
+        key = "ref_model" if t.dpo.ref_model else "precompute_ref_log_probs"
+        yield c.problem(
+            "dpo.reference",
+            "without a reference there is nothing to ask",
+            "training.dpo.reference_free",
+            f"training.dpo.{key}",
+            hint=f"reference_free: false, or remove {key}",
+        )
+    if t.dpo.label_smoothing and t.dpo.loss_type not in ("sigmoid", "robust"):
+        yield c.problem(
+            "dpo.label_smoothing",
+            f"the loss {t.dpo.loss_type} has no flipped labels in it",
+            "training.dpo.label_smoothing",
+            "training.dpo.loss_type",
+            hint="label_smoothing: 0, or loss_type: sigmoid or robust",
+        )
+
+
+PREFERENCE_RULES: tuple[Rule, ...] = (pairs, options)

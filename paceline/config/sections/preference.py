@@ -1,0 +1,94 @@
+"""``training.reward:`` and ``training.dpo:`` — what is learnt from preference pairs, beside the algorithm's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as AnyMapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from paceline.config.sections.types import Bool, Float, OptFloat, OptInt, OptText, Section, Word
+
+DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
+
+
+class RewardOptions(Section):
+    """Reward models: -log sigmoid(r_chosen - r_rejected - margin), the margin being a column of the data."""
+
+    center_rewards_coefficient: Float = Field(
+        default=0.0,
+        ge=0,
+        description="With algorithm: reward, weight of (r_chosen + r_rejected)², which holds the mean reward at 0; 0: off.",
+    )
+
+
+class DpoOptions(Section):
+    """DPO, by the names of TRL's DPOConfig where it has one."""
+
+    beta: Float = Field(
+        default=0.1, gt=0, description="With algorithm: dpo, how closely the policy is held to the reference (IPO's τ)."
+    )
+    loss_type: Annotated[str, Word(*DPO_LOSSES)] = Field(
+        default="sigmoid",
+        description="The loss of a pair's log-ratio gap. TRL's `sigmoid_norm` is read as sigmoid with length_normalized, its list `[sigmoid, sft]` as rpo_alpha.",
+    )
+    loss_weights: tuple[float, ...] | None = Field(
+        default=None,
+        description="TRL's weights of a list under loss_type, such as [1.0, 0.2] for `[sigmoid, sft]`: read as rpo_alpha.",
+    )
+    label_smoothing: Float = Field(
+        default=0.0, ge=0, lt=0.5, description="Share of labels thought to be flipped (sigmoid and robust)."
+    )
+    length_normalized: Bool = Field(
+        default=False,
+        description="Log-ratios are means over an answer's tokens, not sums (for loss_type: ipo this is what TRL computes).",
+    )
+    reference_free: Bool = Field(default=False, description="The reference holds every answer for equally likely.")
+    rpo_alpha: OptFloat = Field(
+        default=None,
+        ge=0,
+        description="Weight of an SFT term on chosen answers (mean over their tokens); off when empty.",
+    )
+    ref_model: OptText = Field(
+        default=None,
+        description="The reference model: a folder or a hub name; the model that training starts from when empty.",
+    )
+    precompute_ref_log_probs: Bool = Field(
+        default=False,
+        description="Ask the reference once before training and keep the answers in the data cache: no reference model is loaded later.",
+    )
+    precompute_ref_batch_size: OptInt = Field(
+        default=None, ge=1, description="Rows a process and batch of that pass; per_device_train_batch_size when empty."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trl_losses(cls, values: Any) -> Any:
+        """TRL's spellings of a loss: ``sigmoid_norm``, a list of one, and a list with ``sft``."""
+        return _one_loss(dict(values)) if isinstance(values, AnyMapping) else values
+
+
+def _one_loss(values: dict[str, Any]) -> dict[str, Any]:
+    weights = values.pop("loss_weights", None)
+    names = values.get("loss_type")
+    if weights is not None and not isinstance(names, (list, tuple)):
+        raise ValueError("loss_weights belong to a list under loss_type")
+    if not isinstance(names, (list, tuple)):
+        names = [names]
+        if not isinstance(names[0], str):
+            return values  # nothing, or nothing that could be a name: the field says so
+    weights = [1.0] * len(names) if weights is None else weights
+    sound = isinstance(weights, (list, tuple)) and len(weights) == len(names) == len({str(name) for name in names})
+    if not sound or not all(isinstance(w, (int, float)) and not isinstance(w, bool) for w in weights):
+        raise ValueError("loss_type names each loss once, and loss_weights hold one number for each")
+    by_name = {str(name): float(weight) for name, weight in zip(names, weights, strict=True)}
+    alpha = by_name.pop("sft", None)
+    if list(by_name.values()) != [1.0]:
+        raise ValueError(f"loss_type takes one of {', '.join(DPO_LOSSES)} with weight 1, and sft beside it")
+    name = next(iter(by_name))
+    values["loss_type"] = name
+    if name == "sigmoid_norm":
+        values |= {"loss_type": "sigmoid", "length_normalized": True}
+    if alpha is not None:
+        values["rpo_alpha"] = alpha
+    return values

@@ -1,0 +1,58 @@
+"""A head of one number: the model that scores an answer (a reward model), as Hugging Face's sequence classification with one label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.heads import Vocabulary
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+
+HEAD = "score"  # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and its kin
+SCALAR_ROLES = frozenset({Role.REWARD})
+
+
+def auto_class(role: Role) -> Any:
+    """The Hugging Face class that builds the model of ``role``."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+
+
+class ScalarHead:
+    """``Linear(hidden, 1)`` without bias on the trunk's last hidden states, read at the last token of each document.
+
+    The layer is called, not its weight read: engines that gather parameters for a call do so. It computes in the dtype of its weight.
+    """
+
+    fused = True
+
+    def __init__(self, hf: Any) -> None:
+        self._hf = hf
+        self.reason = "one number a document, at its last token"
+        self.vocabulary: Vocabulary | None = None
+        layer = getattr(hf, HEAD, None)
+        if not isinstance(layer, torch.nn.Linear) or layer.out_features != 1:
+            raise ConfigError(
+                Diagnostic(
+                    "models.no_scalar_head",
+                    "this model's class for sequence classification has no linear layer 'score' of one number",
+                    "model",
+                    type(hf).__name__,
+                    "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
+                )
+            )
+
+    def __call__(self, hidden: Tensor, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """hidden [1, T, H] -> ``scores``: fp32 (fp64 for fp64 weights) [D]."""
+        assert ask <= {Ask.SCORES}, "a scalar head has no vocabulary"
+        layer = getattr(self._hf, HEAD)
+        last = (batch.cu_seqlens[1:] - 1).to(hidden.device).long()
+        with torch.autocast(hidden.device.type, enabled=False):
+            found = layer(hidden[0].index_select(0, last).to(layer.weight.dtype)).squeeze(-1)
+        return {Ask.SCORES.value: found if found.dtype == torch.float64 else found.float()}

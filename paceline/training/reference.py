@@ -1,0 +1,128 @@
+"""The reference's log-probabilities of every answer, asked once before training and kept under a fingerprint beside the prepared data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.algorithms.dpo import REFERENCE
+from paceline.algorithms.pairs import document_sums
+from paceline.core.units import human_seconds
+from paceline.data.source import PackedSource
+from paceline.seam.roles import Ask, Role
+from paceline.training.windows import Cut
+
+Column = NDArray[np.float64]
+FORMAT = 1
+_AT_ONCE = 2**20  # numbers in one all-reduce
+
+
+def reference_column(strategy: Any, handles: Mapping[Role, Any], role: Role, source: PackedSource, cut: Cut) -> Column:
+    """float64 [documents]: log p(answer | prompt) under the model of ``role``, equal on every rank. Collective.
+
+    ``source`` keeps the order of its table and holds every document once.
+    """
+    found = np.zeros(len(source.table.lengths), np.float64)
+    rows = source.num_rows(0)
+    for micro_step in range(math.ceil(rows / (cut.micro_batch * cut.dp_size))):
+        placed = strategy.place(source.batch(0, cut.positions(0, micro_step, rows)))
+        outputs = strategy.asked(handles, role, placed, frozenset({Ask.LOGPROBS}))
+        sums = document_sums(outputs[Ask.LOGPROBS.value], placed).double().cpu().numpy()
+        ids = placed.document_ids.cpu().numpy()
+        found[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
+    for start in range(0, len(found), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        found[part] = np.array(strategy.world.all_reduce_sum_float(found[part].tolist())) / strategy.loss_copies
+    return found
+
+
+class ReferenceCache:
+    """One file a fingerprint, read and written by rank 0; every rank gets what it holds."""
+
+    def __init__(self, world: Any, folder: Path, key: Mapping[str, Any]) -> None:
+        """``key`` is what the numbers follow from, JSON; rank 0's counts."""
+        self.world = world
+        text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
+        self.path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
+
+    def load(self, sizes: Mapping[str, int]) -> dict[str, Column] | None:
+        """The columns by split, each of its size, or None. Collective."""
+        held = self._read(sizes) if self.world.is_main else None
+        if not self.world.any(held is not None):
+            return None
+        columns = {}
+        for name, size in sorted(sizes.items()):
+            values = held[name].tolist() if held is not None else [0.0] * size
+            parts = [values[i : i + _AT_ONCE] for i in range(0, size, _AT_ONCE)]
+            columns[name] = np.array([v for part in parts for v in self.world.all_reduce_sum_float(part)])
+        return columns
+
+    def save(self, columns: Mapping[str, Column]) -> str:
+        """Write the file whole or not at all; what went wrong, or an empty text."""
+        from safetensors.numpy import save_file
+
+        if not self.world.is_main:
+            return ""
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({name: np.ascontiguousarray(column) for name, column in columns.items()}, part)
+            part.replace(self.path)
+        except OSError as error:
+            return f"{self.path}: {error.strerror or error}"
+        return ""
+
+    def _read(self, sizes: Mapping[str, int]) -> dict[str, Column] | None:
+        """The file's columns; None where there is none, or not a sound one (it is made anew)."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            found = load_file(self.path)
+        except (OSError, SafetensorError):
+            return None
+        fits = {name: column.shape for name, column in found.items()} == {n: (size,) for n, size in sizes.items()}
+        return found if fits and all(column.dtype == np.float64 for column in found.values()) else None
+
+
+def cached_columns(
+    cache: ReferenceCache,
+    sources: Mapping[str, PackedSource],
+    compute: Callable[[PackedSource], Column],
+    clock: Callable[[], float],
+) -> tuple[dict[str, dict[str, Column]], str]:
+    """(extra columns of the documents by split, what there is to say). Collective."""
+    sizes = {name: len(source.table.lengths) for name, source in sources.items()}
+    columns = cache.load(sizes)
+    if columns is not None:
+        said = f"log-probabilities of {sum(sizes.values()):,} answers from {cache.path}"
+    else:
+        started = clock()
+        columns = {name: compute(source) for name, source in sources.items()}
+        problem = cache.save(columns)
+        took = human_seconds(clock() - started)
+        kept = f"not kept ({problem})" if problem else f"kept in {cache.path}"
+        said = f"log-probabilities of {sum(sizes.values()):,} answers computed in {took}, {kept}"
+    return {name: {REFERENCE: column} for name, column in columns.items()}, said
+
+
+def weights_identity(name: str, revision: str | None) -> list[Any]:
+    """What tells one set of weights from another without reading it: files with sizes and times, and on the hub the commit."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        held = try_to_load_from_cache(name, "config.json", revision=revision or "main")
+        if not isinstance(held, str):
+            return [name, revision]
+        return [name, Path(held).parent.name]
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json"))
+    return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]

@@ -1,0 +1,69 @@
+"""Options of reward models and DPO as TRL, LLaMA-Factory and axolotl write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.core.errors import ConfigError
+
+
+def load(tmp_path: Path, values: dict[str, Any]) -> Config:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values))
+    return load_config(str(path)).config
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ({"loss_type": ["sigmoid"]}, {"loss_type": "sigmoid", "rpo_alpha": None}),
+        ({"loss_type": "sigmoid_norm"}, {"loss_type": "sigmoid", "length_normalized": True}),
+        ({"loss_type": ["sigmoid", "sft"]}, {"loss_type": "sigmoid", "rpo_alpha": 1.0}),
+        ({"loss_type": ["hinge", "sft"], "loss_weights": [1.0, 0.25]}, {"loss_type": "hinge", "rpo_alpha": 0.25}),
+        ({"loss_type": ["sft", "sigmoid_norm"], "loss_weights": [2, 1]}, {"length_normalized": True, "rpo_alpha": 2.0}),
+        ({"beta": "1e-1", "label_smoothing": 0.1}, {"beta": 0.1, "label_smoothing": 0.1}),
+    ],
+)
+def test_trl_s_options_of_dpo(tmp_path: Path, written: dict[str, Any], found: dict[str, Any]) -> None:
+    config = load(tmp_path, {"training": {"algorithm": "dpo", "dpo": written}})
+    options = config.to_json()["training"]["dpo"]
+    assert {name: options[name] for name in found} == found and options["loss_weights"] is None
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"loss_type": ["sigmoid", "hinge"]},
+        {"loss_type": ["sigmoid", "sft"], "loss_weights": [0.8, 0.2]},
+        {"loss_type": ["sigmoid"], "loss_weights": [1.0, 0.2]},
+        {"loss_type": "kto_pair"},
+        {"loss_weights": [1.0]},
+        {"loss_type": [["sigmoid"]], "loss_weights": ["a"]},
+        {"label_smoothing": 0.5},
+        {"beta": 0},
+    ],
+)
+def test_what_no_loss_is_made_of_is_refused(tmp_path: Path, written: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="training.dpo"):
+        load(tmp_path, {"training": {"algorithm": "dpo", "dpo": written}})
+
+
+def test_other_systems_names(tmp_path: Path) -> None:
+    flat = {"stage": "dpo", "pref_beta": 0.2, "pref_loss": "ipo", "pref_ftx": 0.5, "ref_model": "m", "precompute_ref_log_probs": True}  # fmt: skip
+    training = load(tmp_path, flat).training
+    assert training.algorithm == "dpo" and training.dpo is not None
+    options = training.dpo
+    assert (options.beta, options.loss_type, options.rpo_alpha, options.ref_model) == (0.2, "ipo", 0.5, "m")
+    assert options.precompute_ref_log_probs
+    reward = load(tmp_path, {"stage": "rm", "center_rewards_coefficient": 0.01}).training
+    assert reward.algorithm == "reward" and reward.reward is not None
+    assert reward.reward.center_rewards_coefficient == 0.01
+    with pytest.raises(ConfigError, match="another method"):
+        load(tmp_path, {"stage": "dpo", "pref_loss": "simpo"})
