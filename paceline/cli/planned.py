@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.config.source import Source
     from paceline.launch.spec import Cluster
+    from paceline.plan.catalogue import Cluster as PlannedCluster
     from paceline.plan.hardware import Hardware
     from paceline.plan.plan import Plan
 
@@ -47,36 +48,48 @@ class Asked:
         return {key: value for key, value in asked.items() if value is not None}
 
 
-def planned(loaded: Loaded, *, use_torchrun: bool = False) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan for this machine, and warnings. Raises ConfigError with every violation that a start, hardware and world size bring up."""
+def planned(
+    loaded: Loaded, *, use_torchrun: bool = False, cluster: PlannedCluster | None = None
+) -> tuple[Plan, tuple[Diagnostic, ...]]:
+    """The plan for this machine (or for ``cluster``), and warnings. Raises ConfigError with every violation that a start, hardware and world size bring up."""
     from paceline.cli.facts import facts
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
     from paceline.plan.choose import make_plan
     from paceline.plan.hardware import probe_hardware
+    from paceline.plan.known import known_shape
     from paceline.plan.shape import shape_of
 
     config = loaded.config
-    hardware = probe_hardware(os.environ, use_cpu=config.training.use_cpu, num_nodes=config.launch.nnodes)
-    cluster = Cluster(num_processes(config, hardware), config.launch.nnodes)
-    launcher = launcher_for(cluster, use_torchrun=use_torchrun)
+    if cluster is None:
+        hardware = probe_hardware(os.environ, use_cpu=config.training.use_cpu, num_nodes=config.launch.nnodes)
+        processes = Cluster(num_processes(config, hardware), config.launch.nnodes)
+    else:
+        hardware = cluster.hardware()
+        processes = Cluster(cluster.machine.node, cluster.nodes)
+    launcher = launcher_for(processes, use_torchrun=use_torchrun)
     run = RunDir.at(config.run_directory())
     problems: list[Diagnostic] = []
     plan = shape = None
     try:
         shape = shape_of(config.model, os.environ)
+        if shape is None and cluster is not None:
+            shape = known_shape(config.model.name_or_path or "")
         plan = make_plan(
             config,
             hardware,
-            world_size=cluster.world_size,
-            num_nodes=cluster.num_nodes,
+            world_size=processes.world_size,
+            num_nodes=processes.num_nodes,
             launcher=launcher,
             run_dir=str(run.root),
             shape=shape,
         )
     except ConfigError as error:
         problems += error.diagnostics
-    found = loaded.check(facts(hardware, cluster, launcher, shape, run, os.environ), starting=True)
+    known = facts(hardware, processes, launcher, shape, run, os.environ)
+    if cluster is not None:  # this machine's disk and network say nothing about that one's
+        known = replace(known, disk_free_bytes=None, interfaces=None, max_open_files=None, nccl_socket_ifname=None)
+    found = loaded.check(known, starting=True)
     wrong = merged(errors(found), problems, loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)

@@ -20,7 +20,9 @@ from paceline.plan.shape import ModelShape
 ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1024 * 1024
 QUANTISED_WITH = frozenset({"single", "ddp", "fsdp", "zero2"})
-_LLAMA_LIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral"})
+_LLAMA_LIKE = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"}
+)
 
 
 def adapter_of(lora: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -181,7 +183,7 @@ def _linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
         "self_attn.v_proj": (hidden, kv),
         "self_attn.o_proj": (q, hidden),
     }
-    if shape.model_type == "mixtral":  # its experts and its router are no linear layers in Transformers 5
+    if shape.experts:  # its experts and its router are no linear layers in Transformers 5
         return attention
     return attention | {
         "mlp.gate_proj": (hidden, shape.intermediate),

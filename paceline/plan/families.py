@@ -30,5 +30,11 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "phi3": {"vocab": 32064, "hidden_size": 3072, "intermediate": 8192, "layers": 32, "heads": 32, "max_positions": 4096},
     "gpt2": {"vocab": 50257, "hidden_size": 768, "layers": 12, "heads": 12, "max_positions": 1024, "tied": True},
     "gpt_neox": {"vocab": 50432, "hidden_size": 6144, "intermediate": 24576, "layers": 44, "heads": 64, "max_positions": 2048},
+    "qwen3_moe": {"vocab": 151936, "hidden_size": 2048, "intermediate": 768, "layers": 24, "heads": 32, "kv_heads": 4, "max_positions": 32768},
+}
+#: Of a mixture of experts: the key of their number and its default, the key of how many a token visits and its default, the key of their inner width.
+EXPERTS: dict[str, tuple[str, int, str, int, str]] = {
+    "mixtral": ("num_local_experts", 8, "num_experts_per_tok", 2, "intermediate_size"),
+    "qwen3_moe": ("num_experts", 128, "num_experts_per_tok", 8, "moe_intermediate_size"),
 }
 # fmt: on

@@ -88,7 +88,7 @@ def _llama_layer(shape: ModelShape) -> list[Named]:
             *_linear("self_attn.v_proj", kv, hidden, bias),
             *_linear("self_attn.o_proj", hidden, q, shape.attention_bias and family != "qwen2"),
         ]
-        if family in ("qwen3", "gemma3_text"):
+        if family in ("qwen3", "qwen3_moe", "gemma3_text"):
             attention += [
                 ("self_attn.q_norm.weight", (shape.head_dim,)),
                 ("self_attn.k_norm.weight", (shape.head_dim,)),
@@ -98,12 +98,13 @@ def _llama_layer(shape: ModelShape) -> list[Named]:
             *_linear("mlp.up_proj", inter, hidden, shape.mlp_bias),
             *_linear("mlp.down_proj", hidden, inter, shape.mlp_bias),
         ]
-    if family == "mixtral":
+    if shape.experts:
         mlp = [
             ("mlp.gate.weight", (shape.experts, hidden)),
             ("mlp.experts.gate_up_proj", (shape.experts, 2 * inter, hidden)),
             ("mlp.experts.down_proj", (shape.experts, hidden, inter)),
         ]
+        mlp = [*mlp[1:], mlp[0]] if family == "qwen3_moe" else mlp  # there the router stands behind the experts
     norms = ["input_layernorm", "post_attention_layernorm"]
     if family in ("gemma2", "gemma3_text"):
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]

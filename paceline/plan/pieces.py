@@ -69,7 +69,7 @@ def pieces_of(
 
 
 def _is_router(shape: ModelShape, module: str) -> bool:
-    return shape.model_type == "mixtral" and module.endswith("mlp.gate")
+    return bool(shape.experts) and module.endswith("mlp.gate")
 
 
 def _frozen(parameter: Parameter, adapter: Mapping[str, Any], master_bytes: int, linear: bool) -> Piece:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.families import FAMILY_SIZES, SIZE_NAMES
+from paceline.plan.families import EXPERTS, FAMILY_SIZES, SIZE_NAMES
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
@@ -66,6 +66,8 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
             if config.get(spelling) is not None:
                 sizes[name] = _whole(config[spelling], spelling, where)
                 break
+    if family in EXPERTS and config.get(EXPERTS[family][4]) is not None:
+        sizes["intermediate"] = _whole(config[EXPERTS[family][4]], EXPERTS[family][4], where)
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
         raise ConfigError(
@@ -215,8 +217,16 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         exact=family in FAMILY_SIZES,
         attention_bias=bool(config.get("attention_bias", family == "gpt_neox")),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        experts=int(config.get("num_local_experts", 8)) if family == "mixtral" else 0,
+        experts=_experts(family, config)[0],
     )
+
+
+def _experts(family: str, config: Mapping[str, Any]) -> tuple[int, int]:
+    """(experts of a layer, how many of them a token visits); (0, 0) for a dense model."""
+    if family not in EXPERTS:
+        return 0, 0
+    count, default, each, visited, _ = EXPERTS[family]
+    return int(config.get(count, default)), int(config.get(each, visited))
 
 
 def _positions(trained: int, config: Mapping[str, Any]) -> int:
@@ -243,10 +253,11 @@ def _count(family: str, s: Mapping[str, Any], config: Mapping[str, Any]) -> tupl
         return total, layers * linear
     mlp = 3 * hidden * inter
     visited = total_mlp = mlp
-    if family == "mixtral":
-        router = hidden * int(config.get("num_local_experts", 8))
-        total_mlp = mlp * int(config.get("num_local_experts", 8)) + router
-        visited = mlp * int(config.get("num_experts_per_tok", 2)) + router
+    if family in EXPERTS:
+        count, each = _experts(family, config)
+        router = hidden * count
+        total_mlp = mlp * count + router
+        visited = mlp * each + router
     bias = 0
     if family == "qwen2":
         bias = q + 2 * kv
@@ -255,6 +266,6 @@ def _count(family: str, s: Mapping[str, Any], config: Mapping[str, Any]) -> tupl
     if config.get("mlp_bias"):
         bias += 2 * inter + hidden
     norms = (4 if family in ("gemma2", "gemma3_text") else 2) * hidden
-    if family in ("qwen3", "gemma3_text"):
+    if family in ("qwen3", "qwen3_moe", "gemma3_text"):
         norms += 2 * s["head_dim"]
     return layers * (attention + total_mlp + bias + norms) + hidden, layers * (attention + visited)

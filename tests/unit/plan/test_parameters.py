@@ -21,6 +21,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {**SIZES, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 24}),
     ("qwen3", {**SIZES, "attention_bias": True}), ("gemma", {**SIZES, "tie_word_embeddings": False}),
     ("gpt_neox", {**SIZES, "attention_bias": False}), ("mixtral", {**SIZES, "num_local_experts": 4}),
+    ("qwen3_moe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": []}),
 ]  # fmt: skip
 
 

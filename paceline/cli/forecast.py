@@ -1,0 +1,97 @@
+"""From the command line's questions to a forecast: of a named model, or of a config's plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.plan.catalogue import Cluster
+    from paceline.plan.plan import Plan
+    from paceline.plan.predict.report import Forecast
+
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj", "dense", "fc1", "fc2", "c_attn", "c_proj", "c_fc", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")  # fmt: skip
+
+
+def forecast_of_model(
+    model: str | None, hardware: str | None, seq_len: int, rows: int | None, lora: int | None, bits: int | None
+) -> Forecast:
+    """What training ``model`` on ``hardware`` would take. Raises ConfigError with the nearest names of what is not known."""
+    from paceline.plan.catalogue import cluster_of
+    from paceline.plan.known import model_shape
+    from paceline.plan.predict.from_plan import adapter_work
+    from paceline.plan.predict.report import forecast
+    from paceline.plan.predict.search import Ask
+
+    if model is None or hardware is None:
+        missing = "--model" if model is None else "--hardware"
+        raise ConfigError(
+            Diagnostic(
+                "plan.subject",
+                "a plan is made of a config, or of a model and hardware",
+                missing,
+                "not given",
+                "paceline plan config.yaml, or paceline plan --model llama-3-8b --hardware 8xH100",
+            )
+        )
+    if bits is not None and lora is None:
+        raise ConfigError(
+            Diagnostic(
+                "plan.bits",
+                "a base packed to 4 bits is trained by an adapter only",
+                "--bits",
+                str(bits),
+                "--lora 16 --bits 4",
+            )
+        )
+    shape = model_shape(model)
+    adapter = None
+    if lora is not None:
+        quantization = {"bits": bits, "double_quant": True} if bits else None
+        adapter = adapter_work(
+            shape,
+            {
+                "r": lora,
+                "target_modules": list(ALL_LINEAR),
+                "modules_to_save": [],
+                "bias": "none",
+                "quantization": quantization,
+            },
+        )
+    return forecast(model, Ask(shape, cluster_of(hardware), seq_len, rows or 0, adapter))
+
+
+def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
+    """The forecast of a config's job beside its own layout; None on a CPU, an unlisted card, or a model whose size is not known."""
+    from paceline.plan.hardware import Hardware
+    from paceline.plan.predict.from_plan import ask_of, cluster_of_hardware, planned_candidate
+    from paceline.plan.predict.report import forecast
+
+    if plan.device != "cuda":
+        return None
+    if cluster is None:
+        from paceline.plan.hardware import probe_hardware
+
+        probed: Hardware = probe_hardware()
+        cluster = cluster_of_hardware(probed, plan.num_nodes)
+    ask = ask_of(plan, cluster) if cluster else None
+    if ask is None:
+        return None
+    name = str(plan.config.get("model", {}).get("name_or_path") or plan.shape.model_type if plan.shape else "model")
+    return forecast(name, ask, own=planned_candidate(plan, ask))
+
+
+def needs_one_subject(model: str | None) -> None:
+    """Raises ConfigError when a model is named beside a config."""
+    if model is not None:
+        raise ConfigError(
+            Diagnostic(
+                "plan.subject",
+                "the config names the model",
+                "--model",
+                model,
+                f"model.name_or_path={model} after the config, or no config",
+            )
+        )

@@ -1,0 +1,109 @@
+"""What to do with a prediction: the guide's rule checked and escalated, what would make it fit, the next bottleneck, checkpoints, learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.core.units import human_count, human_seconds
+from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate, host_bytes
+
+HOURS_BETWEEN_FAILURES = 50_000.0  # of one card; Llama 3's 405B run: 419 interruptions in 54 days on 16,384 (arXiv:2407.21783) is one in 50,000 h
+SECONDS_TO_SAVE = 60.0
+ESCALATION = ("ddp", "zero1", "zero2", "zero3", "zero3 + cpu")
+
+
+def rule(ask: Ask) -> str:
+    """The guide's rule: below 1B DDP, from 1B to 7B ZeRO-2, above ZeRO-3."""
+    count = ask.shape.num_parameters
+    return "ddp" if count < 1e9 else "zero2" if count <= 7e9 else "zero3"
+
+
+def escalated(ask: Ask, found: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
+    """The guide's strategy, and from there up until a layout fits: (the one taken, every step in words).
+
+    Without recomputation first, then with it, then the next strategy; of each the largest micro-batch that fits.
+    """
+    start = rule(ask)
+    said = [f"the guide's rule for {human_count(ask.shape.num_parameters)} parameters: {start}"]
+    for strategy in ESCALATION[ESCALATION.index(start) :]:
+        for recompute in ("none", "full"):
+            layouts = [c for c in found if c.strategy == strategy and c.work.recompute == recompute]
+            if not layouts:
+                continue
+            fitting = [c for c in layouts if c.fits]
+            with_it = f"{strategy}{' with recomputation' if recompute == 'full' else ''}"
+            if fitting:
+                taken = min(fitting, key=lambda c: c.step)
+                said.append(
+                    f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.limit / MARGIN / GIB:.0f} at micro-batch {taken.work.micro_batch}: fits"
+                )
+                return taken, said
+            said.append(f"{with_it}: {min(layouts, key=lambda c: c.bytes).binding}")
+    return None, said
+
+
+def advice(ask: Ask, found: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
+    """Sentences for a person."""
+    if chosen is None:
+        return _what_would_fit(ask, found)
+    host = host_bytes(chosen.work)
+    said = [f"host memory: {host / GIB:.0f} GiB a node for what is offloaded"] if host else []
+    return [*said, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
+
+
+def _what_would_fit(ask: Ask, found: Sequence[Candidate]) -> list[str]:
+    nearest = min((c for c in found if not c.impossible), key=lambda c: c.bytes, default=None)
+    if nearest is None:
+        return ["nothing here can run: see the reasons in the table"]
+    more = math.ceil(nearest.bytes / nearest.limit)
+    said = [f"nothing fits; nearest is {nearest.strategy} with {nearest.binding}"]
+    said.append(
+        f"what would make it fit: at least {more} × as many cards where states bind, or a card with {nearest.bytes / MARGIN / GIB:.0f} GiB"
+    )
+    if nearest.peak.logits > 0.2 * nearest.peak.total:
+        said.append("logits bind: a shorter sequence, or tensor parallel with a parallel loss")
+    if nearest.work.adapter is None:
+        said.append(
+            "or LoRA (lora: {r: 16}): gradients and optimizer of the adapter only; with quantization_bit: 4 the weights take a quarter"
+        )
+    return said
+
+
+def _bottleneck(chosen: Candidate) -> str:
+    speed = chosen.speed
+    parts = {
+        "arithmetic": speed.compute,
+        "tensor-parallel exchange": speed.tensor_parallel,
+        "data-parallel exchange": speed.data_parallel,
+        "the pipeline's bubble": speed.bubble,
+        "sends between stages": speed.pipeline,
+        "the optimizer's step": speed.optimizer,
+        "moving to host memory": speed.offload,
+    }
+    first, second = sorted(parts, key=lambda name: -parts[name])[:2]
+    remedy = {
+        "data-parallel exchange": "more accumulation, or sharding inside a node (fsdp hybrid)",
+        "tensor-parallel exchange": "a smaller tp_size, or a larger micro-batch",
+        "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
+        "moving to host memory": "more cards, or recomputation in its place",
+        "arithmetic": "torch_compile, or a larger micro-batch",
+    }.get(second, "a larger batch")
+    return f"time goes to {first} ({parts[first] / speed.step:.0%}), then {second} ({parts[second] / speed.step:.0%}): {remedy}"
+
+
+def _checkpoint(chosen: Candidate) -> str:
+    """Young 1974, Daly 2006: the interval that loses least is √(2 · time to save · time between failures)."""
+    between = HOURS_BETWEEN_FAILURES / chosen.work.world * 3600
+    interval = math.sqrt(2 * SECONDS_TO_SAVE * between)
+    steps = max(1, round(interval / chosen.step))
+    return f"save every {human_seconds(interval)} ({steps} steps): one failure in {human_seconds(between)} on {chosen.work.world} cards, {SECONDS_TO_SAVE:.0f} s a save (Young/Daly)"
+
+
+def _learning_rate(chosen: Candidate) -> list[str]:
+    if chosen.work.dp == 1:
+        return []
+    dp = chosen.work.dp
+    return [
+        f"learning rate against one card's: × {math.sqrt(dp):.3g} (square root, the guide's, for Adam) or × {dp} (linear, for SGD) where the batch grew {dp} ×"
+    ]

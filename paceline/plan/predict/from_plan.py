@@ -1,0 +1,139 @@
+"""A resolved plan as a ``Work``: so that what is predicted is what will run, its states counted to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.plan.catalogue import Cluster, card_named
+from paceline.plan.hardware import Hardware
+from paceline.plan.memory import SIZES
+from paceline.plan.pieces import pieces_of
+from paceline.plan.plan import Plan
+from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, predicted
+from paceline.plan.predict.work import Adapter, Machine, Storage, Work
+from paceline.plan.shape import ModelShape
+
+
+def cluster_of_hardware(hardware: Hardware, nodes: int) -> Cluster | None:
+    """The probed machine with the catalogue's bandwidths; None for a CPU or a card that nobody has listed."""
+    from paceline.core.errors import ConfigError
+
+    if hardware.device != "cuda":
+        return None
+    try:
+        card = card_named(hardware.device_name)
+    except ConfigError:
+        return None
+    machine = replace(
+        card.machine(hardware.num_devices),
+        memory=float(hardware.memory_bytes),
+        host_memory=float(hardware.host_memory_bytes),
+    )
+    return Cluster(
+        machine,
+        hardware.num_devices * nodes,
+        "this machine, links by the catalogue",
+        card.bf16,
+        card.capability,
+        card.unverified,
+    )
+
+
+def adapter_work(shape: ModelShape, adapter: Mapping[str, Any] | None) -> Adapter | None:
+    """What LoRA adds and what its base takes."""
+    if adapter is None:
+        return None
+    pieces = pieces_of(shape, {**adapter, "modules_to_save": [], "bias": "none"}, 4) or ()
+    quantization = adapter.get("quantization")
+    base = 2.0
+    if quantization:
+        base = int(quantization["bits"]) / 8 + (0.016 if quantization.get("double_quant") else 0.0625)
+    return Adapter(sum(p.numel for p in pieces if p.trained), base)
+
+
+def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0, 1.0)) -> Ask | None:
+    """The plan's job on ``cluster``, its layout left open; None when the model's size is not known."""
+    if plan.shape is None:
+        return None
+    return Ask(
+        shape=plan.shape,
+        cluster=cluster,
+        seq_len=plan.seq_len,
+        rows=plan.batch.global_batch,
+        adapter=adapter_work(plan.shape, plan.adapter),
+        flash=plan.attention != "eager",
+        algorithm=plan.algorithm,
+        corrections=corrections,
+    )
+
+
+def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
+    """The prediction for the plan's own layout; None for a strategy of the user's own."""
+    if ":" in plan.strategy or plan.strategy == "data_parallel":
+        return None
+    candidate = predicted(plan.strategy, work_of(plan, ask), plan.mesh, ask)
+    states = (plan.memory or {}).get("largest")
+    if not states or plan.mesh.pp > 1:
+        return candidate
+    peak = replace(
+        candidate.peak,
+        parameters=float(states["parameters"]),
+        gradients=float(states["gradients"]),
+        optimizer=float(states["optimizer"] + states["counters"]),
+    )
+    offload = candidate.work.offload
+    if offload != "none":  # counted exactly, but on the host
+        peak = replace(peak, optimizer=0.0, **({"parameters": 0.0, "gradients": 0.0} if offload == "all" else {}))
+    return replace(candidate, peak=peak)
+
+
+def work_of(plan: Plan, ask: Ask) -> Work:
+    """The plan's layout. The optimizer's bytes a parameter follow from its kind; gradients and masters from the engine's precision."""
+    mesh, engine = plan.mesh, plan.engine
+    zero, storage, shard = 0, WHOLE, mesh.data_parallel_size * mesh.cp
+    tp = mesh.tp
+    if "zero_stage" in engine:
+        zero, storage = int(engine["zero_stage"]), {0: WHOLE, 1: ZERO1}.get(engine["zero_stage"], ZERO)
+        tp = max(tp, int(engine.get("autotp_size", 1)))
+        shard = mesh.dp_shard * mesh.cp
+    elif plan.strategy in ("fsdp", "pipeline") and mesh.dp_shard > 1:
+        zero, storage, shard = 3, SHARDED, mesh.dp_shard * mesh.cp
+    low = plan.precision.compute in ("bfloat16", "float16")
+    if not low:
+        size = float(SIZES.get(plan.precision.compute, 4))
+        storage = Storage(size, size, 2 * size)
+    return Work(
+        shape=ask.shape,
+        machine=ask.cluster.machine if low else _full_precision(ask.cluster.machine),
+        seq_len=plan.seq_len,
+        micro_batch=plan.batch.micro_batch,
+        accumulation=plan.batch.accumulation,
+        dp=mesh.data_parallel_size,
+        tp=tp,
+        pp=mesh.pp,
+        cp=mesh.cp,
+        zero=zero,
+        shard=shard,
+        storage=storage,
+        recompute="full" if plan.recompute else "none",
+        flash=ask.flash,
+        compiled=plan.compile,
+        sequence_parallel=bool((plan.config.get("training", {}).get("parallelism") or {}).get("sequence_parallel")),
+        stages_a_rank=int(engine.get("stages_per_rank") or 1) if plan.strategy == "pipeline" else 1,
+        adapter=ask.adapter,
+        offload=_offload(engine),
+        algorithm=plan.algorithm,
+    )
+
+
+def _offload(engine: Mapping[str, Any]) -> str:
+    if engine.get("offload_param", "none") != "none" or engine.get("cpu_offload"):
+        return "all"
+    return "optimizer" if engine.get("offload_optimizer", "none") != "none" else "none"
+
+
+def _full_precision(machine: Machine) -> Machine:
+    """fp32 products run on tensor cores as TF32 at best: half of the 16-bit peak."""
+    return replace(machine, flops=machine.flops / 2, reached=machine.reached / 2)

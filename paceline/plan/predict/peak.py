@@ -1,0 +1,174 @@
+"""The peak memory of a rank, term by term, in closed form.
+
+Sources: states by Rajbhandari et al. 2020 (arXiv:1910.02054); activations by class after Korthikanti et al. 2022 (arXiv:2205.05198) with the
+tensors that an eager SwiGLU and RMSNorm block really saves; micro-batches in flight of 1F1B by Narayanan et al. 2021 (arXiv:2104.04473).
+``docs/planner.md`` has each formula. All numbers are bytes; ``c`` are the coefficients of ``predict.coefficients``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from paceline.plan.predict.work import StageCut, Work
+
+Coefficients = Mapping[str, float]
+BUCKET = 25 * 2**20  # DDP's
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of one rank at its fullest moment."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    attention: float = 0.0  # activations kept for the backward: projections, attention and its norm
+    mlp: float = 0.0  # the feed-forward's
+    checkpoints: float = 0.0  # inputs of recomputed layers and the one live layer
+    logits: float = 0.0  # and loss
+    gathered: float = 0.0  # unsharded units, buckets, sequence pieces gathered from the tensor-parallel group
+    fragments: float = 0.0
+    overhead: float = 0.0  # context and communicators
+
+    @property
+    def total(self) -> float:
+        """All terms."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+    def to_json(self) -> dict[str, int]:
+        """Whole bytes by term."""
+        return {f.name: round(getattr(self, f.name)) for f in fields(self)}
+
+
+def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
+    """The peak of the ``place``-th rank of a pipeline (0 where there is none)."""
+    stage = work.stages[place]
+    whole = work.stage_parameters(stage)
+    parameters, gradients, optimizer = _states(work, whole)
+    attention, mlp = _kept(work, c)
+    slots = stage.layers * in_flight(work, place)
+    layer = attention + mlp
+    checkpoints = 0.0
+    if work.recompute == "full":
+        one = c["checkpoint"] * 2.0 * work.tokens * work.shape.hidden_size
+        checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
+        attention = mlp = 0.0
+    logits = _logits(work, c) if stage.head else 0.0
+    gathered = _gathered(work, c, whole, stage, slots)
+    moving = attention * slots + mlp * slots + checkpoints + logits + gathered
+    return Peak(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        attention=attention * slots,
+        mlp=mlp * slots,
+        checkpoints=checkpoints,
+        logits=logits,
+        gathered=gathered,
+        fragments=c["fragments"] * moving + c["states_slack"] * (parameters + gradients),
+        overhead=c["overhead"] * 2**30 + (c["communicators"] * 2**30 if work.world > 1 else 0.0),
+    )
+
+
+def worst_peak(work: Work, c: Coefficients) -> tuple[int, Peak]:
+    """The fullest place of a pipeline and its peak: the ends and one between are looked at."""
+    places = {0, 1, work.pp - 2, work.pp - 1} if work.pp > 1 else {0}
+    found = [(place, peak_of(work, c, place)) for place in sorted(p for p in places if 0 <= p < work.pp)]
+    return max(found, key=lambda pair: pair[1].total)
+
+
+def in_flight(work: Work, place: int) -> float:
+    """Micro-batches whose activations a stage holds under 1F1B: those that stages behind it have not given back (interleaved: a part more)."""
+    if work.pp == 1:
+        return 1.0
+    held = float(min(work.accumulation, work.pp - place))
+    if work.stages_a_rank > 1:
+        held = min(float(work.accumulation), held * (1 + (work.pp - 1) / (work.pp * work.stages_a_rank)))
+    return held
+
+
+def _states(work: Work, whole: float) -> tuple[float, float, float]:
+    """(weights, gradients, optimizer) of a rank with ``whole`` unsharded parameters."""
+    share = work.sharers
+    s, adapter = work.storage, work.adapter
+    if adapter is not None:
+        part = whole * work.tp / work.shape.num_parameters / work.tp
+        trained = (adapter.parameters + adapter.full_modules) * part
+        quantised = work.shape.layers * work.layer_parameters * part
+        frozen = quantised * adapter.base_bytes + adapter.end_bytes * (whole - quantised)
+        weights = frozen / (share if work.zero == 3 else 1) + trained * s.weight
+        return weights, trained * s.gradient, trained * s.optimizer / (share if work.zero else 1)
+    weights = whole * s.weight / (share if work.zero == 3 else 1)
+    gradients = whole * s.gradient / (share if work.zero >= 2 else 1)
+    optimizer = whole * s.optimizer / (share if work.zero >= 1 else 1)
+    if work.offload in ("optimizer", "all"):
+        optimizer = 0.0
+    if work.offload == "all":
+        weights = gradients = 0.0
+    return weights, gradients, optimizer
+
+
+def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
+    """What one layer keeps of one micro-batch for its backward: (attention with its norm, feed-forward with its norm).
+
+    Two bytes an element. Attention: residual, norm's output, q, k, v, rotated q and k, the attention's output. Feed-forward: residual, norm's
+    output, and four (gate, up, silu(gate), their product) or two (before and after GELU) of the inner width.
+    """
+    shape = work.shape
+    h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    tokens = work.tokens
+    norm = c["norm"] * h
+    attention = norm + 2.0 * (3 * q + 3 * kv)
+    inner = shape.intermediate * max(1.0, _visited(work))
+    mlp = norm + 2.0 * inner * (c["gated"] if work.gated else 2.0)
+    if not work.flash:
+        attention += 5.0 * shape.heads * work.seq_len / work.cp
+    if work.compiled:
+        attention, mlp = attention * c["compiled"], mlp * c["compiled"]
+    if (
+        work.recompute == "selective"
+    ):  # products' results and the attention's output stay, elementwise ones are made again
+        attention, mlp = 2.0 * (h + q + 2 * kv), 2.0 * (h + 2 * inner)
+    if work.adapter is not None:
+        attention, mlp = attention * c["frozen_attention"], mlp * c["frozen_mlp"]
+    split = work.tp
+    if work.tp > 1 and not work.sequence_parallel:  # norms and residuals stay whole: Korthikanti's 10 + 24/t
+        return tokens * (norm + (attention - norm) / split), tokens * (norm + (mlp - norm) / split)
+    return tokens * attention / split, tokens * mlp / split
+
+
+def _visited(work: Work) -> float:
+    """Experts that a token visits (1 for a dense model)."""
+    if not work.shape.experts:
+        return 1.0
+    expert = (3 if work.gated else 2) * work.shape.hidden_size * work.shape.intermediate
+    q, kv = work.shape.heads * work.shape.head_dim, work.shape.kv_heads * work.shape.head_dim
+    attention = work.shape.hidden_size * (2 * q + 2 * kv)
+    return (work.layer_matmul - attention) / expert
+
+
+def _logits(work: Work, c: Coefficients) -> float:
+    """Logits, their fp32 copy, its softmax and gradients, as long as they are whole."""
+    if work.fused_loss:
+        return c["fused_logits"] * 2**30
+    return c["logits"] * work.tokens * work.shape.vocab / work.tp
+
+
+def _gathered(work: Work, c: Coefficients, whole: float, stage: StageCut, slots: float) -> float:
+    """What lies there unsharded for a while."""
+    h = work.shape.hidden_size
+    found = 0.0
+    reduced = whole if work.adapter is None else float(work.adapter.parameters + work.adapter.full_modules)
+    if work.tp > 1 and work.sequence_parallel:
+        crowd = 1.0 if work.pp == 1 else c["gathered_pipeline"] * (1 - 2 / work.pp)
+        found += c["gathered"] * crowd * work.tokens * h * (slots if work.recompute == "none" else 1)
+    if work.zero == 3:
+        layer = work.layer_parameters / work.tp
+        ends = work.embedding_parameters * (int(stage.embedding) + int(stage.head)) / work.tp
+        found += 2.0 * (2 if work.prefetch else 1) * layer + 4.0 * layer + c["root_unit"] * 2.0 * ends
+    elif work.zero == 2:
+        found += 2 * 2.0 * min(reduced, c["bucket"])
+    elif work.dp > 1:
+        found += min(BUCKET, 2.0 * reduced) + c["replica"] * reduced
+    return found

@@ -1,0 +1,237 @@
+"""Every layout of a job on a cluster, each with its memory and its time; the fastest that fits, and what binds the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.catalogue import Cluster
+from paceline.plan.mesh import Mesh, divisors
+from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients
+from paceline.plan.predict.peak import Peak, worst_peak
+from paceline.plan.predict.speed import Speed, speed_of
+from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
+from paceline.plan.shape import ModelShape
+
+MARGIN = 0.95  # a layout fits when its predicted peak stays below this share of the card's memory
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+GIB = 2**30
+WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights with 16-bit copies beside them
+SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # FSDP2: fp32 shards, gathered in 16 bit
+ZERO = Storage(
+    weight=2.0, gradient=4.0, optimizer=12.0
+)  # DeepSpeed: 16-bit weights, sums in fp32, fp32 masters and moments
+ZERO1 = Storage(
+    weight=2.0, gradient=6.0, optimizer=12.0
+)  # its bf16 stage 1 keeps the last 16-bit gradients beside the sums
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be trained where: everything but the layout. ``rows`` an optimizer step; ``frozen`` and ``trained`` models beside the first."""
+
+    shape: ModelShape
+    cluster: Cluster
+    seq_len: int = 4096
+    rows: int = 0
+    adapter: Adapter | None = None
+    flash: bool = True
+    algorithm: str = "sft"
+    corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            object.__setattr__(self, "rows", max(128, 2 * self.cluster.cards))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout and what is predicted of it. ``limit`` is the memory it may take."""
+
+    strategy: str
+    work: Work
+    mesh: Mesh
+    peak: Peak
+    place: int
+    speed: Speed
+    limit: float
+    memory_factor: float = 1.0
+    time_factor: float = 1.0
+    impossible: str = ""
+
+    @property
+    def bytes(self) -> float:
+        """Predicted peak of the fullest rank, corrected by the ledger."""
+        return self.peak.total * self.memory_factor
+
+    @property
+    def fits(self) -> bool:
+        return not self.impossible and self.bytes <= self.limit
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.speed.step * self.time_factor
+
+    @property
+    def binding(self) -> str:
+        """What keeps it from running: ``91 GB of 80, most of it optimizer``; empty when it fits."""
+        if self.impossible:
+            return self.impossible
+        if self.fits:
+            return ""
+        terms = self.peak.to_json()
+        most = max(terms, key=lambda name: terms[name])
+        return f"{self.bytes / GIB:.0f} GiB of {self.limit / MARGIN / GIB:.0f}, most of it {most.replace('_', ' ')} ({terms[most] * self.memory_factor / GIB:.0f})"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One strategy with its free sizes. ``tp`` and ``pp``: whether these axes are searched too."""
+
+    name: str
+    zero: int
+    storage: Storage
+    tp: bool = False
+    pp: bool = False
+    hybrid: bool = False
+    offload: str = "none"
+
+
+FAMILIES = (
+    Family("ddp", 0, WHOLE),
+    Family("zero1", 1, ZERO1),
+    Family("zero2", 2, ZERO),
+    Family("zero3", 3, ZERO),
+    Family("zero2 + cpu", 2, ZERO, offload="optimizer"),
+    Family("zero3 + cpu", 3, ZERO, offload="all"),
+    Family("fsdp", 3, SHARDED),
+    Family("fsdp hybrid", 3, SHARDED, hybrid=True),
+    Family("autotp + zero1", 1, ZERO1, tp=True),
+    Family("fsdp + tp", 3, SHARDED, tp=True),
+    Family("pipeline", 0, WHOLE, pp=True),
+    Family("pipeline + fsdp", 3, SHARDED, pp=True),
+    Family("pipeline + fsdp + tp", 3, SHARDED, tp=True, pp=True),
+)
+
+
+PACKED = ("ddp", "zero2", "fsdp")
+
+
+def search(ask: Ask) -> list[Candidate]:
+    """All layouts of all strategies. Raises ConfigError when the rows of a step cannot be shared out by any."""
+    found = [candidate for family in FAMILIES for candidate in family_candidates(family, ask)]
+    if not found:
+        raise ConfigError(_no_layout(ask))
+    return found
+
+
+def best_of_each(found: list[Candidate]) -> list[Candidate]:
+    """Of every strategy the fastest layout that fits, or the one that comes nearest; in the order of ``FAMILIES``."""
+    best: dict[str, Candidate] = {}
+    for candidate in found:
+        known = best.get(candidate.strategy)
+        if known is None or _rank(candidate) > _rank(known):
+            best[candidate.strategy] = candidate
+    return list(best.values())
+
+
+def fastest(found: list[Candidate]) -> Candidate | None:
+    """The fastest that fits; None when none does."""
+    fitting = [candidate for candidate in found if candidate.fits]
+    return max(fitting, key=_rank) if fitting else None
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float, float]:
+    """Fitting first, then speed; of equal speed the smaller memory. Those that do not fit by how little they lack."""
+    if candidate.fits:
+        return True, round(candidate.work.step_tokens / candidate.step, 3), -candidate.bytes
+    return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
+
+
+def family_candidates(family: Family, ask: Ask) -> Iterator[Candidate]:
+    """The layouts of one strategy: mesh, micro-batch, recomputation."""
+    cards, node = ask.cluster.cards, ask.cluster.machine.node
+    if ask.adapter is not None and (
+        family.tp or family.pp or (ask.adapter.base_bytes < 2 and family.name not in PACKED)
+    ):
+        return  # adapters are trained on whole matrices here; packed ones by these strategies only
+    for tp in _tp_sizes(ask.shape, node) if family.tp else (1,):
+        for pp in _pp_sizes(ask.shape, cards // tp) if family.pp else (1,):
+            if cards % (tp * pp) or (family.tp and tp == 1) or (family.pp and pp == 1):
+                continue
+            dp = cards // (tp * pp)
+            if ask.rows % dp or (family.zero and dp == 1) or (family.hybrid and dp <= max(1, node // tp)):
+                continue
+            shard = node // tp if family.hybrid else 0
+            if shard and dp % shard:
+                continue
+            yield from _batches(
+                family, ask, Mesh(pp=pp, dp_replicate=dp // shard if shard else 1, dp_shard=shard or dp, tp=tp)
+            )
+
+
+def _batches(family: Family, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
+    dp = mesh.data_parallel_size
+    rows = ask.rows // dp
+    for micro in (m for m in MICRO_BATCHES if rows % m == 0):
+        for recompute in ("none", "full"):
+            work = Work(
+                shape=ask.shape, machine=ask.cluster.machine, seq_len=ask.seq_len, micro_batch=micro, accumulation=rows // micro,
+                dp=dp, tp=mesh.tp, pp=mesh.pp, zero=family.zero, shard=mesh.dp_shard if family.hybrid else dp,
+                storage=family.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=family.offload,
+                sequence_parallel=family.name != "autotp + zero1", algorithm=ask.algorithm,
+            )  # fmt: skip
+            replicated = family.zero == 0
+            shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
+            yield predicted(family.name, work, shown, ask)
+
+
+def predicted(strategy: str, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
+    """The prediction for one layout."""
+    place, peak = worst_peak(work, memory_coefficients(work.system))
+    memory_factor, time_factor = ask.corrections
+    impossible = why_not_run(work)
+    if not impossible and work.machine.host_memory and work.offload != "none":
+        need = host_bytes(work)
+        if need > work.machine.host_memory:
+            impossible = f"host memory {need / GIB:.0f} GiB of {work.machine.host_memory / GIB:.0f}"
+    return Candidate(
+        strategy, work, mesh, peak, place, speed_of(work, speed_coefficients(work.system)), MARGIN * work.machine.memory,
+        memory_factor, time_factor, impossible,
+    )  # fmt: skip
+
+
+def host_bytes(work: Work) -> float:
+    """What offloading keeps in a node's memory: the optimizer's states, with ``all`` weights and gradients too."""
+    if work.offload == "none":
+        return 0.0
+    whole = work.stage_parameters(work.stages[0]) * work.tp
+    per = work.storage.optimizer + (work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0)
+    return whole * per * min(work.machine.node, work.world) / work.sharers
+
+
+def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
+    """Inside one node, dividing heads, KV heads and the feed-forward."""
+    return [
+        t for t in divisors(node) if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
+    ]
+
+
+def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
+    return [p for p in divisors(cards) if p <= shape.layers and (p <= 16 or p % 8 == 0)]
+
+
+def _no_layout(ask: Ask) -> Diagnostic:
+    cards = ask.cluster.cards
+    lower = max(1, ask.rows // cards) * cards
+    near = sorted({lower, lower + cards})
+    return Diagnostic(
+        "plan.rows_cards",
+        f"{ask.rows} rows a step cannot be shared out evenly over {cards} cards by any strategy",
+        "--rows",
+        str(ask.rows),
+        " or ".join(map(str, near)),
+    )

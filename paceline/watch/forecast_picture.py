@@ -1,0 +1,138 @@
+"""A forecast as a picture: memory by strategy, stacked by term, against the card's line; speed beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.predict.report import Forecast, short_mesh
+from paceline.plan.predict.search import GIB, MARGIN, Candidate
+
+INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
+#: Terms of ``Peak`` that are drawn as one, with their colour.
+STACK = (
+    ("weights", ("parameters",), "#2f6db3"),
+    ("gradients", ("gradients",), "#7fb0e0"),
+    ("optimizer", ("optimizer",), "#1d4470"),
+    ("activations", ("attention", "mlp", "checkpoints"), "#2a9d5c"),
+    ("logits and loss", ("logits",), "#e0b021"),
+    ("gathered", ("gathered",), "#e07b21"),
+    ("overheads", ("fragments", "overhead"), "#9aa3ad"),
+)
+FASTEST, SLOWER = "#2a9d5c", "#a9b4c0"
+
+
+def draw(forecast: Forecast, target: Path) -> Path:
+    """Write the picture into ``target`` (PNG), replaced atomically. Raises ConfigError when it cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = list(forecast.rows)
+    height = 2.3 + 0.42 * len(rows)
+    figure = Figure(figsize=(12, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    machine, top = forecast.ask.cluster.machine, 1 - 0.95 / height
+    left = figure.add_axes((0.235, 0.95 / height, 0.40, top - 0.95 / height - 0.02))
+    right = figure.add_axes((0.665, 0.95 / height, 0.315, top - 0.95 / height - 0.02), sharey=left)
+    title = f"{forecast.name} on {forecast.ask.cluster.cards} × {machine.name}"
+    figure.text(0.012, 1 - 0.36 / height, title, fontsize=15, color=INK, weight="bold")
+    asked = f"{forecast.ask.rows} rows of {forecast.ask.seq_len} tokens a step; of every strategy its fastest layout that fits, else the smallest"
+    figure.text(0.012, 1 - 0.66 / height, asked, fontsize=9.5, color=QUIET)
+    _memory(left, rows, machine.memory / GIB)
+    _speed(right, rows, forecast.chosen)
+    figure.legend(
+        *left.get_legend_handles_labels(),
+        loc="lower left",
+        bbox_to_anchor=(0.225, 0.0),
+        ncols=8,
+        frameon=False,
+        fontsize=8.5,
+        handlelength=1.0,
+        columnspacing=1.1,
+    )
+    return _written(figure, target)
+
+
+def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
+    width = 1.55 * card
+    for label, terms, colour in STACK:
+        starts, sizes = [], []
+        for row in rows:
+            before = sum(
+                _gib(row, name) for _, earlier, _ in STACK[: [s[0] for s in STACK].index(label)] for name in earlier
+            )
+            starts.append(min(before, width))
+            sizes.append(max(0.0, min(sum(_gib(row, name) for name in terms), width - starts[-1])))
+        axes.barh(range(len(rows)), sizes, left=starts, height=0.68, color=colour, label=label)
+    axes.axvline(card, color="#c8372d", linewidth=1.4)
+    axes.axvline(card * MARGIN, color="#c8372d", linewidth=0.8, linestyle=(0, (4, 3)))
+    for place, row in enumerate(rows):
+        total = row.bytes / GIB
+        beyond = total > width
+        axes.text(min(total, width) - (0.015 * width if beyond else -0.012 * width), place, f"{total:,.0f}" + (" ▸" if beyond else ""), va="center",
+                  ha="right" if beyond else "left", fontsize=8.5, color="white" if beyond else INK, weight="bold" if beyond else "normal", bbox=None if beyond else {"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
+    axes.set_xlim(0, width)
+    axes.set_title(
+        f"memory of the fullest rank, GiB (card: {card:.0f}; plans stay below the dashed line)",
+        fontsize=9,
+        color=QUIET,
+        loc="left",
+        pad=5,
+    )
+    axes.set_yticks(
+        range(len(rows)), [f"{row.strategy if row.work.world > 1 else 'single'}\n{short_mesh(row)}" for row in rows]
+    )
+    axes.tick_params(axis="y", labelsize=8, length=0, labelcolor=INK)
+    axes.invert_yaxis()
+    _plain(axes)
+
+
+def _gib(row: Candidate, term: str) -> float:
+    return float(getattr(row.peak, term)) * row.memory_factor / GIB
+
+
+def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
+    speeds = [row.work.step_tokens / row.step / row.work.world if row.fits else 0.0 for row in rows]
+    most = max([*speeds, 1.0])
+    axes.barh(range(len(rows)), speeds, height=0.68, color=[FASTEST if row is chosen else SLOWER for row in rows])
+    for place, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
+        said = (
+            f"{speed:,.0f}  MFU {row.speed.mfu / row.time_factor:.0%}"
+            if row.fits
+            else "does not fit"
+            if not row.impossible
+            else row.impossible
+        )
+        axes.text(speed + 0.012 * most, place, said, va="center", fontsize=8.5, color=INK if row.fits else "#c8372d")
+    axes.set_xlim(0, 1.38 * most)
+    axes.set_title("tokens a second a card", fontsize=9, color=QUIET, loc="left", pad=5)
+    axes.tick_params(axis="y", labelleft=False, length=0)
+    _plain(axes)
+
+
+def _plain(axes: Any) -> None:
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.tick_params(axis="x", labelsize=8, labelcolor=QUIET, color=GRID)
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _written(figure: Any, target: Path) -> Path:
+    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(staged, format="png", dpi=120)
+        os.replace(staged, target)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise ConfigError(
+            Diagnostic("plan.picture", "the picture cannot be written", str(target), str(exc), "--picture another file")
+        ) from exc
+    return target

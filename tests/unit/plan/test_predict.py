@@ -1,0 +1,158 @@
+"""Predictions: terms by hand, what must grow and what must shrink, and the choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.plan.catalogue import cluster_of
+from paceline.plan.known import model_shape
+from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients, spread
+from paceline.plan.predict.links import Group, bandwidth, pass_time
+from paceline.plan.predict.peak import in_flight, peak_of, worst_peak
+from paceline.plan.predict.search import Ask, best_of_each, fastest, search
+from paceline.plan.predict.speed import speed_of, token_flops
+from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
+
+C = memory_coefficients()
+S = speed_coefficients()
+
+
+def work(**changed: object) -> Work:
+    base = Work(
+        shape=model_shape("llama-3-8b"), machine=cluster_of("8xH100").machine, seq_len=4096, micro_batch=1, dp=8
+    )
+    return replace(base, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("zero", "weights", "gradients", "optimizer"),
+    [(0, 2, 4, 12), (1, 2, 4, 12 / 8), (2, 2, 4 / 8, 12 / 8), (3, 2 / 8, 4 / 8, 12 / 8)],
+)
+def test_states_are_shared_out_as_each_zero_stage_says(
+    zero: int, weights: float, gradients: float, optimizer: float
+) -> None:
+    peak, count = peak_of(work(zero=zero), C, 0), 8030261248
+    assert peak.parameters == pytest.approx(weights * count)
+    assert peak.gradients == pytest.approx(gradients * count)
+    assert peak.optimizer == pytest.approx(optimizer * count)
+
+
+def test_activations_of_one_layer_by_hand() -> None:
+    """attention: norm·h + 2(3q + 3kv); feed-forward: norm·h + 2·4·f; logits: c·V; times tokens."""
+    h, q, kv, f, tokens = 4096, 4096, 1024, 14336, 4096
+    peak = peak_of(work(), C, 0)
+    assert peak.attention == pytest.approx(32 * tokens * (C["norm"] * h + 6 * q + 6 * kv))
+    assert peak.mlp == pytest.approx(32 * tokens * (C["norm"] * h + 2 * C["gated"] * f))
+    assert peak.logits == pytest.approx(C["logits"] * tokens * 128256)
+    # saved-tensor hooks on Transformers' Llama gave 52.2 s·b·h for f = 3.5 h and a quarter of KV heads
+    assert (peak.attention + peak.mlp) / (32 * tokens * h) == pytest.approx(52.2, rel=0.1)
+
+
+def test_recomputation_keeps_one_layer_and_the_inputs_of_all() -> None:
+    plain, again = peak_of(work(), C, 0), peak_of(work(recompute="full"), C, 0)
+    assert again.attention == again.mlp == 0
+    assert again.checkpoints == pytest.approx(
+        C["checkpoint"] * 2 * 4096 * 4096 * 32 + (plain.attention + plain.mlp) / 32
+    )
+
+
+def test_adapters_train_little_and_keep_the_base_packed() -> None:
+    lora = Adapter(parameters=20_000_000)
+    plain, packed = (
+        peak_of(work(adapter=lora, dp=1), C, 0),
+        peak_of(work(adapter=replace(lora, base_bytes=0.516), dp=1), C, 0),
+    )
+    assert plain.gradients == pytest.approx(4 * 20e6) and plain.optimizer == pytest.approx(12 * 20e6)
+    linear = 8030261248 - 2 * 128256 * 4096
+    assert plain.parameters - packed.parameters == pytest.approx(linear * (2 - 0.516))
+
+
+def test_the_first_stage_holds_a_micro_batch_for_every_stage_and_the_last_the_logits() -> None:
+    piped = work(pp=4, dp=2, accumulation=16)
+    assert [in_flight(piped, place) for place in range(4)] == [4, 3, 2, 1]
+    assert in_flight(replace(piped, accumulation=2), 0) == 2
+    assert peak_of(piped, C, 0).logits == 0 < peak_of(piped, C, 3).logits
+    place, worst = worst_peak(piped, C)
+    assert worst.total == max(peak_of(piped, C, p).total for p in range(4)) and place in range(4)
+
+
+def test_a_cut_by_cost_gives_every_layer_to_one_stage_and_counts_the_head() -> None:
+    cut = work(pp=8, dp=1, cut_by_cost=True).stages
+    assert sum(stage.layers for stage in cut) == 32 and sum(stage.head for stage in cut) == 1
+    assert cut[0].layers > [stage.layers for stage in cut if stage.head][0]
+
+
+def test_what_cannot_run_is_told() -> None:
+    assert why_not_run(work(pp=64, dp=1, accumulation=64)) == "64 stages for 32 layers"
+    assert why_not_run(work(pp=8, dp=1, accumulation=2)) == "2 micro-batches for 8 stages"
+    assert why_not_run(work()) == ""
+
+
+def test_flops_are_six_a_matmul_parameter_and_attention_beside() -> None:
+    shape = model_shape("llama-3-8b")
+    assert token_flops(work()) == 6 * shape.matmul_parameters + 12 * 32 * 4096 * 4096
+
+
+def test_speed_goes_the_right_way() -> None:
+    base = speed_of(work(zero=3), S)
+    assert 0.2 < base.mfu < 0.7
+    assert speed_of(work(zero=3, recompute="full"), S).step > base.step
+    assert speed_of(work(pp=4, dp=2, accumulation=4), S).bubble > 0
+    slow = replace(work().machine, outside=1e9, node=4)
+    assert speed_of(work(zero=3, machine=slow), S).data_parallel > base.data_parallel
+    long = speed_of(work(zero=3, accumulation=8), S)
+    assert long.tokens_per_second_per_rank > base.tokens_per_second_per_rank, "gradients are averaged once a window"
+
+
+def test_zero_three_gathers_in_every_micro_batch_and_zero_one_once() -> None:
+    slow = replace(work().machine, inside=2e9)
+    for zero, grows in ((1, False), (3, True)):
+        one, eight = (speed_of(work(zero=zero, machine=slow, accumulation=n), S).data_parallel for n in (1, 8))
+        assert (eight > 4 * one) is grows
+
+
+def test_a_group_over_nodes_is_as_fast_as_its_adapters() -> None:
+    machine = cluster_of("64xH100").machine
+    assert bandwidth(Group(8, 1), machine, S) == machine.inside * S["link_inside"]
+    assert bandwidth(Group(64, 1), machine, S) < bandwidth(Group(16, 1), machine, S) < machine.inside
+    assert bandwidth(Group(8, 8), machine, S) < bandwidth(Group(64, 1), machine, S) * 8
+    assert pass_time(Group(1, 1), 1e9, machine, S) == 0.0
+
+
+def test_the_search_finds_what_fits_and_says_what_binds_the_rest() -> None:
+    found = search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
+    best = fastest(found)
+    assert best is not None and best.fits and all(c.step >= best.step for c in found if c.fits)
+    rows = {c.strategy: c for c in best_of_each(found)}
+    assert not rows["ddp"].fits and "of 79" in rows["ddp"].binding and "optimizer" in rows["ddp"].binding
+    assert rows["fsdp"].fits and rows["fsdp"].binding == ""
+
+
+def test_packed_adapters_are_searched_where_they_can_be_trained() -> None:
+    ask = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), adapter=Adapter(1_000_000, 0.516))
+    assert {c.strategy for c in search(ask)} == {"ddp", "zero2", "fsdp"}
+
+
+def test_rows_that_cannot_be_shared_out_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError) as caught:
+        search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=7, adapter=Adapter(1_000_000)))
+    assert caught.value.diagnostics[0].hint == "8 or 16"
+
+
+def test_a_ledger_corrects_memory_and_time() -> None:
+    ask = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"))
+    plain, corrected = search(ask)[0], search(replace(ask, corrections=(1.5, 2.0)))[0]
+    assert corrected.bytes == pytest.approx(1.5 * plain.bytes) and corrected.step == pytest.approx(2 * plain.step)
+
+
+def test_spreads_are_around_one() -> None:
+    for kind in ("memory", "adapter", "speed"):
+        low, high = spread(kind)
+        assert 0.3 < low < 1.05 < high + 0.1 < 3
+
+
+def test_full_precision_storage_is_what_it_says() -> None:
+    assert peak_of(work(storage=Storage(4, 4, 8), zero=0), C, 0).optimizer == 8 * 8030261248
