@@ -20,12 +20,15 @@ DOCUMENTS = (
     "docs/guide.zh-CN.md",
     "docs/strategies.md",
     "docs/strategies.zh-CN.md",
+    "docs/preference.md",
+    "docs/preference.zh-CN.md",
     "benchmarks/README.md",
 )
 TWINS = (
     ("README.md", "README.zh-CN.md"),
     ("docs/guide.md", "docs/guide.zh-CN.md"),
     ("docs/strategies.md", "docs/strategies.zh-CN.md"),
+    ("docs/preference.md", "docs/preference.zh-CN.md"),
 )
 
 
