@@ -162,7 +162,7 @@ def deepspeed_engine(
 ) -> dict[str, Any]:
     """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
     user = user_config(job.training)
-    stage = asked_stage(strategy, user)
+    stage = _stage_that_counts(asked_stage(strategy, user), mesh, precision, findings)
     zero = zero_block(user)
     engine: dict[str, Any] = {
         "zero_stage": stage,
@@ -174,6 +174,16 @@ def deepspeed_engine(
     _say_engine(engine, mesh, findings)
     engine["config"] = compile_config(user, engine, job, mesh, batch, precision, findings)
     return engine
+
+
+def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: Findings) -> int:
+    """Stage 2 in place of 1 for bfloat16 under Ulysses: the optimizer DeepSpeed 0.19 has for that (``BF16_Optimizer``) takes the ranks of a
+    sequence for a tensor-parallel group, counts gradients on the first of them only and finds none on the others."""
+    if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
+        why = "1 was asked for; in bfloat16 DeepSpeed's stage 1 loses the gradient norm where ranks share a sequence. The same numbers, gradients shared out as well"
+        findings.say("ZeRO stage", "2", why, granted=False)
+        return 2
+    return stage
 
 
 def _say_engine(engine: Mapping[str, Any], mesh: Mesh, findings: Findings) -> None:

@@ -136,6 +136,11 @@ def test_offload_by_every_spelling(plan_of: Any) -> None:
 def test_ulysses_and_autotp_of_the_mesh(plan_of: Any) -> None:
     sp = plan_of({"zero_optimization": {"stage": 1}}, parallelism={"cp_size": 2})
     assert sp.mesh == Mesh(dp_shard=2, cp=2) and sp.engine["sequence_parallel_size"] == 2
+    first = {"zero_optimization": {"stage": 1}, "sequence_parallel_size": 2}
+    assert plan_of(first).engine["zero_stage"] == 1
+    low = plan_of({**first, "bf16": {"enabled": True}})
+    assert low.engine["zero_stage"] == low.engine["config"]["zero_optimization"]["stage"] == 2
+    assert not said(low)["ZeRO stage"].granted and "gradient norm" in said(low)["ZeRO stage"].reason
     tp = plan_of(None, distributed_strategy="zero1", parallelism={"tp_size": 2})
     assert tp.mesh == Mesh(dp_shard=2, tp=2) and tp.engine["config"]["tensor_parallel"] == {"autotp_size": 2}
 
