@@ -10,5 +10,6 @@ ALGORITHMS = Registry(
         "sft": "paceline.algorithms.sft:SFT",
         "reward": "paceline.algorithms.reward:Reward",
         "dpo": "paceline.algorithms.dpo:DPO",
+        "grpo": "paceline.algorithms.grpo:GRPO",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class LocalEngine:
     rows      answers decoded together
     agree     where a forward is a collective: "does anybody go on?", asked before every forward; a rank that has nothing left to do computes one
               token for nothing until all are through, so that ranks whose answers differ in length or number end together
+    computing what must be entered around the model's forward (``RoleModule.computing``)
     Raises ConfigError ``generation.stateful`` for models that carry a state instead of keys and values.
     """
 
@@ -35,8 +37,9 @@ class LocalEngine:
         stop_ids: Sequence[int],
         rows: int = 64,
         agree: Callable[[bool], bool] | None = None,
+        computing: Callable[[str], AbstractContextManager[Any]] | None = None,
     ) -> None:
-        self.hf, self.pad_id, self.rows, self.agree = hf, pad_id, rows, agree
+        self.hf, self.pad_id, self.rows, self.agree, self.computing = hf, pad_id, rows, agree, computing
         self.device: torch.device = next(hf.parameters()).device
         self.stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=self.device)
 
@@ -68,14 +71,15 @@ class LocalEngine:
 
     def forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Any) -> Tensor:
         """Logits [B, V] of the last position."""
-        out = self.hf(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            logits_to_keep=1,
-        )
+        with self.computing(self.device.type) if self.computing else nullcontext():
+            out = self.hf(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=1,
+            )
         logits: Tensor = out.logits[:, -1]
         return logits
 

@@ -53,7 +53,7 @@ class RoleModule(nn.Module):
 
     def forward(self, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
         """What is asked of ``batch``: sums and per-token tensors at labelled positions, fp32."""
-        with self._autocast(batch):
+        with self.computing(batch.input_ids.device.type):
             hidden = self._packed(batch) if self.attention.layout == "packed" else self._padded(batch)
             return self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, ask)
 
@@ -74,6 +74,12 @@ class RoleModule(nn.Module):
     def set_temperature(self, temperature: float) -> None:
         """From now on log-probabilities and entropies are those of softmax(logits / temperature)."""
         self._head.set_temperature(temperature)
+
+    def computing(self, device_type: str) -> AbstractContextManager[Any]:
+        """What must be entered around calls of ``hf`` itself (decoding), so that it computes in the dtype that ``forward`` does."""
+        if self._low is None or self._low.cached:
+            return nullcontext()
+        return torch.autocast(device_type, dtype=self.compute_dtype)
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """Inside, the model computes as its base does; parameters and what is trained stay as they are."""
@@ -99,11 +105,6 @@ class RoleModule(nn.Module):
 
     def _trunk(self) -> Any:
         return self.hf.base_model
-
-    def _autocast(self, batch: Batch) -> Any:
-        if self._low is None or self._low.cached:
-            return nullcontext()
-        return torch.autocast(batch.input_ids.device.type, dtype=self.compute_dtype)
 
     def _packed(self, batch: Batch) -> Tensor:
         """Hidden states [1, T, H] of the flat batch."""

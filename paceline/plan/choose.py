@@ -22,7 +22,8 @@ from paceline.plan.memory import memory_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Plan, Precision
 from paceline.plan.precision import choose_precision
-from paceline.plan.roles import reference_of
+from paceline.plan.roles import reads_prompts, reference_of
+from paceline.plan.rollout import check_rollout, rollout_decisions
 from paceline.plan.shape import ModelShape, scoring, shape_from_config
 from paceline.plan.strategy import Chosen, check_algorithm, choose_strategy
 
@@ -88,6 +89,8 @@ def make_plan(
         engine = _attempt(lambda: _engine(chosen, job, precision), found)
     if chosen is not None and engine is not None:
         found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options)
+    if engine is not None:
+        found += check_rollout(training, engine.batch)
     if errors(found) or chosen is None or optimizer is None or engine is None:
         raise ConfigError(*errors(found))
     strategy, reason = chosen.strategy, chosen.reason
@@ -107,7 +110,7 @@ def make_plan(
         precision=precision,
         batch=engine.batch,
         seq_len=data["max_length"],
-        packing=data["packing"],
+        packing=data["packing"] and not reads_prompts(training["algorithm"]),
         attention=attention.choice,
         recompute=training["gradient_checkpointing"],
         compile=training["torch_compile"],
@@ -119,6 +122,7 @@ def make_plan(
             attention,
             *adapter_decisions(adapter, shape),
             *about_reference,
+            *rollout_decisions(training, engine.batch),
             *knob_decisions(training, data, hardware, strategy),
             *(
                 Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}")

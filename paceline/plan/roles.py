@@ -24,6 +24,8 @@ def reads_prompts(algorithm: str) -> bool:
 
 def reference_of(training: Mapping[str, Any], adapter: Mapping[str, Any] | None) -> tuple[str, tuple[Decision, ...]]:
     """``Plan.reference``: where log-probabilities of the reference come from, and why; empty where none are needed."""
+    if training["algorithm"] == "grpo":
+        return _of_policy(training.get("grpo") or {}, "training.grpo", adapter)
     if training["algorithm"] != "dpo":
         return "", ()
     options = training.get("dpo") or {}
@@ -41,3 +43,16 @@ def reference_of(training: Mapping[str, Any], adapter: Mapping[str, Any] | None)
         f"{named}, frozen beside the policy; {_KEY}.precompute_ref_log_probs: true spares its memory and its forward"
     )
     return "live", (Decision("reference", "live", reason),)
+
+
+def _of_policy(
+    options: Mapping[str, Any], key: str, adapter: Mapping[str, Any] | None
+) -> tuple[str, tuple[Decision, ...]]:
+    """The reference that a KL holds the policy to."""
+    if not options.get("beta"):
+        return "", (Decision("reference", "none", f"{key}.beta is 0: nothing holds the policy to a reference"),)
+    model = options.get("ref_model")
+    if adapter is not None and not model and not adapter["start"] and not adapter["modules_to_save"]:
+        return "adapter", (Decision("reference", "adapter off", "the policy itself with its adapter switched off"),)
+    named = f"{key}.ref_model: {model}" if model else "the model that training starts from"
+    return "live", (Decision("reference", "live", f"{named}, frozen beside the policy"),)

@@ -14,7 +14,7 @@ from paceline.plan.mesh import AXES
 from paceline.plan.shape import ModelShape
 
 AVAILABLE_STRATEGIES = ("single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3")
-AVAILABLE_ALGORITHMS = ("sft", "reward", "dpo")
+AVAILABLE_ALGORITHMS = ("sft", "reward", "dpo", "grpo")
 NEEDS_DEEPSPEED = frozenset({"deepspeed", "zero1", "zero2", "zero3"})
 KEY = "training.distributed_strategy"
 

@@ -106,6 +106,15 @@ class Answers(Event):
 
 
 @dataclass(frozen=True)
+class Samples(Event):
+    """Some answers that the model was trained on in ``step``; rows are ``{prompt, completion, answer, reward, reward/<function>, tokens, ended}``."""
+
+    kind: ClassVar[str] = "samples"
+    step: int
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Finished(Event):
     """The end of an attempt: ``completed``, ``stopped``, ``failed`` or ``early_stopped``."""
 
@@ -125,7 +134,7 @@ class Unknown(Event):
 
 
 KINDS: Mapping[str, type[Event]] = {
-    cls.kind: cls for cls in (RunStarted, Step, Eval, CheckpointSaved, Notice, Error, Answers, Finished)
+    cls.kind: cls for cls in (RunStarted, Step, Eval, CheckpointSaved, Notice, Error, Answers, Samples, Finished)
 }
 
 

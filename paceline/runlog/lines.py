@@ -6,9 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.core.units import human_bytes, human_count, human_seconds
-from paceline.runlog.events import Answers, CheckpointSaved, Error, Eval, Event, Finished, Notice, RunStarted, Step
+from paceline.runlog.events import (
+    Answers,
+    CheckpointSaved,
+    Error,
+    Eval,
+    Event,
+    Finished,
+    Notice,
+    RunStarted,
+    Samples,
+    Step,
+)
 
-_ENGINE = ("loss_scale", "grad_norm")  # extras of engines: in events and trackers, not in words
+# Extras that are in events and trackers and not in words: of engines, and the fine print of rollouts
+_UNSAID = frozenset(
+    {
+        "loss_scale", "grad_norm", "time", "ratio", "clip_low", "clip_high", "sampling_gap", "completion_length_max", "completion_length_min",
+        "left_out", "zero_spread",
+    }
+)  # fmt: skip
+_SHOWN = 160  # characters of a text in a table of samples
 
 
 def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | None = None) -> str:
@@ -21,7 +39,9 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     if event.grad_norm is not None:
         parts.append(f"grad norm {event.grad_norm:.3f}")
     parts.append(f"{human_count(event.tokens_per_second)} tokens/s")
-    parts += [metric_text(k, v) for k, v in event.extras.items() if k.partition("/")[0] not in _ENGINE]
+    parts += [metric_text(k, v) for k, v in event.extras.items() if _is_said(k)]
+    if "time/rollout" in event.extras:
+        parts.append(f"rollout {event.extras['time/rollout']:.2f}s, train {event.extras.get('time/train', 0.0):.2f}s")
     if event.mfu is not None:
         parts.append(f"MFU {event.mfu:.0%}")
     if event.memory_bytes is not None:
@@ -31,6 +51,10 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     if event.skipped:
         parts.append(f"SKIPPED ({event.skipped})")
     return "  ".join(parts)
+
+
+def _is_said(name: str) -> bool:
+    return name.partition("/")[0] not in _UNSAID and not name.startswith("reward_std/")
 
 
 def metric_text(name: str, value: float) -> str:
@@ -63,12 +87,31 @@ def _answers_line(event: Answers) -> str:
     return f"answers at step {event.step}: {right} of {len(event.rows)} correct"
 
 
+def samples_lines(event: Samples) -> str:
+    """A few answers with their rewards, a block each."""
+    lines = [f"samples of step {event.step}"]
+    for row in event.rows:
+        reward = row.get("reward")
+        parts = [f"{k.partition('/')[2]} {v:.3g}" for k, v in row.items() if k.startswith("reward/") and v is not None]
+        score = "left out" if reward is None else f"{reward:.3g}"
+        lines += [f"  prompt      {_short(row.get('prompt'))}", f"  completion  {_short(row.get('completion'))}"]
+        lines += [f"  expected    {_short(row['answer'])}"] if row.get("answer") else []
+        lines.append(f"  reward      {score}" + (f"  ({', '.join(parts)})" if parts else ""))
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value or "").split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
 _RENDER: dict[type[Event], Callable[[Any], str]] = {
     RunStarted: _started_line,
     Step: step_line,
     Eval: eval_line,
     CheckpointSaved: _saved_line,
     Answers: _answers_line,
+    Samples: samples_lines,
     Notice: lambda e: e.diagnostic.render(),
     Error: lambda e: f"rank {e.rank}: {e.diagnostic.render()}",
     Finished: lambda e: f"{e.outcome} at step {e.step} after {human_seconds(e.seconds)}",

@@ -24,6 +24,7 @@ class Batch:
     num_rows       int             real rows in this micro-batch (fillers not counted)
     group          int             documents that belong together and follow each other: 2 for preference pairs (chosen, rejected)
     extras         name -> [D]     what is known of each document: ``margin`` of its pair (float64), …
+    tokens         name -> [1, T]  what is known of each labelled position (elsewhere 0): the log-probability of its label at sampling, …
 
     A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: it touches every parameter and weighs nothing.
     """
@@ -37,6 +38,7 @@ class Batch:
     num_rows: int
     group: int = field(default=1, kw_only=True)
     extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    tokens: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -48,6 +50,10 @@ class Batch:
         """int64 scalar: positions that carry a label."""
         return (self.labels != IGNORE_INDEX).sum()
 
+    def at_labels(self, name: str) -> Tensor:
+        """[L]: the field ``name`` of ``tokens`` at the labelled positions, in the order of a root module's answers."""
+        return self.tokens[name][self.labels != IGNORE_INDEX]
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``; ``cu_seqlens`` stays on the CPU (its values are read by Python loops)."""
         if device.type == "cpu":
@@ -58,4 +64,5 @@ class Batch:
             if isinstance(getattr(self, f.name), Tensor) and f.name != "cu_seqlens"
         }
         extras = {name: value.to(device, non_blocking=True) for name, value in self.extras.items()}
-        return replace(self, **moved, extras=extras)
+        tokens = {name: value.to(device, non_blocking=True) for name, value in self.tokens.items()}
+        return replace(self, **moved, extras=extras, tokens=tokens)

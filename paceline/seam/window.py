@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.seam.batch import Batch
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came before a window's step: a rollout. Equal on every rank but for ``samples``, which are rank 0's.
+
+    metrics  by name: rewards, lengths, seconds by phase
+    samples  rows of prompt, completion, rewards to look at
+    notes    findings that do not end the run
+    seconds  all of it
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[Diagnostic] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -16,6 +34,7 @@ class Window:
     epoch: int
     micro_batches: Sequence[Batch]
     sample_digest: str = ""
+    report: Report | None = None
 
 
 @dataclass(frozen=True)

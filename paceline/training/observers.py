@@ -10,6 +10,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
 from paceline.runlog import events
+from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog
 from paceline.runlog.redact import secrets_in
 from paceline.runtime.heartbeat import Heartbeat
@@ -68,7 +69,7 @@ class Observers:
         """One event from the trainer."""
         if isinstance(event, events.Step):
             self.heartbeat.beat(event.step, "train")
-        logs = not isinstance(event, events.Step) or self.is_logged(event)
+        logs = not isinstance(event, (events.Step, events.Samples)) or self.is_logged(event)
         self.log.write(event, text=logs)
         if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
             print(event.diagnostic.render(), flush=True)  # before the first step there is no console yet
@@ -79,14 +80,16 @@ class Observers:
                 self.console.eval(event)
             elif isinstance(event, events.Notice):
                 self.console.note(event.diagnostic)
+            elif isinstance(event, events.Samples) and logs:
+                self.console.say(samples_lines(event))
         if logs and isinstance(event, (events.Step, events.Eval)):
             for tracker in self.trackers:
                 tracker.log(event.step, scalars(event))
 
-    def is_logged(self, event: events.Step) -> bool:
+    def is_logged(self, event: events.Step | events.Samples) -> bool:
         """Whether this step is put into words (every step is in the event log)."""
         first = event.step == 1 and self.config.training.logging_first_step
-        return first or event.step % self.logging_steps == 0 or event.skipped is not None
+        return first or event.step % self.logging_steps == 0 or getattr(event, "skipped", None) is not None
 
     def note(self, diagnostic: Diagnostic) -> None:
         self.hear(events.Notice(diagnostic))

@@ -82,7 +82,8 @@ def same_base(state: Mapping[str, Any], adapter: Any) -> None:
         )
 
 
-def exported_shards(strategy: Any, handles: Mapping[Role, Any], algorithm: Any) -> Any:
-    """This rank's shards of every trained role."""
+def exported_shards(strategy: Any, handles: Mapping[Role, Any], algorithm: Any, more: Any = ()) -> Any:
+    """This rank's shards of every trained role, then ``more``."""
     for role in algorithm.trains:
         yield from strategy.export_state(handles[role])
+    yield from more

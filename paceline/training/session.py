@@ -23,6 +23,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.plan import Plan
+from paceline.plan.roles import reads_prompts
 from paceline.runlog import events
 from paceline.runtime.device import matmul_rate, memory_bytes
 from paceline.runtime.seed import seed_for
@@ -34,13 +35,14 @@ from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
 from paceline.training.reference import ReferenceCache, cached_columns, reference_column, weights_identity
+from paceline.training.rollout_setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
 from paceline.training.saving import exported_shards, hugging_face_files, run_state, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import BestRule, TrainState
 from paceline.training.trainer import Observer, Trainer
-from paceline.training.windows import FILLER, Cut, Epochs, WindowSource, count_epochs
+from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
 
 _NOT_THE_ALGORITHMS = ("ref_model", "precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights")
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
@@ -75,19 +77,25 @@ class Session:
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
-        epochs = self.epochs(source, cut)
+        rolls = RolloutSetup(self, strategy, algorithm, handles, cut) if reads_prompts(self.plan.algorithm) else None
+        epochs = self.epochs(source if rolls is None else rolls.rows(source), cut)
         state = self.restore(strategy, handles, algorithm)
-        filler = source.batch(0, [FILLER])
+        windows: Any = (
+            WindowSource(source, cut, epochs, state.step)
+            if rolls is None
+            else rolls.windows(source, epochs, state.step)
+        )
+        filler = windows.filler()
         for role in algorithm.trains:
             strategy.warm_up(handles[role], filler, algorithm)
-        trainer = self.trainer(
-            strategy, algorithm, handles, WindowSource(source, cut, epochs, state.step), epochs, state
-        )
+        trainer = self.trainer(strategy, algorithm, handles, windows, epochs, state)
         trainer.observers, trainer.stop_requested = observers, stop_requested
         return trainer
 
     def algorithm_options(self) -> dict[str, Any]:
         """The algorithm's own section under ``training``, and what the plan has decided of it."""
+        if reads_prompts(self.plan.algorithm):
+            return rollout_options(self.config.training, self.plan)
         section = getattr(self.config.training, self.plan.algorithm, None)
         options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
@@ -124,7 +132,8 @@ class Session:
 
     def frozen_factory(self, role: Role) -> HFModelFactory:
         """A model that is only asked: the one named for it, or the one that training starts from."""
-        name = self.config.training.dpo.ref_model if self.config.training.dpo else None
+        options = getattr(self.config.training, self.plan.algorithm, None)
+        name = getattr(options, "ref_model", None)
         if name is None:
             return self.factory(role, frozen=True)
         other = self.config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None})
@@ -185,7 +194,7 @@ class Session:
     def cut(strategy: Any, micro_batch: int, accumulation: int) -> Cut:
         return Cut(micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size)
 
-    def epochs(self, source: PackedSource, cut: Cut) -> Epochs:
+    def epochs(self, source: Any, cut: Cut) -> Epochs:
         """Raises DataError when the data cannot feed a single step."""
         t = self.config.training
         epochs = count_epochs(source, cut.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last)
@@ -220,7 +229,7 @@ class Session:
         strategy: Any,
         algorithm: Any,
         handles: dict[Role, Any],
-        windows: WindowSource,
+        windows: Any,
         epochs: Epochs,
         state: TrainState,
     ) -> Trainer:
@@ -259,6 +268,9 @@ class Session:
             trainer.inspect = self.inspector(strategy, handles, until=state.step + CHECKED_STEPS)
         if self.prepared.eval is not None and t.eval_strategy != "no":
             eval_source = self.source(train=False)
+            if reads_prompts(self.plan.algorithm):
+                trainer.evaluate = lambda: windows.evaluate(eval_source)
+                return trainer
             eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)
             trainer.evaluate = lambda: evaluate(strategy, handles, algorithm, eval_source, eval_cut)
         return trainer
@@ -313,7 +325,7 @@ class Session:
             if self.config.training.load_best_model_at_end:
                 checkpointer.protect(trainer.state.best_step)
             state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint, root.adapter)
-            shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm)
+            shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm, trainer.windows.shards(step))
             path = checkpointer.save(step, shards, state, files)
             cost = checkpointer.last
             assert cost is not None
@@ -341,7 +353,7 @@ def best_rule(training: Any, names: Sequence[str]) -> BestRule:
 
     Raises ConfigError when no evaluation will yield it (``names`` are those that do).
     """
-    metric = training.metric_for_best_model or "loss"
+    metric = training.metric_for_best_model or ("loss" if "eval_loss" in names else names[0])
     metric = metric if metric.startswith("eval_") else f"eval_{metric}"
     if metric not in names:
         what = "no evaluation of this algorithm yields this metric"

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.runlog import events
-from paceline.seam.window import StepResult, Window
+from paceline.seam.window import Report, StepResult, Window
 from paceline.training.cadence import Cadence
 from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
-from paceline.training.windows import Epochs, WindowSource
+from paceline.training.windows import Epochs
 
 MAX_FAILED_SAVES = 2  # consecutive ones; then the run ends with the error rather than go on without a net
 
@@ -37,7 +37,7 @@ class Trainer:
     strategy: Any
     algorithm: Any
     handles: Mapping[Any, Any]
-    windows: WindowSource
+    windows: Any  # yields ``Window``: a ``WindowSource``, or rollouts
     epochs: Epochs
     cadence: Cadence
     lr: Callable[[int], float]
@@ -78,10 +78,21 @@ class Trainer:
             generator_seed=lambda micro_step: self.seed_for(window.step, micro_step),
         )
         seconds = time.perf_counter() - started
+        if window.report is not None:
+            result = self._tell(window.step + 1, window.report, result, seconds)
+            seconds += window.report.seconds
         self.state.step = window.step + 1
         self.state.tokens += result.tokens
         self._emit(self._step_event(window, result, lr, seconds))
         self._check(window, result, lr)
+
+    def _tell(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
+        """Say what came before a step; its numbers go with the step's."""
+        for note in report.notes:
+            self._emit(events.Notice(note))
+        if report.samples:
+            self._emit(events.Samples(step, report.samples))
+        return replace(result, extras={**result.extras, **report.metrics, "time/train": seconds})
 
     def _step_event(self, window: Window, result: StepResult, lr: float, seconds: float) -> events.Step:
         return events.Step(

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.data.order import positions_for, step_positions, steps_per_epoch
+from paceline.seam.batch import Batch
 from paceline.seam.data import RowSource
+from paceline.seam.shard import Shard
 from paceline.seam.window import Window
 
 FILLER = -1
@@ -96,6 +98,14 @@ class WindowSource:
     def __iter__(self) -> Iterator[Window]:
         for step in range(self._start, self._epochs.total_steps):
             yield self.window(step)
+
+    def shards(self, step: int) -> Iterator[Shard]:
+        """Nothing to keep beside the position: rows are read again."""
+        yield from ()
+
+    def filler(self) -> Batch:
+        """A micro-batch that weighs nothing."""
+        return self._source.batch(0, [FILLER])
 
     def window(self, step: int) -> Window:
         """The window of 0-based global ``step``: reads nothing of any other step."""

@@ -1,6 +1,6 @@
 """A reward that runs code: the answer's program with the row's tests, in a child with limits and without a network.
 
-Off unless ``rollout.allow_code_execution`` is set. The child gets an empty environment, a directory of its own that is deleted afterwards, limits on
+Off unless ``training.rollout.allow_code_execution`` is set. The child gets an empty environment, a directory of its own that is deleted afterwards, limits on
 processor time, memory, file size, open files and processes, no new privileges, and a network namespace of its own without any interface. It can
 still read what the user who trains may read: run it where that is nothing of value.
 """
@@ -110,4 +110,4 @@ def _run(folder: str, program: Path, seconds: int, memory_bytes: int) -> int:
 def _refused(words: str) -> ConfigError:
     what = "code cannot be shut in on this machine, so none is run"
     hint = "a Linux kernel that lets users make namespaces (user, process, network), or a reward that runs no code"
-    return ConfigError(Diagnostic("rewards.no_isolation", what, "rollout.rewards", words, hint))
+    return ConfigError(Diagnostic("rewards.no_isolation", what, "training.rollout.rewards", words, hint))

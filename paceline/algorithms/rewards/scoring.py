@@ -36,7 +36,7 @@ BatchReward = Callable[[Sequence[Sample]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One entry of ``rollout.rewards``: a built-in name or ``module:function``, its weight, its keyword arguments."""
+    """One entry of ``training.rollout.rewards``: a built-in name or ``module:function``, its weight, its keyword arguments."""
 
     name: str
     weight: float = 1.0
@@ -169,7 +169,7 @@ def _check_options(spec: RewardSpec, function: Any) -> None:
     if wrong:
         hint = f"options: {', '.join(known) or 'none'}" + (f" (needed: {', '.join(needed)})" if needed else "")
         what = f"the reward '{spec.name}' has other options"
-        raise ConfigError(Diagnostic("rewards.options", what, "rollout.rewards", ", ".join(wrong), hint))
+        raise ConfigError(Diagnostic("rewards.options", what, "training.rollout.rewards", ", ".join(wrong), hint))
     if spec.name == "regex":
         import re
 
@@ -178,7 +178,7 @@ def _check_options(spec: RewardSpec, function: Any) -> None:
         except re.error as error:
             what = "the pattern is no regular expression"
             raise ConfigError(
-                Diagnostic("rewards.options", what, "rollout.rewards", str(error), "Python's re syntax")
+                Diagnostic("rewards.options", what, "training.rollout.rewards", str(error), "Python's re syntax")
             ) from error
 
 
@@ -187,8 +187,8 @@ def _check_code(allow: bool) -> None:
 
     if not allow:
         what = "this reward runs code that a model wrote"
-        hint = "rollout.allow_code_execution: true, on a machine where that may happen"
-        raise ConfigError(Diagnostic("rewards.code_off", what, "rollout.allow_code_execution", "false", hint))
+        hint = "training.rollout.allow_code_execution: true, on a machine where that may happen"
+        raise ConfigError(Diagnostic("rewards.code_off", what, "training.rollout.allow_code_execution", "false", hint))
     check_isolation()
 
 
@@ -222,7 +222,7 @@ def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
         f"the reward '{label}' gave no number for a sample",
         f"prompt {sample.prompt[-120:]!r}",
         found,
-        "correct the function, or rollout.on_reward_error: zero or skip",
+        "correct the function, or training.rollout.on_reward_error: zero or skip",
         evidence={"prompt": sample.prompt[-2000:], "completion": sample.completion[:2000], "reward": label},
     )
 

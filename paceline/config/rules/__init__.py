@@ -14,6 +14,7 @@ from paceline.config.rules.model import MODEL_RULES
 from paceline.config.rules.parallel import PARALLEL_RULES
 from paceline.config.rules.precision import PRECISION_RULES
 from paceline.config.rules.preference import PREFERENCE_RULES
+from paceline.config.rules.rollout import ROLLOUT_RULES
 from paceline.config.rules.save import SAVE_RULES
 from paceline.config.rules.strategy import STRATEGY_RULES
 from paceline.config.schema import Config
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     *PARALLEL_RULES,
     *STRATEGY_RULES,
     *PREFERENCE_RULES,
+    *ROLLOUT_RULES,
     *SAVE_RULES,
     *DATA_RULES,
     *MODEL_RULES,

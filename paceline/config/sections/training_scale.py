@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from paceline.config.sections.preference import DpoOptions, RewardOptions
+from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.config.sections.types import (
     Bool,
     Int,
@@ -85,6 +86,10 @@ class ScaleFields(Section):
     algorithm: Annotated[str, Word(*ALGORITHMS)] = Field(default="sft", description="What is learnt.")
     reward: RewardOptions | None = Field(default=None, description="Options of algorithm: reward.")
     dpo: DpoOptions | None = Field(default=None, description="Options of algorithm: dpo.")
+    grpo: GrpoOptions | None = Field(default=None, description="Options of algorithm: grpo.")
+    rollout: RolloutOptions | None = Field(
+        default=None, description="How algorithms that learn from the model's own answers make and judge them."
+    )
     distributed: OptBool = Field(
         default=None, description="false: one process only; true: more than one is expected; empty: as launched."
     )

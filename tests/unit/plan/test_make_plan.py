@@ -239,7 +239,7 @@ def test_all_findings_come_at_once(config: Any) -> None:
         {
             "distributed_strategy": "zero2",
             "ddp_backend": "nccl",
-            "algorithm": "grpo",
+            "algorithm": "ppo",
             "parallelism": {"pp_size": 2},
         },
         data={"max_length": 99999},

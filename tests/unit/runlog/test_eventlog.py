@@ -19,6 +19,7 @@ from paceline.runlog.events import (
     Finished,
     Notice,
     RunStarted,
+    Samples,
     Step,
     Unknown,
     from_json,
@@ -51,6 +52,7 @@ ALL = [
     Error(1, Diagnostic("a.b", "what")),
     Answers(6, [{"prompt": "p", "answer": "NaN", "expected": "7", "correct": False}]),
     Finished("completed", 6, 1.0),
+    Samples(6, [{"prompt": "p", "completion": "c", "reward": 1.0, "reward/a": None}]),
 ]
 
 

@@ -1,0 +1,122 @@
+"""Group relative policy optimization and its kin: GRPO, DAPO, Dr. GRPO, GSPO, by options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.advantages import group_advantages
+from paceline.algorithms.divergence import divergence
+from paceline.algorithms.on_policy import TERM, Asked, OnPolicy, Tokens, field_or, per_token
+from paceline.algorithms.policy_losses import (
+    clipped_surrogate,
+    log_ratios,
+    loss_weight,
+    rollout_correction,
+    token_shares,
+)
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+
+
+class GRPO(OnPolicy):
+    """loss = Σ_i Σ_t w_i · [ -min(ρ A_i, clip(ρ, 1 - ε_low, 1 + ε_high) A_i) + β · KL_t ] / W over the answers i of ALL ranks of a step.
+
+    A_i is how much better answer i was than the others to its prompt (``advantages.group_advantages``); ρ = π / π_old of the token, or its mean
+    over the answer; w_i and W by ``loss_type`` (``policy_losses.loss_weight``). With ``beta`` the KL to the reference is in the loss, estimated by k3
+    (Shao et al. 2024, "DeepSeekMath", eq. 3 and 4). A rollout that is used for one step has π_old = π: ρ is 1, and its gradient the policy gradient's.
+    """
+
+    watched = tuple(f"{name}/{TERM}" for name in ("tokens", "entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap"))  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        beta: float = 0.0,
+        kl_estimator: str = "k3",
+        use_bias_correction_kl: bool = False,
+        epsilon: float = 0.2,
+        epsilon_high: float | None = None,
+        delta: float | None = None,
+        loss_type: str = "dapo",
+        scale_rewards: str = "group",
+        importance_sampling_level: str = "token",
+        num_iterations: int = 1,
+        mask_truncated_completions: bool = False,
+        rollout_correction: str = "none",
+        rollout_correction_level: str = "token",
+        rollout_correction_cap: float = 2.0,
+        max_completion_length: int = 256,
+        updates_per_pass: int = 1,
+        reference: str = "",
+    ) -> None:
+        self.beta, self.estimator, self.weighted_kl = beta, kl_estimator, use_bias_correction_kl
+        self.low, self.high, self.delta = epsilon, epsilon if epsilon_high is None else epsilon_high, delta
+        self.loss_type, self.scale, self.level = loss_type, scale_rewards, importance_sampling_level
+        self.mask_truncated, self.longest = mask_truncated_completions, max_completion_length
+        self.correction, self.correction_level, self.cap = (
+            rollout_correction,
+            rollout_correction_level,
+            rollout_correction_cap,
+        )
+        self.passes, self.updates_per_rollout = num_iterations, num_iterations * updates_per_pass
+        self.frozen = (Role.REFERENCE,) if beta and reference != "adapter" else ()
+
+    def asked(self) -> Sequence[Asked]:
+        old = [Asked("old", Role.POLICY, Ask.LOGPROBS)] if self.updates_per_rollout > 1 else []
+        return old + ([Asked("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
+
+    def credit(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        return group_advantages(scores, groups, scale=self.scale)
+
+    def learns_from(self, ended: bool) -> bool:
+        return ended or not self.mask_truncated
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        answers = batch.extras["counted"].sum() if "counted" in batch.extras else torch.zeros((), dtype=torch.int64)
+        return {TERM: loss_weight(self.loss_type, answers, batch.num_labels(), self.longest)}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        logprobs, where = outputs[Ask.LOGPROBS.value], Tokens.of(batch)
+        shares = token_shares(self.loss_type, where.segments, where.lengths).to(logprobs.dtype)
+        return {TERM: (self._token_losses(logprobs, batch, where)[0] * shares).sum()}
+
+    def _token_losses(self, logprobs: Tensor, batch: Batch, where: Tokens) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """(loss [L], what is watched [L] by name)."""
+        old = field_or(batch, "old", logprobs.detach())
+        advantages = field_or(batch, "advantage", torch.zeros_like(old))
+        ratios = log_ratios(logprobs, old, where.segments, where.lengths, self.level)
+        clipped = clipped_surrogate(ratios, advantages, epsilon_low=self.low, epsilon_high=self.high, delta=self.delta)
+        loss = clipped.loss
+        sampled = field_or(batch, "sampled", old)
+        if self.correction != "none":
+            loss = loss * rollout_correction(
+                old, sampled, where.segments, len(where.lengths), level=self.correction_level, mode=self.correction, cap=self.cap
+            )  # fmt: skip
+        seen = {
+            "ratio": clipped.ratio,
+            "clip_low": clipped.low,
+            "clip_high": clipped.high,
+            "sampling_gap": (old - sampled).abs(),
+        }
+        if self.beta:
+            kl = divergence(logprobs, field_or(batch, "reference", logprobs.detach()), self.estimator)
+            loss = loss + self.beta * (kl * clipped.ratio if self.weighted_kl else kl)
+            seen["kl"] = kl
+        return loss, seen
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        logprobs = outputs[Ask.LOGPROBS.value].detach()
+        _, seen = self._token_losses(logprobs, batch, Tokens.of(batch))
+        seen = {"kl": torch.zeros_like(logprobs), **seen, "entropy": outputs[Ask.ENTROPY.value].detach()}
+        seen = {**seen, "tokens": torch.ones_like(logprobs)}
+        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        found = per_token(means)
+        return found if self.beta else {name: value for name, value in found.items() if name != "kl"}

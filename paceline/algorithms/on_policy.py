@@ -1,0 +1,78 @@
+"""What algorithms that learn from the policy's own answers have in common; rollouts themselves are made by the training loop."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.base import Algorithm
+from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.seam.roles import Ask, Role
+
+TERM = "policy"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One forward over a rollout's micro-batches without gradients: ``ask`` of ``role``, kept as the field ``name`` of ``Batch.tokens``."""
+
+    name: str
+    role: Role
+    ask: Ask
+
+
+class OnPolicy(Algorithm):
+    """Windows come from rollouts of ``updates_per_rollout`` optimizer steps; each answer is one document, its sampled tokens are the labels.
+
+    ``Batch.tokens`` of a rollout holds ``sampled`` (log-probability at sampling), ``advantage``, and what ``asked`` names; ``Batch.extras`` holds
+    ``counted`` (1 for an answer that was judged, 0 for fillers and answers left out).
+    """
+
+    metric_names: tuple[str, ...] = ("eval_reward",)
+    passes: int = 1  # over each rollout
+    updates_per_rollout: int = 1
+
+    @abstractmethod
+    def asked(self) -> Sequence[Asked]:
+        """The forwards that a rollout needs before its first step."""
+
+    @abstractmethod
+    def credit(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """(advantages [R], spread of their group [R]) of all R answers of a rollout from their scores float64 [R] (NaN: left out);
+        ``groups`` int64 [R] numbers the prompts."""
+
+    def learns_from(self, ended: bool) -> bool:
+        """Whether the tokens of an answer that ended (or was cut off) are learnt."""
+        return True
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The labelled positions of a micro-batch: ``segments`` int64 [L] the answer each belongs to, ``lengths`` int64 [D] how many each has."""
+
+    segments: Tensor
+    lengths: Tensor
+
+    @staticmethod
+    def of(batch: Batch) -> Tokens:
+        """From labels and boundaries."""
+        device = batch.labels.device
+        sizes = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).to(device).long()
+        documents = torch.repeat_interleave(torch.arange(len(sizes), device=device), sizes)
+        segments = documents[batch.labels[0] != IGNORE_INDEX]
+        return Tokens(segments, torch.bincount(segments, minlength=len(sizes)))
+
+
+def field_or(batch: Batch, name: str, default: Tensor) -> Tensor:
+    """[L]: a field of the tokens, or ``default`` where the rollout has none (its own log-probabilities before the first update, a filler)."""
+    return batch.at_labels(name).to(default.dtype) if name in batch.tokens else default
+
+
+def per_token(means: Mapping[str, float]) -> dict[str, float]:
+    """Metrics whose term's weight is no token count, divided by ``tokens`` of the same weight: means over tokens."""
+    tokens = means.get("tokens", 0.0)
+    return {name: value / tokens if tokens else 0.0 for name, value in means.items() if name != "tokens"}

@@ -1,0 +1,73 @@
+"""Answers to micro-batches: prompt and answer end to end as one document, the sampled tokens labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from paceline.seam.batch import IGNORE_INDEX, Batch
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer on its way to a micro-batch.
+
+    counted  whether it was judged and weighs in means over answers
+    learnt   whether its tokens are labelled
+    """
+
+    prompt_id: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    sampled: Tensor
+    advantage: float
+    counted: bool
+    learnt: bool
+
+
+def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dtype) -> Batch:
+    """A flat micro-batch (None: a filler, two tokens that weigh nothing) with the fields ``sampled`` and ``advantage`` and, a document, ``counted``."""
+    ids: list[int] = []
+    labels: list[int] = []
+    positions: list[int] = []
+    ends = [0]
+    sampled: list[Tensor] = []
+    advantages: list[Tensor] = []
+    for answer in answers:
+        row = [pad_id, pad_id] if answer is None else [*answer.prompt, *answer.tokens]
+        nothing, first = len(row), len(row)
+        if answer is not None and answer.learnt:
+            first = len(answer.prompt) - 1  # the last token of the prompt predicts the first of the answer
+        count = max(0, nothing - 1 - first)
+        ids += row
+        labels += [IGNORE_INDEX] * min(first, nothing) + row[first + 1 :] + [IGNORE_INDEX] * (first < nothing)
+        positions += range(nothing)
+        ends.append(ends[-1] + nothing)
+        values = torch.zeros(nothing, dtype=dtype)
+        credit = torch.zeros(nothing, dtype=dtype)
+        if answer is not None and count:
+            values[first : first + count] = answer.sampled.to(dtype)
+            credit[first : first + count] = answer.advantage
+        sampled.append(values)
+        advantages.append(credit)
+    return Batch(
+        input_ids=torch.tensor([ids], dtype=torch.int64),
+        labels=torch.tensor([labels], dtype=torch.int64),
+        position_ids=torch.tensor([positions], dtype=torch.int64),
+        cu_seqlens=torch.tensor(ends, dtype=torch.int32),
+        max_seqlen=max(b - a for a, b in zip(ends, ends[1:], strict=False)),
+        document_ids=torch.tensor([-1 if a is None else a.prompt_id for a in answers], dtype=torch.int64),
+        num_rows=sum(a is not None for a in answers),
+        extras={"counted": torch.tensor([int(a is not None and a.counted) for a in answers], dtype=torch.int64)},
+        tokens={"sampled": torch.cat(sampled)[None], "advantage": torch.cat(advantages)[None]},
+    )
+
+
+def with_tokens(batch: Batch, name: str, values: Tensor) -> Batch:
+    """``batch`` with the field ``name`` of its tokens: ``values`` [L] at the labelled positions, 0 elsewhere."""
+    spread = torch.zeros(batch.labels.shape, dtype=values.dtype)
+    spread[batch.labels != IGNORE_INDEX] = values.detach().cpu()
+    return replace(batch, tokens={**batch.tokens, name: spread})

@@ -1,0 +1,41 @@
+"""How answers are cut into rollouts, rollouts into optimizer steps, and what an epoch counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.training.windows import Cut
+
+
+@dataclass(frozen=True)
+class RolloutCut:
+    """How a rollout is cut: ``updates`` optimizer steps of ``cut.global_batch`` answers, gone through ``passes`` times; ``group`` answers a prompt."""
+
+    cut: Cut
+    group: int
+    updates: int
+    passes: int
+
+    @property
+    def answers(self) -> int:
+        """Answers of a rollout, all ranks together."""
+        return self.updates * self.cut.global_batch
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a rollout."""
+        return self.updates * self.passes
+
+
+class AnswerRows:
+    """The rows of an epoch as training counts them: answers, passes over them included (a ``RowSource`` as far as epochs are counted)."""
+
+    def __init__(self, prompts: Any, cut: RolloutCut, drop_last: bool) -> None:
+        self.prompts, self.cut, self.drop_last = prompts, cut, drop_last
+
+    def num_rows(self, epoch: int) -> int:
+        """A multiple of the global batch: rollouts are whole, the last one filled up (or dropped)."""
+        answers = self.prompts.num_rows(epoch) * self.cut.group
+        rollouts = answers // self.cut.answers if self.drop_last else -(-answers // self.cut.answers)
+        return rollouts * self.cut.answers * self.cut.passes

@@ -1,0 +1,97 @@
+"""What one sees of a rollout: rewards, lengths, seconds, and a few of its answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.scoring import Scored
+
+_SHOWN_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All answers of a rollout, by place [R]: equal on every rank.
+
+    real     whether there is an answer (and no filler)
+    lengths  its tokens; ``ended`` whether it ended by itself
+    scores   the weighted sum of its rewards, NaN where it is left out
+    judged   whether it has a score
+    parts    [functions, R], NaN where a function gave none
+    """
+
+    real: Tensor
+    lengths: Tensor
+    ended: Tensor
+    scores: Tensor
+    judged: Tensor
+    parts: Tensor
+
+    @staticmethod
+    def of(table: Tensor, labels: Sequence[str]) -> Judged:
+        """From rows: real, length, ended, score, parts…, whether there is a score, whether there are parts…"""
+        count = 1 + len(labels)
+        values, known = table[3 : 3 + count], table[3 + count :] > 0
+        numbers = torch.where(known, values, torch.nan)
+        return Judged(table[0] > 0, table[1], table[2] > 0, numbers[0], known[0], numbers[1:])
+
+
+def report_metrics(
+    judged: Judged, spread: Tensor, labels: Sequence[str], groups: Tensor, seconds: Mapping[str, float], total: float
+) -> dict[str, float]:
+    """``reward`` is the mean of all scores, ``reward_std`` the mean over prompts of the spread within their answers; ``time/…`` seconds by phase."""
+    real = judged.real
+    whole = torch.zeros(int(groups.max()) + 1, dtype=torch.bool).index_put_(
+        (groups[judged.judged],), torch.tensor(True)
+    )
+    leads = torch.searchsorted(groups, torch.arange(len(whole)))
+    spreads = spread[leads][whole]
+    lengths = judged.lengths[real]
+    found = {
+        "reward": _mean(judged.scores[judged.judged]),
+        "reward_std": _mean(spreads),
+        "zero_spread": _mean((spreads == 0).double()),
+        "completion_length": _mean(lengths),
+        "completion_length_max": float(lengths.max()) if lengths.numel() else 0.0,
+        "completion_length_min": float(lengths.min()) if lengths.numel() else 0.0,
+        "truncated": _mean((~judged.ended[real]).double()),
+        "left_out": float((real & ~judged.judged).sum()),
+    }
+    for label, values in zip(labels, judged.parts, strict=True):
+        own = values[~torch.isnan(values)]
+        found[f"reward/{label}"] = _mean(own)
+        found[f"reward_std/{label}"] = float(own.std()) if own.numel() > 1 else 0.0
+    found |= {f"time/{phase}": value for phase, value in seconds.items()}
+    return found | {"time/rollout": total}
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean()) if values.numel() else 0.0
+
+
+def sample_rows(samples: Sequence[Sample], scored: Scored, count: int) -> list[dict[str, Any]]:
+    """The first answers with their rewards, texts cut to 2,000 characters."""
+    rows = []
+    for i, sample in enumerate(samples[:count]):
+        parts = {label: _shown(values[i]) for label, values in scored.parts.items()}
+        row = {
+            "prompt": sample.prompt[-_SHOWN_CHARACTERS:],
+            "completion": sample.completion[:_SHOWN_CHARACTERS],
+            "answer": str(sample.columns.get("answer", ""))[-_SHOWN_CHARACTERS:],
+            "reward": _shown(scored.total[i]),
+            "tokens": sample.num_tokens,
+            "ended": sample.ended,
+        }
+        rows.append(row | {f"reward/{label}": value for label, value in parts.items()})
+    return rows
+
+
+def _shown(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,107 @@
+"""From a plan to rollouts: engine, rewards, sampling and the cut of answers into optimizer steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
+from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
+from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.generation.engine import Engine, RolloutSampling
+from paceline.generation.local import LocalEngine
+from paceline.plan.plan import Plan
+from paceline.training.rollout_cut import AnswerRows, RolloutCut
+from paceline.training.rollouts import RolloutWindows
+from paceline.training.windows import Cut, Epochs
+
+_OWN = {"grpo": GrpoOptions}
+
+
+def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
+    """What the algorithm is built with: its own section, and of rollouts what its arithmetic needs."""
+    own = getattr(training, plan.algorithm) or _OWN[plan.algorithm]()
+    rollout = training.rollout or RolloutOptions()
+    return {
+        **own.model_dump(exclude={"ref_model"}),
+        "max_completion_length": rollout.max_completion_length,
+        "updates_per_pass": updates_per_pass(rollout, plan.batch.accumulation),
+        "reference": plan.reference,
+    }
+
+
+def updates_per_pass(rollout: RolloutOptions, accumulation: int) -> int:
+    """Optimizer steps that one pass over a rollout makes."""
+    return (rollout.steps_per_generation or accumulation) // accumulation
+
+
+@dataclass
+class RolloutSetup:
+    """Builds the windows of an on-policy run; ``session`` gives world, plan, config and prepared data."""
+
+    session: Any
+    strategy: Any
+    algorithm: Any
+    handles: Any
+    cut: Cut
+
+    def __post_init__(self) -> None:
+        self.options = self.session.config.training.rollout or RolloutOptions()
+        updates = updates_per_pass(self.options, self.cut.accumulation)
+        self.rollout_cut = RolloutCut(self.cut, self.options.num_generations, updates, self.algorithm.passes)
+        specs = [RewardSpec(r.name, r.weight, dict(r.options)) for r in self.options.rewards]
+        self.scorer = Scorer(
+            specs,
+            on_error=self.options.on_reward_error,
+            timeout_seconds=self.options.reward_timeout,
+            allow_code=self.options.allow_code_execution,
+        )
+        labels = [f"eval_reward/{label}" for label in self.scorer.labels]
+        self.algorithm.metric_names = ("eval_reward", *labels, "eval_completion_length", "eval_truncated")
+        if self.options.temperature > 0:
+            for handle in self.handles.values():
+                handle.root.set_temperature(self.options.temperature)
+
+    def rows(self, prompts: Any) -> AnswerRows:
+        """What epochs are counted by."""
+        return AnswerRows(prompts, self.rollout_cut, self.session.config.training.dataloader_drop_last)
+
+    def windows(self, prompts: Any, epochs: Epochs, start: int) -> RolloutWindows:
+        """The windows from global step ``start`` on."""
+        session, options = self.session, self.options
+        mesh = session.plan.mesh
+        place = mesh.coordinates(session.world.rank)
+        return RolloutWindows(
+            world=session.world,
+            strategy=self.strategy,
+            algorithm=self.algorithm,
+            handles=self.handles,
+            prompts=prompts,
+            tokenizer=open_tokenizer(TokenizerSpec(str(session.prepared.tokenizer_path))),
+            scorer=self.scorer,
+            sampling=RolloutSampling(options.temperature, options.top_p, options.top_k),
+            open_engine=self.engine,
+            cut=self.rollout_cut,
+            epochs=epochs,
+            start=start,
+            reader=session.reader,
+            seed=session.config.training.seed,
+            max_completion=options.max_completion_length,
+            max_length=session.plan.seq_len,
+            pad_id=session.prepared.pad_token_id,
+            dtype=torch.float64 if session.plan.precision.master == "float64" else torch.float32,
+            leader=not (place.pp or place.cp or place.tp),
+            shown=options.num_samples_shown,
+        )
+
+    def engine(self, root: Any) -> Engine:
+        """This process's own model, whole inside ``Strategy.generating``."""
+        return LocalEngine(
+            root.hf,
+            pad_id=self.session.prepared.pad_token_id,
+            stop_ids=self.session.prepared.stop_token_ids,
+            rows=self.options.generation_rows,
+            computing=root.computing,
+        )

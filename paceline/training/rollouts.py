@@ -1,0 +1,306 @@
+"""Rollouts: prompts answered by the policy, answers judged and credited, cut into the windows of the next optimizer steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.scoring import Scored, Scorer
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.generation.engine import Completion, Engine, Request, RolloutSampling
+from paceline.generation.noise import stream_of
+from paceline.seam.batch import Batch
+from paceline.seam.shard import Shard, ShardReader
+from paceline.seam.window import Report, Window
+from paceline.training.rollout_batches import Answer, answer_batch, with_tokens
+from paceline.training.rollout_cut import RolloutCut
+from paceline.training.rollout_report import Judged, report_metrics, sample_rows
+from paceline.training.rollout_state import batch_shards, read_batch
+from paceline.training.windows import Epochs, sample_digest
+
+OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.generating`` yields)
+
+
+@dataclass
+class Rollout:
+    """One rank's share of a rollout: ``batches`` by update and micro-step, ready to be trained on."""
+
+    number: int
+    batches: list[list[Batch]]
+    report: Report | None
+
+
+@dataclass
+class RolloutWindows:
+    """The windows of one rank from global step ``start`` on, made of rollouts with the weights of that moment.
+
+    Answer number p of an epoch is sample p mod group of prompt p div group in the epoch's order, whatever rank makes it; its noise depends on
+    (seed, epoch, prompt, sample) alone. ``leader``: this rank's numbers stand for its group of ranks that see the same rows.
+    """
+
+    world: Any
+    strategy: Any
+    algorithm: Any
+    handles: Mapping[Any, Any]
+    prompts: Any
+    tokenizer: Any
+    scorer: Scorer
+    sampling: RolloutSampling
+    open_engine: OpenEngine
+    cut: RolloutCut
+    epochs: Epochs
+    start: int
+    seed: int
+    max_completion: int
+    max_length: int
+    pad_id: int
+    dtype: torch.dtype
+    leader: bool = True
+    shown: int = 2
+    reader: ShardReader | None = None  # of the checkpoint that the run goes on from
+    current: Rollout | None = None
+    clock: dict[str, float] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Window]:
+        for step in range(self.start, self.epochs.total_steps):
+            yield self.window(step)
+
+    def window(self, step: int) -> Window:
+        """The window of global ``step``: a new rollout where one begins. Collective."""
+        epoch, within = self.epochs.locate(step)
+        number, place = divmod(within, self.cut.steps)
+        fresh = place == 0
+        if fresh or self.current is None:
+            self.current = self.roll(epoch, number) if fresh else self._read(number)
+        update = place % self.cut.updates
+        start = (number * self.cut.updates + update) * self.cut.cut.global_batch
+        everyone = self._prompts_of(epoch, range(start, start + self.cut.cut.global_batch))
+        report = self.current.report if fresh else None
+        return Window(step, epoch, self.current.batches[update], sample_digest([i for i in everyone if i >= 0]), report)
+
+    def shards(self, step: int) -> Iterator[Shard]:
+        """This rank's part of the running rollout, where ``step`` finished steps leave some of it unused."""
+        if self.current is None or not self.leader or (self.epochs.locate(step - 1)[1] + 1) % self.cut.steps == 0:
+            return
+        for first, batch in zip(self._firsts(), [b for row in self.current.batches for b in row], strict=True):
+            yield from batch_shards(batch, first)
+
+    def _read(self, number: int) -> Rollout:
+        """The rollout that the checkpoint was made in the middle of."""
+        assert self.reader is not None, "a run begins with a rollout"
+        fields = ("sampled", "advantage", *(asked.name for asked in self.algorithm.asked()))
+        size, accumulation = self.cut.cut.micro_batch, self.cut.cut.accumulation
+        flat = [read_batch(self.reader, first, size, fields) for first in self._firsts()]
+        batches = [flat[i : i + accumulation] for i in range(0, len(flat), accumulation)]
+        return Rollout(number, batches, None)
+
+    def _firsts(self) -> list[int]:
+        """The place in a rollout of the first answer of each of this rank's micro-batches."""
+        return self._places(0)[:: self.cut.cut.micro_batch]
+
+    def filler(self) -> Batch:
+        """A micro-batch that weighs nothing, with every field a real one has."""
+        batch = answer_batch([None] * self.cut.cut.micro_batch, self.pad_id, self.dtype)
+        return self._with_asked_zero(batch)
+
+    def _with_asked_zero(self, batch: Batch) -> Batch:
+        zero = torch.zeros(batch.labels.shape, dtype=self.dtype)
+        return replace(batch, tokens={**batch.tokens, **{asked.name: zero for asked in self.algorithm.asked()}})
+
+    # --- one rollout -----------------------------------------------------------------------------------------------
+
+    def roll(self, epoch: int, number: int) -> Rollout:
+        """Generate, judge, credit, and ask what the algorithm needs to know before its first step. Collective."""
+        self.clock = {}
+        begun = time.perf_counter()
+        first = number * self.cut.answers
+        places = self._places(number)
+        requests, owners = self._requests(epoch, places)
+        completions = self.answer(requests, self.sampling)
+        with self._timed("score"):
+            samples = self._samples(self.prompts.table, owners, completions)
+            scored = self.scorer(samples)
+        judged = self._share(first, places, owners, completions, scored)
+        groups = torch.arange(self.cut.answers) // self.cut.group
+        advantages, spread = self.algorithm.credit(judged.scores, groups)
+        answers = dict(
+            zip(places, self._answers(requests, owners, completions, judged, advantages, first), strict=True)
+        )
+        with self._timed("ask"):
+            batches = self._batches(number, answers)
+        seconds = time.perf_counter() - begun
+        notes = [*scored.problems, *_nothing_learnt(judged, spread)] if self.leader else []
+        report = Report(
+            report_metrics(judged, spread, self.scorer.labels, groups, self.clock, seconds),
+            sample_rows(samples, scored, self.shown) if self.world.rank == 0 else (),
+            notes,
+            seconds,
+        )
+        return Rollout(number, batches, report)
+
+    def _places(self, number: int) -> list[int]:
+        """This rank's answers of a rollout, by their place in the epoch."""
+        cut, found = self.cut.cut, []
+        for update in range(self.cut.updates):
+            step = number * self.cut.updates + update
+            for j in range(cut.accumulation):
+                found += cut.positions(step, j, 1 << 62)
+        return found
+
+    def _prompts_of(self, epoch: int, places: Sequence[int]) -> list[int]:
+        """The prompt's document of each place; -1 beyond the end."""
+        ids: list[int] = self.prompts.document_ids(epoch, [p // self.cut.group for p in places])
+        return ids
+
+    def _requests(self, epoch: int, places: Sequence[int]) -> tuple[list[Request], list[int]]:
+        """(a request for each place, its prompt's document); places beyond the end ask for nothing."""
+        owners, table = self._prompts_of(epoch, places), self.prompts.table
+        requests = []
+        for place, owner in zip(places, owners, strict=True):
+            ids = () if owner < 0 else tuple(table.row(owner)[0].tolist())
+            room = min(self.max_completion, self.max_length - len(ids)) if ids else 0
+            requests.append(Request(ids, stream_of(self.seed, epoch, owner, place % self.cut.group), room))
+        return requests, owners
+
+    def answer(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
+        """Completions by the policy as it is now. Collective: a rank without requests takes part."""
+        policy = self.handles[self.algorithm.trains[0]]
+        begun = time.perf_counter()
+        with self.strategy.generating(policy) as root:
+            self.clock["sync"] = time.perf_counter() - begun
+            with self._timed("generate"):
+                completions = self.open_engine(root).generate(requests, sampling)
+            begun = time.perf_counter()
+        self.clock["sync"] += time.perf_counter() - begun
+        return completions
+
+    def _samples(self, table: Any, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
+        """The answers of real prompts, with what rewards look at."""
+        real = [i for i, owner in enumerate(owners) if owner >= 0]
+        texts = self.tokenizer.batch_decode([list(completions[i].tokens) for i in real], skip_special_tokens=True)
+        samples = []
+        for i, text in zip(real, texts, strict=True):
+            facts = table.facts(owners[i])
+            prompt = str(facts.pop("prompt", ""))
+            samples.append(Sample(prompt, str(text), facts, len(completions[i].tokens), completions[i].ended))
+        return samples
+
+    def _share(
+        self,
+        first: int,
+        places: Sequence[int],
+        owners: Sequence[int],
+        completions: Sequence[Completion],
+        scored: Scored,
+    ) -> Judged:
+        """Everybody's scores and lengths, by place in the rollout: one all-reduce of numbers that one rank has and the others leave 0."""
+        count, labels = self.cut.answers, self.scorer.labels
+        table = torch.zeros(5 + 2 * len(labels), count, dtype=torch.float64)
+        if self.leader:
+            real = [i for i, owner in enumerate(owners) if owner >= 0]
+            for row, i in enumerate(real):
+                at = places[i] - first
+                values = [scored.total[row], *(scored.parts[label][row] for label in labels)]
+                known = [0.0 if math.isnan(v) else 1.0 for v in values]
+                clean = [0.0 if math.isnan(v) else v for v in values]
+                table[:, at] = torch.tensor(
+                    [1.0, len(completions[i].tokens), float(completions[i].ended), *clean, *known], dtype=torch.float64
+                )
+        total = torch.tensor(self.world.all_reduce_sum_float(table.flatten().tolist()), dtype=torch.float64)
+        return Judged.of(total.view_as(table), labels)
+
+    def _answers(
+        self,
+        requests: Sequence[Request],
+        owners: Sequence[int],
+        completions: Sequence[Completion],
+        judged: Judged,
+        advantages: Tensor,
+        first: int,
+    ) -> list[Answer | None]:
+        places = self._own_places(first)
+        found: list[Answer | None] = []
+        for request, owner, completion, place in zip(requests, owners, completions, places, strict=True):
+            if owner < 0:
+                found.append(None)
+                continue
+            counted = bool(judged.judged[place - first])
+            learnt = counted and self.algorithm.learns_from(completion.ended)
+            credit = float(advantages[place - first])
+            found.append(Answer(owner, request.prompt, completion.tokens, completion.logprobs, credit, counted, learnt))
+        return found
+
+    def _own_places(self, first: int) -> list[int]:
+        return self._places(first // self.cut.answers)
+
+    def _batches(self, number: int, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
+        """Micro-batches by update and micro-step, with what the algorithm asks of its models. Collective: as many forwards on every rank."""
+        cut, found = self.cut.cut, []
+        for update in range(self.cut.updates):
+            step = number * self.cut.updates + update
+            row = []
+            for j in range(cut.accumulation):
+                batch = answer_batch([answers[p] for p in cut.positions(step, j, 1 << 62)], self.pad_id, self.dtype)
+                for asked in self.algorithm.asked():
+                    placed = self.strategy.place(batch)
+                    out = self.strategy.asked(self.handles, asked.role, placed, frozenset({asked.ask}))
+                    batch = with_tokens(batch, asked.name, out[asked.ask.value])
+                row.append(batch)
+            found.append(row)
+        return found
+
+    # --- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, prompts: Any) -> dict[str, float]:
+        """The likeliest answer to every prompt, judged: ``eval_reward``, ``eval_reward/<function>``, lengths, ``eval_rows``. Collective."""
+        cut, labels = self.cut.cut, self.scorer.labels
+        mine = range(cut.dp_rank, prompts.num_rows(0), cut.dp_size)
+        owners = prompts.document_ids(0, list(mine))
+        requests = []
+        for owner in owners:
+            ids = tuple(prompts.table.row(owner)[0].tolist())
+            requests.append(Request(ids, 0, min(self.max_completion, self.max_length - len(ids))))
+        completions = self.answer(requests, RolloutSampling(temperature=0.0))
+        scored = self.scorer(self._samples(prompts.table, owners, completions))
+        columns = [scored.total, *(scored.parts[label] for label in labels)]
+        known = [[v for v in column if not math.isnan(v)] for column in columns]
+        sums = [math.fsum(values) for values in known] + [float(len(values)) for values in known]
+        sums += [float(len(owners)), float(sum(len(c.tokens) for c in completions)), float(sum(c.ended for c in completions))]  # fmt: skip
+        total = self.world.all_reduce_sum_float(sums if self.leader else [0.0] * len(sums))
+        names, count = ["eval_reward", *(f"eval_reward/{label}" for label in labels)], 1 + len(labels)
+        found = {name: total[i] / total[count + i] if total[count + i] else math.nan for i, name in enumerate(names)}
+        rows, tokens, ended = total[2 * count :]
+        return {
+            **found,
+            "eval_rows": rows,
+            "eval_completion_length": tokens / rows,
+            "eval_truncated": 1.0 - ended / rows,
+        }
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - begun
+
+
+def _nothing_learnt(judged: Judged, spread: Tensor) -> list[Diagnostic]:
+    """Said when no group of a rollout has two different scores."""
+    if not bool(judged.judged.any()):
+        what, hint = "no answer of this rollout was judged: nothing is learnt of it", "see why the rewards left all out"
+    elif bool((spread == 0).all()):
+        what = "within each group all rewards are equal: every advantage is 0 and nothing is learnt of this rollout"
+        hint = "num_generations of 2 and more, a temperature above 0, or a reward that tells these answers apart"
+    else:
+        return []
+    return [Diagnostic("rollout.no_spread", what, "training.rollout", hint=hint, severity=Severity.WARNING)]

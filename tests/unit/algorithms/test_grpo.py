@@ -1,0 +1,140 @@
+"""GRPO's loss, its weight and everything it reports, against loops over answers and tokens in float64."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.algorithms.grpo import GRPO
+from paceline.algorithms.on_policy import Tokens, per_token
+from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.seam.roles import Ask, Role
+from paceline.training.rollout_batches import Answer, answer_batch, with_tokens
+
+LENGTHS, LONGEST = [3, 1, 4, 0, 2], 6  # tokens of each answer; one is empty, the last is left out
+LABELLED = 3 + 1 + 4
+
+
+def drawn(seed: int, count: int = LABELLED, scale: float = 0.4) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+
+
+ADVANTAGES, SAMPLED = [1.3, -0.7, 0.4, 2.0, 9.0], drawn(1)
+
+
+def batch(**fields: Tensor) -> Batch:
+    pieces = list(SAMPLED.split([3, 1, 4])) + [SAMPLED[:0], SAMPLED[:2]]
+    answers: list[Answer | None] = [
+        Answer(10 + i, (5, 6, 7)[: 1 + i % 3], tuple(range(20, 20 + n)), pieces[i], ADVANTAGES[i], i != 4, i != 4)
+        for i, n in enumerate(LENGTHS)
+    ]
+    made = answer_batch([*answers, None], 0, torch.float64)
+    for name, values in fields.items():
+        made = with_tokens(made, name, values)
+    return made
+
+
+def test_an_answer_batch_labels_the_sampled_tokens() -> None:
+    made = batch()
+    assert made.input_ids[0, :4].tolist() == [5, 20, 21, 22] and made.labels[0, :4].tolist() == [
+        20,
+        21,
+        22,
+        IGNORE_INDEX,
+    ]
+    assert made.position_ids[0].tolist() == [*range(4), *range(3), *range(7), *range(1), *range(4), *range(2)]
+    assert made.num_rows == 5 and made.document_ids.tolist() == [10, 11, 12, 13, 14, -1]
+    assert made.extras["counted"].tolist() == [1, 1, 1, 1, 0, 0] and int(made.num_labels()) == LABELLED
+    where = Tokens.of(made)
+    assert where.lengths.tolist() == [3, 1, 4, 0, 0, 0] and where.segments.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    torch.testing.assert_close(made.at_labels("sampled"), SAMPLED, rtol=0, atol=0)
+    assert made.at_labels("advantage").tolist() == [1.3] * 3 + [-0.7] + [0.4] * 4
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"loss_type": "grpo", "beta": 0.3}, {"loss_type": "dr_grpo", "epsilon_high": 0.28, "beta": 0.1, "kl_estimator": "k2"},
+    {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.2, "use_bias_correction_kl": True}, {"delta": 1.5, "loss_type": "bnpo"},
+    {"rollout_correction": "truncate", "rollout_correction_cap": 1.2}, {"rollout_correction": "mask", "rollout_correction_level": "sequence", "beta": 0.4},
+]  # fmt: skip
+
+
+def by_hand(new: list[float], old: list[float], reference: list[float], o: dict[str, Any]) -> dict[str, float]:
+    """The loss's sum and its weight, and means over tokens, in plain loops."""
+    low, high = 0.2, o.get("epsilon_high", 0.2)
+    total, seen, at = 0.0, {n: [] for n in ("kl", "ratio", "clip_low", "clip_high", "sampling_gap")}, 0  # type: ignore[var-annotated]
+    for i, n in enumerate(LENGTHS[:4]):
+        span = range(at, at + n)
+        at += n
+        mean = statistics.fmean(new[t] - old[t] for t in span) if n else 0.0
+        gap = sum(old[t] - float(SAMPLED[t]) for t in span)
+        for t in span:
+            ratio = math.exp(mean if o.get("importance_sampling_level") == "sequence" else new[t] - old[t])
+            a = ADVANTAGES[i]
+            loss = -min(min(ratio, o.get("delta", math.inf)) * a, min(max(ratio, 1 - low), 1 + high) * a)
+            if "rollout_correction" in o:
+                w = math.exp(gap if o.get("rollout_correction_level") == "sequence" else old[t] - float(SAMPLED[t]))
+                cap = o.get("rollout_correction_cap", 2.0)
+                loss *= min(w, cap) if o["rollout_correction"] == "truncate" else (0.0 if w > cap else w)
+            d = reference[t] - new[t]
+            kl = d * d / 2 if o.get("kl_estimator") == "k2" else math.exp(d) - 1 - d
+            loss += o.get("beta", 0.0) * kl * (ratio if o.get("use_bias_correction_kl") else 1.0)
+            total += loss / n if o.get("loss_type") == "grpo" else loss
+            values = (kl if o.get("beta") else 0.0, ratio, ratio < 1 - low and a < 0, ratio > 1 + high and a > 0, abs(old[t] - float(SAMPLED[t])))  # fmt: skip
+            for name, value in zip(seen, values, strict=True):
+                seen[name].append(float(value))
+    weight = {"grpo": 4, "dr_grpo": 4 * LONGEST}.get(o.get("loss_type", "dapo"), LABELLED)
+    return {"sum": total, "weight": weight, **{name: statistics.fmean(values) for name, values in seen.items()}}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_loss_weight_and_metrics(options: dict[str, Any]) -> None:
+    grpo = GRPO(**{**options, "num_iterations": 2, "max_completion_length": LONGEST})
+    new, old, reference, entropy = drawn(2).requires_grad_(), drawn(3), drawn(4), drawn(5)
+    fields = {"old": old} | ({"reference": reference} if options.get("beta") else {})
+    assert {a.name for a in grpo.asked()} == set(fields)
+    made = batch(**fields)
+    outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: entropy}
+    expected = by_hand(new.tolist(), old.tolist(), reference.tolist(), options)
+    (weight,) = grpo.weights(made).values()
+    (loss,) = grpo.losses(Role.POLICY, outputs, made).values()
+    assert weight.dtype == torch.int64 and int(weight) == expected["weight"]
+    assert float(loss.detach()) == pytest.approx(expected["sum"], abs=1e-10)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert new.grad is not None and new.grad.abs().sum() > 0
+    sums = grpo.metrics(Role.POLICY, outputs, made)
+    assert set(sums) == set(grpo.watched)
+    told = grpo.summary({name.rpartition("/")[0]: float(value) / int(weight) for name, value in sums.items()})
+    expected["entropy"] = float(entropy.mean())
+    assert ("kl" in told) == bool(options.get("beta"))
+    for name, value in told.items():
+        assert value == pytest.approx(expected[name], abs=1e-10), name
+
+
+def test_the_first_update_of_a_rollout_needs_no_old_policy() -> None:
+    grpo = GRPO()
+    assert list(grpo.asked()) == [] and grpo.frozen == ()
+    new, made = drawn(2).requires_grad_(), batch()
+    outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: drawn(5)}
+    loss = grpo.losses(Role.POLICY, outputs, made)["policy"]
+    advantages = made.at_labels("advantage")
+    assert float(loss.detach()) == pytest.approx(-float(advantages.sum()), abs=1e-12)  # the ratio is 1
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, -advantages, rtol=0, atol=1e-12)  # and the gradient the policy gradient's
+
+
+def test_fillers_alone_and_what_is_left_out_weigh_nothing() -> None:
+    grpo = GRPO(beta=0.1, loss_type="grpo")
+    filler = answer_batch([None, None], 0, torch.float64)
+    none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
+    outputs = {Ask.LOGPROBS.value: none, Ask.ENTROPY.value: none}
+    assert int(grpo.weights(filler)["policy"]) == 0
+    assert float(grpo.losses(Role.POLICY, outputs, filler)["policy"].detach()) == 0.0
+    assert per_token({"tokens": 0.0, "kl": 0.0}) == {"kl": 0.0}
+    assert [GRPO(mask_truncated_completions=True).learns_from(flag) for flag in (True, False)] == [True, False]
+    assert GRPO(beta=0.1).frozen == (Role.REFERENCE,) and GRPO(beta=0.1, reference="adapter").frozen == ()

@@ -1,0 +1,212 @@
+"""Rollouts cut into steps: the same answers on any number of ranks, whole groups, a rollout that is stopped in its middle and goes on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.algorithms.grpo import GRPO
+from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
+from paceline.core.errors import ConfigError
+from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.plan.batch import BatchSplit
+from paceline.plan.rollout import check_rollout
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+from paceline.seam.window import Window
+from paceline.training.rollout_cut import AnswerRows, RolloutCut
+from paceline.training.rollouts import RolloutWindows
+from paceline.training.windows import Cut, count_epochs
+
+PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]
+
+
+class Table:
+    def row(self, document: int) -> tuple[Any, Any]:
+        return torch.tensor(PROMPTS[document]), None
+
+    def facts(self, document: int) -> dict[str, Any]:
+        return {"prompt": str(document), "answer": "even"}
+
+
+class Prompts:
+    """Five prompts, in another order each epoch."""
+
+    table = Table()
+
+    def num_rows(self, epoch: int) -> int:
+        return len(PROMPTS)
+
+    def document_ids(self, epoch: int, positions: list[int]) -> list[int]:
+        return [(p * 2 + epoch) % 5 if p < 5 else -1 for p in positions]
+
+
+class Speaker:
+    """Says a few tokens that follow from the request alone; ``asked`` counts."""
+
+    asked = 0
+
+    def generate(self, requests: list[Request], sampling: RolloutSampling) -> list[Completion]:
+        Speaker.asked += sum(bool(r.max_tokens) for r in requests)
+        found = []
+        for r in requests:
+            length = min(r.max_tokens, 1 + (r.stream % 4))
+            tokens = tuple(20 + (r.stream >> i) % 10 for i in range(length))
+            found.append(Completion(tokens, torch.full((length,), -float(r.stream % 7)), r.stream % 2 == 0))
+        return found
+
+
+class Strategy:
+    def place(self, batch: Batch) -> Batch:
+        return batch
+
+    def asked(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
+        return {
+            Ask.LOGPROBS.value: placed.input_ids[placed.labels != -100].double() / 10 - 7 * (role is Role.REFERENCE)
+        }
+
+    @contextmanager
+    def generating(self, handle: Any) -> Any:
+        yield None
+
+
+class Ranks:
+    """The other ranks' numbers come from ``shared``: filled by running every rank once, then again."""
+
+    def __init__(self, rank: int, shared: dict[int, dict[int, list[float]]]) -> None:
+        self.rank, self.shared, self.calls = rank, shared, 0
+
+    def all_reduce_sum_float(self, values: list[float]) -> list[float]:
+        self.calls += 1
+        self.shared.setdefault(self.calls, {})[self.rank] = values
+        return [sum(column) for column in zip(*self.shared[self.calls].values(), strict=True)]
+
+
+TOKENIZER = SimpleNamespace(batch_decode=lambda rows, **_: ["even" if sum(r) % 2 == 0 else "odd" for r in rows])
+
+
+def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None) -> RolloutWindows:  # fmt: skip
+    grpo = GRPO(beta=0.1, num_iterations=passes, updates_per_pass=updates)
+    rollout = RolloutCut(cut, group, updates, passes)
+    epochs = count_epochs(AnswerRows(Prompts(), rollout, False), cut.global_batch, 2.0, -1, False)
+    return RolloutWindows(
+        world=world, strategy=Strategy(), algorithm=grpo, handles={Role.POLICY: None}, prompts=Prompts(), tokenizer=TOKENIZER,
+        scorer=Scorer([RewardSpec("exact_match")]), sampling=RolloutSampling(), open_engine=lambda root: Speaker(), cut=rollout, epochs=epochs,
+        start=start, seed=1, max_completion=4, max_length=16, pad_id=0, dtype=torch.float64, reader=reader,
+    )  # fmt: skip
+
+
+def rows_of(window: Window) -> list[tuple[Any, ...]]:
+    """Every real answer of a window: tokens and all that is known of it."""
+    found = []
+    for batch in window.micro_batches:
+        ends = batch.cu_seqlens.tolist()
+        for i, document in enumerate(batch.document_ids.tolist()):
+            span = slice(ends[i], ends[i + 1])
+            if document >= 0:
+                known = {name: values[0, span].tolist() for name, values in sorted(batch.tokens.items())}
+                found.append((document, batch.input_ids[0, span].tolist(), batch.labels[0, span].tolist(), str(known)))
+    return found
+
+
+def all_ranks(size: int, micro: int, accumulation: int, **options: Any) -> list[list[tuple[Any, ...]]]:
+    """The rows of every step, all ranks together, micro-batches in their global order."""
+    shared: dict[int, dict[int, list[float]]] = {}
+    for _ in range(2):  # the second time everybody's numbers are known
+        made = [
+            list(windows(Ranks(rank, shared), Cut(micro, accumulation, rank, size), **options)) for rank in range(size)
+        ]
+    steps = []
+    for step in range(len(made[0])):
+        assert len({w[step].sample_digest for w in made}) == 1
+        steps.append(sorted(row for w in made for row in rows_of(w[step])))
+    return steps
+
+
+@pytest.mark.parametrize("options", [{}, {"updates": 2, "passes": 2}, {"group": 4}])
+def test_the_same_answers_on_any_number_of_ranks(options: dict[str, Any]) -> None:
+    alone = all_ranks(1, 4, 1, **options)
+    assert all_ranks(2, 2, 1, **options) == alone and all_ranks(2, 1, 2, **options) == alone
+    group = options.get("group", 2)
+    every = [row for step in alone[: len(alone) // 2] for row in step]
+    assert len(every) == 5 * group * options.get("passes", 1)  # an epoch: every prompt as often as it is to be answered
+    one = alone[: len(alone) // 2]
+    assert len({str(row[1]) for row in every}) > 4 and one != alone[len(alone) // 2 :]  # samples differ, epochs too
+
+
+def test_passes_go_over_the_same_answers() -> None:
+    steps = all_ranks(1, 2, 1, updates=2, passes=2)
+    assert steps[0] == steps[2] and steps[1] == steps[3] and steps[0] != steps[1] and steps[4] != steps[0]
+
+
+def test_a_rollout_is_told_once_and_every_rank_has_something_to_do() -> None:
+    made = list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), updates=2))
+    told = [w.report is not None for w in made]
+    assert told == [True, False] * (len(made) // 2)
+    metrics = made[0].report.metrics  # type: ignore[union-attr]
+    assert {"reward", "reward_std", "reward/exact_match", "time/generate", "time/score", "completion_length"} <= set(
+        metrics
+    )
+    last = list(windows(Ranks(1, {}), Cut(4, 1, 1, 2)))[-1]  # the second rank's rows lie beyond the last prompt
+    assert rows_of(last) == [] and len(last.micro_batches) == 1
+
+
+class Memory:
+    """A ShardReader over shards of several ranks."""
+
+    def __init__(self, shards: list[Any]) -> None:
+        self.tensors = {s.name: s.tensor.clone() for s in shards}
+        assert len(self.tensors) == len(shards)  # a file holds a name once
+
+    def read(self, role: str, name: str, kind: str) -> torch.Tensor:
+        return self.tensors[name]
+
+
+def test_a_run_goes_on_in_the_middle_of_a_rollout() -> None:
+    options: dict[str, Any] = {"updates": 2, "passes": 2}
+    shared: dict[int, dict[int, list[float]]] = {}
+    for _ in range(2):
+        ranks = [windows(Ranks(r, shared), Cut(2, 1, r, 2), **options) for r in range(2)]
+        whole, shards = [], []
+        for each in ranks:
+            steps = iter(each)
+            first = [next(steps) for _ in range(3)]
+            assert list(each.shards(4)) == []
+            shards += list(each.shards(3))
+            whole.append([*first, *steps])
+    before = Speaker.asked
+    for r in range(2):
+        again = windows(Ranks(r, {}), Cut(2, 1, r, 2), start=3, reader=Memory(shards), **options)
+        window = next(iter(again))
+        assert rows_of(window) == rows_of(whole[r][3]) and window.report is None
+        assert window.sample_digest == whole[r][3].sample_digest
+        for mine, theirs in zip(window.micro_batches, whole[r][3].micro_batches, strict=True):
+            assert mine.num_rows == theirs.num_rows and torch.equal(mine.cu_seqlens, theirs.cu_seqlens)
+            assert torch.equal(mine.position_ids, theirs.position_ids) and torch.equal(mine.extras["counted"], theirs.extras["counted"])  # fmt: skip
+    assert Speaker.asked == before  # nothing was generated anew
+
+
+def test_evaluation_answers_every_prompt_once() -> None:
+    shared: dict[int, dict[int, list[float]]] = {}
+    for _ in range(2):
+        found = [windows(Ranks(r, shared), Cut(2, 1, r, 2)).evaluate(Prompts()) for r in range(2)]
+    assert found[0] == found[1] and found[0]["eval_rows"] == 5
+    alone = windows(Ranks(0, {}), Cut(2, 1, 0, 1)).evaluate(Prompts())
+    assert alone == pytest.approx(found[0])
+
+
+@pytest.mark.parametrize(
+    ("rollout", "code"),
+    [({"num_generations": 4}, None), ({"num_generations": 3}, "rollout.groups"), ({"num_generations": 4, "steps_per_generation": 3}, "rollout.steps"), ({"num_generations": 16, "steps_per_generation": 4}, None)],
+)  # fmt: skip
+def test_whole_groups_and_whole_steps(rollout: dict[str, Any], code: str | None) -> None:
+    found = check_rollout({"algorithm": "grpo", "rollout": rollout}, BatchSplit(2, 2, 2, 8))
+    assert [d.code for d in found] == ([code] if code else [])
+    assert check_rollout({"algorithm": "sft", "rollout": rollout}, BatchSplit(2, 2, 2, 8)) == []
+    if code:
+        with pytest.raises(ConfigError, match="write"):
+            raise ConfigError(*found)
