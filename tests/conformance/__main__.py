@@ -40,9 +40,9 @@ def main() -> int:
     )
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args()
-    chosen = (
-        preferences() if given.preferences else [*([] if given.exact else matrix()), *([] if given.matrix else exact())]
-    )
+    parts_of_it = {"matrix": matrix, "exact": exact, "preferences": preferences}
+    named = [name for name in parts_of_it if getattr(given, name)] or list(parts_of_it)
+    chosen = [cell for name in named for cell in parts_of_it[name]()]
     part, parts = (int(number) for number in given.part.split("/"))
     chosen = [cell for cell in chosen if given.only in cell.name][part - 1 :: parts]
     with tempfile.TemporaryDirectory(prefix="paceline-conformance-") as scratch:

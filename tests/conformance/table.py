@@ -65,7 +65,10 @@ def _exact(cells: list[dict[str, Any]]) -> list[str]:
     ]
     for cell in cells:
         gaps = " | ".join(_gap(cell, what) for what in ("loss", "grad_norm", "param"))
-        lines.append(f"| {cell['strategy']}{', recompute' if cell['recompute'] else ''} | {gaps} |")
+        what = [cell["algorithm"].upper()] * (cell["algorithm"] != "sft") + [cell["finetuning"]] * (
+            cell["finetuning"] != "full"
+        )
+        lines.append(f"| {', '.join([cell['strategy'], *what, *['recompute'] * cell['recompute']])} | {gaps} |")
     return [*lines, ""]
 
 

@@ -1,0 +1,90 @@
+"""A pairwise choice of the support matrix through the real worker; all of it: ``make conformance``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from cells import FINETUNING, LARGER, PRECISIONS, VARIANTS, Cell, Variant, exact, matrix, preferences
+from check import Checker
+from support import write_rows, write_tokenizer
+from table import SUPPORT_MD, load, markdown
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+BY_NAME = {v.name: v for v in VARIANTS}
+# every strategy that no other test takes through training, resume and export meets each kind of training and each precision somewhere
+PAIRWISE = [
+    ("fsdp full_shard", "LoRA", "bf16"),
+    ("fsdp hybrid_shard (2 × 2)", "full", "fp32"),
+    ("tp, sequence parallel", "full", "bf16"),
+    ("cp ulysses", "full", "fp64"),
+    ("pipeline interleaved", "full", "fp64"),
+    ("tp × fsdp", "full", "fp32"),
+    ("ZeRO-2", "QLoRA", "fp32"),
+    ("ZeRO-3", "LoRA", "fp32"),
+    ("ZeRO-3, CPU offload", "full", "bf16"),
+    ("ddp", "QLoRA", "bf16"),
+]
+
+
+@pytest.fixture(scope="module")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
+    folder = tmp_path_factory.mktemp("conformance")
+    yield Checker(folder, write_tokenizer(folder / "tokenizer"), write_rows(folder / "train.json", 200))
+
+
+@pytest.mark.parametrize("name, finetuning, precision", PAIRWISE, ids=" · ".join)
+def test_cell(checker: Checker, name: str, finetuning: str, precision: str) -> None:
+    result = checker.check(Cell(BY_NAME[name], finetuning, precision))
+    assert result.result == "works", result.reason
+
+
+def test_a_strategy_of_a_users_own_holds_the_suite(checker: Checker) -> None:
+    own = BY_NAME["a user's own (module:Class)"]
+    result = checker.check(Cell(own))
+    assert result.result == "works", result.reason
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("Forgetful", "training.weights_differ"),  # by the program itself, after its first step
+        ("Swapped", "training.weights_differ"),
+        ("Halved", "further from one process"),
+    ],
+)
+def test_a_strategy_that_is_wrong_fails_the_suite(checker: Checker, name: str, said: str) -> None:
+    result = checker.check(Cell(Variant(name, {"distributed_strategy": f"wrong_strategy:{name}"})))
+    assert result.result == "fails" and said in result.reason, result.reason
+
+
+def test_the_matrix_is_whole_and_the_page_is_made_from_it() -> None:
+    support = load()
+    run = {c["cell"] for c in support["cells"]}
+    assert {c.name for c in [*matrix(), *exact()]} <= run <= {c.name for c in [*matrix(), *exact(), *preferences()]}
+    assert len(matrix()) == len(VARIANTS) * len(FINETUNING) * (len(PRECISIONS) - 1)
+    assert {v.nproc for v in (*VARIANTS, *LARGER)} == {1, 2, 4, 8}
+    assert SUPPORT_MD.read_text(encoding="utf-8") == markdown(support)
+    assert not [c["cell"] for c in support["cells"] if c["result"] == "fails"]
+
+
+def test_the_cells_that_must_work_do() -> None:
+    works = {(c["strategy"], c["finetuning"], c["precision"]) for c in load()["cells"] if c["result"] == "works"}
+    must = {(name, kind, p) for name in MUST_ADAPT for kind in ("full", "LoRA") for p in ("fp32", "bf16")}
+    must |= {(name, "full", p) for name in MUST_FULL for p in ("fp32", "bf16")}
+    must |= {(name, "QLoRA", p) for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2") for p in ("fp32", "bf16")}
+    assert sorted(must - works) == []
+
+
+MUST_ADAPT = (
+    "single", "ddp", "fsdp full_shard", "fsdp shard_grad_op", "fsdp hybrid_shard (2 × 2)", "ZeRO-1", "ZeRO-2", "ZeRO-3",
+    "ZeRO-3, CPU offload",
+)  # fmt: skip
+MUST_FULL = (
+    "tp", "tp, sequence parallel", "cp ulysses", "cp all-gather", "pipeline 1f1b", "pipeline interleaved", "tp × fsdp", "pp × fsdp",
+    "pp × tp × fsdp", "AutoTP + ZeRO-1", "DeepSpeed Ulysses", "ZeRO-3, NVMe offload", "data_parallel (one device)",
+)  # fmt: skip
