@@ -3,7 +3,8 @@
     python scripts/planner_accuracy.py CALIBRATION.jsonl            fit, cross-validate, write coefficients and report
     python scripts/planner_accuracy.py --judge ROWS.jsonl           only judge the shipped coefficients on other rows
 
-Cross-validation leaves out one cell (a model on a number of cards) or one group of a source at a time, fits on all other rows and predicts
+Cross-validation leaves out one cell (a model on a number of cards) or some models of the other
+groups at a time, fits on all other rows and predicts
 the rows left out, so that no row is judged by coefficients that have seen it.
 """
 
@@ -30,7 +31,7 @@ from planner_score import ENOUGH, FITS, Figures, Pick, by, fits, picks
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "paceline" / "plan" / "data" / "coefficients.json"
 REPORT = ROOT / "docs" / "planner_accuracy.md"
-FOLDS_OF_A_GROUP = 4
+FOLDS_OF_A_GROUP = 8
 ROUNDS = 5  # of the descent in a fold
 
 

@@ -12,7 +12,7 @@ from planner_rows import Row
 from paceline.plan.predict.peak import worst_peak
 from paceline.plan.predict.work import why_not_run
 
-FITS = 0.95  # of what torch reports as the card's memory
+FITS = 0.92  # of what torch reports as the card's memory
 ENOUGH = 20  # rows that make a cell one can choose in
 
 

@@ -61,7 +61,14 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
         for k, v in os.environ.items()
         if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "PACELINE_"))
     }
-    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
+    return {
+        **clean,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PACELINE_LEDGER": "off",
+        **(extra or {}),
+    }
 
 
 def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None, cwd: Path) -> Run:

@@ -16,7 +16,13 @@ ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 
 
 def forecast_of_model(
-    model: str | None, hardware: str | None, seq_len: int, rows: int | None, lora: int | None, bits: int | None
+    model: str | None,
+    hardware: str | None,
+    seq_len: int,
+    rows: int | None,
+    lora: int | None,
+    bits: int | None,
+    algorithm: str = "sft",
 ) -> Forecast:
     """What training ``model`` on ``hardware`` would take. Raises ConfigError with the nearest names of what is not known."""
     from paceline.plan.catalogue import cluster_of
@@ -24,6 +30,7 @@ def forecast_of_model(
     from paceline.plan.predict.from_plan import adapter_work
     from paceline.plan.predict.report import forecast
     from paceline.plan.predict.search import Ask
+    from paceline.plan.predict.work import ROLES
 
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"
@@ -46,6 +53,10 @@ def forecast_of_model(
                 "--lora 16 --bits 4",
             )
         )
+    if algorithm not in ROLES:
+        raise ConfigError(
+            Diagnostic("plan.algorithm", "there is no such algorithm", "--algorithm", algorithm, " or ".join(ROLES))
+        )
     shape = model_shape(model)
     adapter = None
     if lora is not None:
@@ -60,7 +71,7 @@ def forecast_of_model(
                 "quantization": quantization,
             },
         )
-    return forecast(model, Ask(shape, cluster_of(hardware), seq_len, rows or 0, adapter))
+    return forecast(model, Ask(shape, cluster_of(hardware), seq_len, rows or 0, adapter, algorithm=algorithm))
 
 
 def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
@@ -71,12 +82,15 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
 
     if plan.device != "cuda":
         return None
+    learnt = (1.0, 1.0)
     if cluster is None:
+        from paceline.cli.ledger import corrections_here
         from paceline.plan.hardware import probe_hardware
 
         probed: Hardware = probe_hardware()
         cluster = cluster_of_hardware(probed, plan.num_nodes)
-    ask = ask_of(plan, cluster) if cluster else None
+        learnt = corrections_here(probed)
+    ask = ask_of(plan, cluster, learnt) if cluster else None
     if ask is None:
         return None
     name = str(plan.config.get("model", {}).get("name_or_path") or plan.shape.model_type if plan.shape else "model")

@@ -46,17 +46,28 @@ def plan(
     bits: Annotated[
         int | None, typer.Option(min=4, max=4, help="With --lora: 4, the base packed to 4 bits (QLoRA).")
     ] = None,
+    algorithm: Annotated[str, typer.Option(help="With --model: sft, reward, dpo, ppo or grpo.")] = "sft",
     picture: Annotated[
         Path | None, typer.Option(metavar="PNG", help="Draw memory and speed by strategy into this file.")
     ] = None,
+    ledger: Annotated[
+        bool,
+        typer.Option(
+            "--ledger", help="What plans predicted and runs measured on this machine, and what follows from it."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
 ) -> None:
     """Show what a training would do, how much memory it needs and how fast it will be, and why. Starts nothing, imports no torch."""
     from paceline.cli.forecast import forecast_of_model, forecast_of_plan, needs_one_subject
+    from paceline.cli.ledger import expected_here, told_ledger
     from paceline.plan.predict.report import text
 
+    if ledger:
+        typer.echo(told_ledger(as_json), nl=as_json)
+        return
     if config is None:
-        told = forecast_of_model(model, hardware, seq_len, rows, lora, bits)
+        told = forecast_of_model(model, hardware, seq_len, rows, lora, bits, algorithm)
         typer.echo(json.dumps(told.to_json(), indent=2, ensure_ascii=False) if as_json else text(told), nl=as_json)
     else:
         from paceline.cli.planned import Asked, planned
@@ -74,7 +85,9 @@ def plan(
             found = made.to_json() | ({"forecast": told_of.to_json()} if told_of else {})
             typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         else:
-            typer.echo(explain(made) + ("\n" + text(told_of) if told_of else ""), nl=False)
+            typer.echo(
+                explain(made) + ("\n" + text(told_of) if told_of else "" if cluster else expected_here(made)), nl=False
+            )
         if told_of is None:
             return
         told = told_of

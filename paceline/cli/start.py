@@ -55,7 +55,12 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
             )
         )
     worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
-    return launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores)
+    code = launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores)
+    if code == 0 and cluster.node_rank == 0:
+        from paceline.cli.ledger import record
+
+        record(plan)
+    return code
 
 
 def worker_arguments(config_file: Path, overrides: Sequence[str], asked: Asked, plan: Plan) -> list[str]:

@@ -22,6 +22,7 @@ from paceline.plan.memory import memory_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Plan, Precision
 from paceline.plan.precision import choose_precision
+from paceline.plan.predict.escalate import escalate
 from paceline.plan.roles import reads_prompts, reference_of
 from paceline.plan.rollout import check_rollout, rollout_decisions
 from paceline.plan.shape import ModelShape, scoring, shape_from_config
@@ -79,7 +80,15 @@ def make_plan(
     found += check_algorithm(training["algorithm"])
     adapter = _attempt(lambda: adapter_of(values.get("lora")), found)
     chosen = _attempt(
-        lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size), found
+        lambda: choose_strategy(
+            training["distributed_strategy"],
+            training,
+            shape,
+            hardware,
+            world_size,
+            lambda by_size: escalate(by_size, values, shape, adapter, hardware, world_size),
+        ),
+        found,
     )
     optimizer = _attempt(lambda: optimizer_spec(training), found)
     precision = choose_precision(training["mixed_precision"], hardware, model["dtype"])

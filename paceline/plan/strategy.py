@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,20 +24,30 @@ REPLICATED_BYTES_PER_PARAMETER = 16
 
 @dataclass(frozen=True)
 class Chosen:
-    """A strategy and why; ``sharding``: FSDP's, where the plan chose it in place of a ZeRO stage (None: as the config says)."""
+    """A strategy and why; ``sharding``: FSDP's, where the plan chose it in place of a ZeRO stage (None: as the config says).
+
+    ``by_size``: chosen by the rule for the model's size, so that memory may have a say (``predict.escalate``).
+    """
 
     strategy: str
     reason: str
     sharding: str | None = None
+    by_size: bool = False
 
 
 def choose_strategy(
-    asked: str, training: Mapping[str, Any], shape: ModelShape | None, hardware: Hardware, world_size: int
+    asked: str,
+    training: Mapping[str, Any],
+    shape: ModelShape | None,
+    hardware: Hardware,
+    world_size: int,
+    checked: Callable[[Chosen], Chosen] = lambda chosen: chosen,
 ) -> Chosen:
-    """The strategy that is run. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
+    """The strategy that is run; ``checked`` may replace what the size rule chose. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
     if ":" in asked:
         return Chosen(asked, "your own class, named in the config")
     chosen = _by_rule(training, shape, world_size) if asked == "auto" else Chosen(asked, "named in the config")
+    chosen = checked(chosen) if chosen.by_size else chosen
     missing = (
         chosen.strategy in NEEDS_DEEPSPEED and hardware.packages is not None and "deepspeed" not in hardware.packages
     )
@@ -76,10 +86,12 @@ def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: 
         return Chosen("ddp", f"auto: {why}")
     count = human_count(shape.num_parameters)
     if shape.num_parameters < 1_000_000_000:
-        return Chosen("ddp", f"auto: {count} parameters, below 1B: replicate the model, average the gradients")
+        return Chosen(
+            "ddp", f"auto: {count} parameters, below 1B: replicate the model, average the gradients", by_size=True
+        )
     if shape.num_parameters <= 7_000_000_000:
-        return Chosen("zero2", f"auto: {count} parameters, from 1B to 7B: ZeRO-2")
-    return Chosen("zero3", f"auto: {count} parameters, above 7B: ZeRO-3")
+        return Chosen("zero2", f"auto: {count} parameters, from 1B to 7B: ZeRO-2", by_size=True)
+    return Chosen("zero3", f"auto: {count} parameters, above 7B: ZeRO-3", by_size=True)
 
 
 def _check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:

@@ -21,6 +21,7 @@ STACK = (
     ("activations", ("attention", "mlp", "checkpoints"), "#2a9d5c"),
     ("logits and loss", ("logits",), "#e0b021"),
     ("gathered", ("gathered",), "#e07b21"),
+    ("other models", ("others",), "#7a56b3"),
     ("overheads", ("fragments", "overhead"), "#9aa3ad"),
 )
 FASTEST, SLOWER = "#2a9d5c", "#a9b4c0"

@@ -80,6 +80,8 @@ def _bottleneck(chosen: Candidate) -> str:
         "sends between stages": speed.pipeline,
         "the optimizer's step": speed.optimizer,
         "moving to host memory": speed.offload,
+        "the other models": speed.others,
+        "generation": speed.generation,
     }
     first, second = sorted(parts, key=lambda name: -parts[name])[:2]
     remedy = {
@@ -87,6 +89,7 @@ def _bottleneck(chosen: Candidate) -> str:
         "tensor-parallel exchange": "a smaller tp_size, or a larger micro-batch",
         "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
         "moving to host memory": "more cards, or recomputation in its place",
+        "generation": "a colocated engine, or more prompts a step",
         "arithmetic": "torch_compile, or a larger micro-batch",
     }.get(second, "a larger batch")
     return f"time goes to {first} ({parts[first] / speed.step:.0%}), then {second} ({parts[second] / speed.step:.0%}): {remedy}"

@@ -11,9 +11,12 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.memory import SIZES
 from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Plan
-from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, predicted
+from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, own_kernels, predicted
 from paceline.plan.predict.work import Adapter, Machine, Storage, Work
 from paceline.plan.shape import ModelShape
+
+CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, memory
+PROCESS = 0.45 * 2**30  # an interpreter with torch and Transformers loaded: resident on a CPU before any tensor
 
 
 def cluster_of_hardware(hardware: Hardware, nodes: int) -> Cluster | None:
@@ -39,6 +42,36 @@ def cluster_of_hardware(hardware: Hardware, nodes: int) -> Cluster | None:
         card.capability,
         card.unverified,
     )
+
+
+def cluster_of_cpu(hardware: Hardware, ranks: int) -> Cluster:
+    """A guess at ``ranks`` processes on a CPU, one share of the cores each: what the ledger then corrects."""
+    cores = max(1.0, hardware.cpu_count / max(1, ranks))
+    machine = Machine(
+        name=hardware.device_name,
+        memory=hardware.memory_bytes / max(1, ranks),
+        flops=CORE_FLOPS * cores,
+        hbm=CORE_BYTES * cores,
+        node=max(1, ranks),
+        inside=CORE_BYTES,
+        outside=1e9,
+        host_memory=float(hardware.host_memory_bytes),
+    )
+    return Cluster(machine, max(1, ranks), "a guess at a CPU")
+
+
+def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
+    """(bytes of the fullest rank, tokens a second over all ranks) as planned, uncorrected; None where nothing can be said."""
+    if hardware.device == "cpu":
+        cluster: Cluster | None = cluster_of_cpu(hardware, plan.world_size // plan.num_nodes)
+    else:
+        cluster = cluster_of_hardware(hardware, plan.num_nodes)
+    ask = ask_of(plan, cluster) if cluster else None
+    candidate = planned_candidate(plan, ask) if ask else None
+    if candidate is None:
+        return None
+    resident = PROCESS if hardware.device == "cpu" else 0.0
+    return candidate.bytes + resident, candidate.work.step_tokens / candidate.step
 
 
 def adapter_work(shape: ModelShape, adapter: Mapping[str, Any] | None) -> Adapter | None:
@@ -125,6 +158,7 @@ def work_of(plan: Plan, ask: Ask) -> Work:
         adapter=ask.adapter,
         offload=_offload(engine),
         algorithm=plan.algorithm,
+        kernels=own_kernels(ask, zero, tp, deepspeed="zero_stage" in engine),
     )
 
 

@@ -14,6 +14,9 @@ from paceline.plan.predict.work import StageCut, Work
 
 Coefficients = Mapping[str, float]
 BUCKET = 25 * 2**20  # DDP's
+OWN_NORM = 4.0  # input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
+LOGIT_CHUNK = 64 * 2**20  # models.head_kernels.CHUNK_BYTES
+LARGE_BUFFER = 20 * 2**20  # torch's CUDACachingAllocator: kLargeBuffer
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Peak:
     checkpoints: float = 0.0  # inputs of recomputed layers and the one live layer
     logits: float = 0.0  # and loss
     gathered: float = 0.0  # unsharded units, buckets, sequence pieces gathered from the tensor-parallel group
+    others: float = 0.0  # models beside the trained one: reference, reward, value
     fragments: float = 0.0
     overhead: float = 0.0  # context and communicators
 
@@ -54,9 +58,16 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
         one = c["checkpoint"] * 2.0 * work.tokens * work.shape.hidden_size
         checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
         attention = mlp = 0.0
-    logits = _logits(work, c) if stage.head else 0.0
+    logits = _logits(work, c) if stage.head and work.algorithm != "reward" else 0.0  # a scalar head
     gathered = _gathered(work, c, whole, stage, slots)
-    moving = attention * slots + mlp * slots + checkpoints + logits + gathered
+    layer_sum = attention + mlp
+    moving = layer_sum * slots + checkpoints + logits + gathered
+    overhead = c["overhead"] * 2**30 + (c["communicators"] * 2**30 if work.world > 1 else 0.0)
+    fragments = c["fragments"] * moving + c["segments"] * _segments(work) * layer_sum * slots
+    fragments += c["states_slack"] * (parameters + gradients)
+    others = work.trained_models * (parameters + gradients + optimizer)
+    others += work.frozen_models * 2.0 * whole / (work.sharers if work.zero == 3 else 1)
+    fragments += c["safety"] * (parameters + gradients + optimizer + moving + fragments + overhead)
     return Peak(
         parameters=parameters,
         gradients=gradients,
@@ -66,8 +77,9 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
         checkpoints=checkpoints,
         logits=logits,
         gathered=gathered,
-        fragments=c["fragments"] * moving + c["states_slack"] * (parameters + gradients),
-        overhead=c["overhead"] * 2**30 + (c["communicators"] * 2**30 if work.world > 1 else 0.0),
+        others=others,
+        fragments=fragments,
+        overhead=overhead,
     )
 
 
@@ -112,16 +124,18 @@ def _states(work: Work, whole: float) -> tuple[float, float, float]:
 def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
     """What one layer keeps of one micro-batch for its backward: (attention with its norm, feed-forward with its norm).
 
-    Two bytes an element. Attention: residual, norm's output, q, k, v, rotated q and k, the attention's output. Feed-forward: residual, norm's
-    output, and four (gate, up, silu(gate), their product) or two (before and after GELU) of the inner width.
+    Two bytes an element. Attention: residual, norm's output, q, k and v (spread to all heads where the block does so), the attention's output.
+    Feed-forward: residual, norm's output, and four (gate, up, silu(gate), their product) or two (before and after GELU) of the inner width.
     """
     shape = work.shape
     h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tokens = work.tokens
-    norm = c["norm"] * h
-    attention = norm + 2.0 * (3 * q + 3 * kv)
+    fused = work.kernels == "fused"
+    norm = OWN_NORM * h if work.kernels != "eager" else c["norm"] * h
+    attention = norm + (4.0 * (q + kv) if fused else c["query"] * q + c["keys"] * kv)
     inner = shape.intermediate * max(1.0, _visited(work))
-    mlp = norm + 2.0 * inner * (c["gated"] if work.gated else 2.0)
+    second = 0.0 if work.parallel_residual else norm
+    mlp = second + 2.0 * inner * (2.0 if fused or not work.gated else c["gated"])
     if not work.flash:
         attention += 5.0 * shape.heads * work.seq_len / work.cp
     if work.compiled:
@@ -134,8 +148,16 @@ def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
         attention, mlp = attention * c["frozen_attention"], mlp * c["frozen_mlp"]
     split = work.tp
     if work.tp > 1 and not work.sequence_parallel:  # norms and residuals stay whole: Korthikanti's 10 + 24/t
-        return tokens * (norm + (attention - norm) / split), tokens * (norm + (mlp - norm) / split)
+        return tokens * (norm + (attention - norm) / split), tokens * (second + (mlp - second) / split)
     return tokens * attention / split, tokens * mlp / split
+
+
+def _segments(work: Work) -> float:
+    """From 0 to 1: how far one tensor's size is above what the allocator serves from common segments, where micro-batches overlap."""
+    if work.tp == 1 or work.pp == 1 or work.accumulation == 1:
+        return 0.0
+    size = 2.0 * work.tokens * work.shape.hidden_size / work.tp
+    return min(1.0, max(0.0, (size - LARGE_BUFFER) / (2 * LARGE_BUFFER)))
 
 
 def _visited(work: Work) -> float:
@@ -150,6 +172,10 @@ def _visited(work: Work) -> float:
 
 def _logits(work: Work, c: Coefficients) -> float:
     """Logits, their fp32 copy, its softmax and gradients, as long as they are whole."""
+    if work.kernels != "eager":  # chunks of logits, and the head's gradient made in the forward (models.head_kernels)
+        return (
+            3.0 * LOGIT_CHUNK + 4.0 * work.embedding_parameters / work.tp + 2.0 * work.tokens * work.shape.hidden_size
+        )
     if work.fused_loss:
         return c["fused_logits"] * 2**30
     return c["logits"] * work.tokens * work.shape.vocab / work.tp
@@ -161,7 +187,12 @@ def _gathered(work: Work, c: Coefficients, whole: float, stage: StageCut, slots:
     found = 0.0
     reduced = whole if work.adapter is None else float(work.adapter.parameters + work.adapter.full_modules)
     if work.tp > 1 and work.sequence_parallel:
-        crowd = 1.0 if work.pp == 1 else c["gathered_pipeline"] * (1 - 2 / work.pp)
+        crowd = 1.0
+        if (
+            work.pp > 1
+        ):  # measured: hardly any with two stages, more with larger groups, little over more than two nodes
+            far = 0.25 if work.tp > 2 * work.machine.node else 1.0
+            crowd = c["gathered_pipeline"] * far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05
         found += c["gathered"] * crowd * work.tokens * h * (slots if work.recompute == "none" else 1)
     if work.zero == 3:
         layer = work.layer_parameters / work.tp

@@ -22,6 +22,7 @@ TERMS = (
     "checkpoints",
     "logits",
     "gathered",
+    "others",
     "fragments",
     "overhead",
 )
@@ -107,7 +108,17 @@ def candidate_json(c: Candidate) -> dict[str, Any]:
     }
 
 
-TIME = ("compute", "tensor_parallel", "data_parallel", "pipeline", "bubble", "optimizer", "offload")
+TIME = (
+    "compute",
+    "tensor_parallel",
+    "data_parallel",
+    "pipeline",
+    "bubble",
+    "optimizer",
+    "offload",
+    "others",
+    "generation",
+)
 
 
 def _spread(c: Candidate, kind: str) -> tuple[float, float]:
@@ -122,6 +133,8 @@ def settings(c: Candidate) -> dict[str, Any]:
         "gradient_accumulation_steps": c.work.accumulation,
         "gradient_checkpointing": c.work.recompute == "full",
     }
+    if c.work.algorithm != "sft":
+        found["algorithm"] = c.work.algorithm
     sizes = {f"{axis}_size": size for axis, size in c.mesh.to_json().items() if size > 1}
     if kind in ("zero1", "zero2", "zero3", "autotp"):
         found["distributed_strategy"] = "deepspeed" if c.work.offload != "none" or kind == "autotp" else kind
@@ -177,6 +190,11 @@ def text(f: Forecast) -> str:
         "spread",
         f"measured over predicted, 80 % of published rows: memory {low:.2f} to {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/planner_accuracy.md)",
     )
+    memory_factor, time_factor = f.ask.corrections
+    if f.ask.corrections != (1.0, 1.0):
+        lines += _wrapped(
+            "ledger", f"this machine's runs correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}"
+        )
     if f.ask.cluster.unverified:
         lines += _wrapped(
             "unsure", f"nobody checked these numbers of {machine.name}: {', '.join(f.ask.cluster.unverified)}"

@@ -15,9 +15,10 @@ from paceline.plan.predict.speed import Speed, speed_of
 from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
 from paceline.plan.shape import ModelShape
 
-MARGIN = 0.95  # a layout fits when its predicted peak stays below this share of the card's memory
+MARGIN = 0.92  # a layout fits when its predicted peak stays below this share of the card's memory
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
+FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights with 16-bit copies beside them
 SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # FSDP2: fp32 shards, gathered in 16 bit
 ZERO = Storage(
@@ -182,7 +183,7 @@ def _batches(family: Family, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
                 shape=ask.shape, machine=ask.cluster.machine, seq_len=ask.seq_len, micro_batch=micro, accumulation=rows // micro,
                 dp=dp, tp=mesh.tp, pp=mesh.pp, zero=family.zero, shard=mesh.dp_shard if family.hybrid else dp,
                 storage=family.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=family.offload,
-                sequence_parallel=family.name != "autotp + zero1", algorithm=ask.algorithm,
+                sequence_parallel=family.name != "autotp + zero1", algorithm=ask.algorithm, kernels=own_kernels(ask, family.zero, mesh.tp, deepspeed="zero" in family.name),
             )  # fmt: skip
             replicated = family.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
@@ -211,6 +212,13 @@ def host_bytes(work: Work) -> float:
     whole = work.stage_parameters(work.stages[0]) * work.tp
     per = work.storage.optimizer + (work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0)
     return whole * per * min(work.machine.node, work.world) / work.sharers
+
+
+def own_kernels(ask: Ask, zero: int, tp: int, *, deepspeed: bool) -> str:
+    """What of Paceline's kernels runs: norms on every Llama-like block, projections and gates where one rank has whole submodules."""
+    if ask.shape.model_type not in FUSED_FAMILIES:
+        return "eager"
+    return "norms" if ask.adapter or tp > 1 or (deepspeed and zero == 3) or ask.shape.experts else "fused"
 
 
 def _tp_sizes(shape: ModelShape, node: int) -> list[int]:

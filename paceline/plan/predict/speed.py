@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.plan.predict.links import Group, latency, pass_time
-from paceline.plan.predict.work import StageCut, Work
+from paceline.plan.predict.work import ON_POLICY, StageCut, Work
 
 Coefficients = Mapping[str, float]
 
@@ -22,6 +22,8 @@ class Speed:
     bubble: float
     optimizer: float
     offload: float
+    others: float  # forwards of frozen models, steps of others that are trained
+    generation: float
     step_tokens: int
     world: int
     flops: float
@@ -38,6 +40,8 @@ class Speed:
             + self.bubble
             + self.optimizer
             + self.offload
+            + self.others
+            + self.generation
         )
 
     @property
@@ -71,6 +75,8 @@ def speed_of(work: Work, c: Coefficients) -> Speed:
         bubble=bubble,
         optimizer=_optimizer(work, c),
         offload=_offload(work),
+        others=(compute + tensor + gather) * m * (work.frozen_models / 3 + work.trained_models),
+        generation=_generation(work, c),
         step_tokens=work.step_tokens,
         world=work.world,
         flops=step_flops(work),
@@ -202,3 +208,26 @@ def _offload(work: Work) -> float:
     if work.offload == "all":
         moved += 2 * work.accumulation * share * 2.0 / work.machine.host
     return moved + 30.0 * share * min(work.machine.node, work.world) / 100e9
+
+
+def _generation(work: Work, c: Coefficients) -> float:
+    """Rollouts of half a row's length: every token reads all weights once (decoding is bound by memory: Pope et al. 2022, arXiv:2211.05102)."""
+    if work.algorithm not in ON_POLICY:
+        return 0.0
+    shape, machine = work.shape, work.machine
+    weights = 2.0 * shape.num_parameters / work.tp / work.pp
+    cached = (
+        2
+        * 2.0
+        * shape.layers
+        * shape.kv_heads
+        * shape.head_dim
+        * work.seq_len
+        / 2
+        * work.micro_batch
+        * work.accumulation
+        / work.tp
+        / work.pp
+    )
+    a_token = (weights + cached) / (0.6 * machine.hbm) * work.pp
+    return work.seq_len / 2 * max(a_token, c["launch"] * 1e-3 / 3 * shape.layers)

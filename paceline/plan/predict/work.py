@@ -29,6 +29,12 @@ class Machine:
     host_memory: float = 0.0  # of a node; 0: unknown
 
 
+#: Of each algorithm: models that are only run, and models that are trained beside the first.
+ROLES = {"sft": (0, 0), "reward": (0, 0), "dpo": (1, 0), "grpo": (1, 0), "ppo": (2, 1)}
+PAIRS = ("reward", "dpo")  # a row is two sequences
+ON_POLICY = ("ppo", "grpo")
+
+
 class StageCut(NamedTuple):
     """One pipeline stage: how many decoder layers, and whether it has the embedding and the head."""
 
@@ -61,7 +67,8 @@ class Work:
     """One training step. ``dp`` ranks see different rows; ``shard`` of them share the states that ``zero`` (0 to 3) shares out.
 
     ``recompute``: none, selective (matrix products and attention kept), or full. ``fused_loss``: logits are never whole.
-    ``system`` names the set of coefficients.
+    ``system`` names the set of coefficients. ``kernels``: eager (a block's every elementwise result is kept), norms, or fused (Paceline's own:
+    ``models.norms``, ``models.qkv``, ``models.swiglu`` keep inputs, q, k, v and the two halves of the gate only).
     """
 
     shape: ModelShape
@@ -89,6 +96,7 @@ class Work:
     system: str = "paceline"
     prefetch: bool = True
     algorithm: str = "sft"
+    kernels: str = "eager"
 
     @property
     def world(self) -> int:
@@ -98,12 +106,28 @@ class Work:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one rank (its share of the sequence under context parallel)."""
-        return self.seq_len * self.micro_batch // self.cp
+        return self.seq_len * self.micro_batch * self.sequences // self.cp
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a row."""
+        return 2 if self.algorithm in PAIRS else 1
+
+    @property
+    def frozen_models(self) -> int:
+        """Models beside the first that are only run; a reference is the trained model with its adapter off, where there is one."""
+        frozen = ROLES.get(self.algorithm, (0, 0))[0]
+        return frozen - 1 if self.adapter and frozen else frozen
+
+    @property
+    def trained_models(self) -> int:
+        """Models trained beside the first."""
+        return ROLES.get(self.algorithm, (0, 0))[1]
 
     @property
     def step_tokens(self) -> int:
         """Tokens of an optimizer step over all ranks."""
-        return self.seq_len * self.micro_batch * self.accumulation * self.dp
+        return self.seq_len * self.micro_batch * self.sequences * self.accumulation * self.dp
 
     @property
     def sharers(self) -> int:
@@ -113,6 +137,11 @@ class Work:
     @cached_property
     def gated(self) -> bool:
         return self.shape.model_type not in UNGATED
+
+    @cached_property
+    def parallel_residual(self) -> bool:
+        """Whether attention and feed-forward share one residual and nearly one norm."""
+        return self.shape.model_type in ("gpt_neox", "phi")
 
     @cached_property
     def embedding_parameters(self) -> int:

@@ -84,6 +84,23 @@ def test_every_layout_that_fits_is_one_that_the_plan_accepts(model: str, hardwar
         }, row["strategy"]
 
 
+def test_the_other_models_of_an_algorithm_take_memory_and_time() -> None:
+    told = {
+        a: json.loads(asked("--model", "llama-3-8b", "--hardware", "8xH100", "--algorithm", a, "--json"))
+        for a in ("sft", "ppo")
+    }
+    fsdp = {a: next(r for r in t["strategies"] if r["strategy"] == "fsdp") for a, t in told.items()}
+    assert fsdp["sft"]["memory_terms"]["others"] == 0 < fsdp["ppo"]["memory_terms"]["others"]
+    assert fsdp["ppo"]["time_terms"]["generation"] > fsdp["ppo"]["time_terms"]["compute"]
+    assert fsdp["ppo"]["config"]["algorithm"] == "ppo"
+
+
+def test_the_ledger_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_LEDGER", str(tmp_path / "l.jsonl"))
+    assert "empty" in asked("--ledger")
+    assert json.loads(asked("--ledger", "--json"))["runs"] == []
+
+
 def test_the_picture_is_written(tmp_path: Path) -> None:
     asked("--model", "llama-3-8b", "--hardware", "8xA100", "--picture", str(tmp_path / "p.png"))
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
@@ -97,6 +114,7 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
         (("--model", "lama-3-8b", "--hardware", "8xH100"), "plan.model_unknown", "llama-3-8b"),
         (("--model", "llama-3-8b", "--hardware", "8xH10000"), "plan.hardware_unknown", "H100-SXM-80GB"),
         (("--model", "llama-3-8b", "--hardware", "8xH100", "--bits", "4"), "plan.bits", "--lora"),
+        (("--model", "llama-3-8b", "--hardware", "8xH100", "--algorithm", "rl"), "plan.algorithm", "grpo"),
     ],
 )
 def test_bad_questions_are_answered_with_what_would_be_right(arguments: tuple[str, ...], code: str, hint: str) -> None:

@@ -1,0 +1,108 @@
+"""The ledger of this user: where it lies, what a finished run adds, what it says about this machine."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.plan.hardware import Hardware
+    from paceline.plan.plan import Plan
+
+#: Where the ledger lies, or ``off``.
+VARIABLE = "PACELINE_LEDGER"
+
+
+def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """``$PACELINE_LEDGER``, else the user's state folder; None when it is ``off``."""
+    given = environ.get(VARIABLE)
+    if given == "off":
+        return None
+    if given:
+        return Path(given)
+    home = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "paceline" / "ledger.jsonl"
+
+
+def machine_name(hardware: Hardware) -> str:
+    """Runs on one are compared with runs on another by this: the device and how many of it a node has."""
+    count = hardware.num_devices if hardware.device == "cuda" else hardware.cpu_count
+    return f"{count} × {hardware.device_name}"
+
+
+def corrections_here(hardware: Hardware) -> tuple[float, float]:
+    """What this machine's own runs say: (factor on memory, factor on time)."""
+    from paceline.plan.ledger import corrections, read
+
+    path = ledger_path()
+    return corrections(read(path), machine_name(hardware)) if path else (1.0, 1.0)
+
+
+def expected_here(plan: Plan) -> str:
+    """One line for a plan on this machine's CPU, where its own runs have told how far a guess at it is off; empty without such runs."""
+    from paceline.plan import ledger
+    from paceline.plan.hardware import probe_hardware
+    from paceline.plan.predict.from_plan import predictions
+
+    path = ledger_path()
+    if path is None or plan.device != "cpu":
+        return ""
+    hardware = probe_hardware(os.environ, use_cpu=True, num_nodes=plan.num_nodes)
+    own = [entry for entry in ledger.read(path) if entry.machine == machine_name(hardware)]
+    expected = predictions(plan, hardware) if own else None
+    if expected is None:
+        return ""
+    memory, time = ledger.corrections(own, machine_name(hardware))
+    return f"expected here: {expected[0] * memory / ledger.GIB:.1f} GiB a process, {expected[1] / time:,.0f} tokens/s (a guess corrected by {min(len(own), ledger.LEARNT_FROM)} runs: paceline plan --ledger)\n"
+
+
+def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
+    """Add a finished run to the ledger. Whatever is missing or cannot be written leaves the ledger as it was: a run is never failed by it."""
+    from paceline.core.errors import PacelineError
+    from paceline.core.rundir import RunDir
+    from paceline.plan import ledger
+    from paceline.plan.hardware import probe_hardware
+    from paceline.plan.predict.from_plan import predictions
+    from paceline.runlog.history import load_history
+
+    path = ledger_path(environ)
+    if path is None:
+        return
+    try:
+        history = load_history(RunDir.at(plan.run_dir))
+        settled = list(history.steps.values())[max(1, len(history.steps) // 5) :]
+        speeds = [step.tokens_per_second for step in settled if step.tokens_per_second > 0]
+        hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
+        expected = predictions(plan, hardware)
+        entry = ledger.Entry(
+            time=datetime.now().isoformat(timespec="seconds"),
+            machine=machine_name(hardware),
+            model=str(plan.config.get("model", {}).get("name_or_path") or "from scratch"),
+            strategy=plan.strategy,
+            ranks=plan.world_size,
+            predicted_bytes=expected[0] if expected else None,
+            measured_bytes=max(history.peak_memory.values(), default=None),
+            predicted_speed=expected[1] if expected else None,
+            measured_speed=statistics.median(speeds) if speeds else None,
+            run=plan.run_dir,
+        )
+        ledger.append(path, entry)
+    except (OSError, ValueError, PacelineError):
+        return
+
+
+def told_ledger(as_json: bool) -> str:
+    """The text of ``paceline plan --ledger``."""
+    import json
+
+    from paceline.plan.ledger import read, table, to_json
+
+    path = ledger_path()
+    entries = read(path) if path else []
+    if as_json:
+        return json.dumps({"path": str(path) if path else None, "runs": to_json(entries)}, indent=2, ensure_ascii=False)
+    return table(entries) + (f"kept in {path} ({VARIABLE}=off keeps none)\n" if path else f"{VARIABLE} is off\n")

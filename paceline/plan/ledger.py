@@ -1,0 +1,114 @@
+"""The ledger: what plans predicted and what runs measured on this machine, one JSON line a run, and what later plans learn from it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+KEPT = 500  # lines; older ones are dropped
+LEARNT_FROM = 12  # the newest runs of a machine that correct its plans
+BOUNDS = (0.5, 2.0)  # no correction goes beyond: what is further off is another thing than calibration
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run. Bytes of the fullest rank, tokens a second over all ranks; None where nothing was predicted or measured."""
+
+    time: str
+    machine: str
+    model: str
+    strategy: str
+    ranks: int
+    predicted_bytes: float | None
+    measured_bytes: float | None
+    predicted_speed: float | None
+    measured_speed: float | None
+    run: str = ""
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Measured over predicted."""
+        return _ratio(self.measured_bytes, self.predicted_bytes)
+
+    @property
+    def speed_ratio(self) -> float | None:
+        """Measured over predicted."""
+        return _ratio(self.measured_speed, self.predicted_speed)
+
+
+def _ratio(measured: float | None, predicted: float | None) -> float | None:
+    return measured / predicted if measured and predicted else None
+
+
+def read(path: Path) -> list[Entry]:
+    """All entries, oldest first; lines that cannot be read are left out. An absent file is an empty ledger."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [entry for entry in map(_entry, lines) if entry is not None]
+
+
+def _entry(line: str) -> Entry | None:
+    try:
+        data: Any = json.loads(line)
+        return Entry(**data)
+    except (ValueError, TypeError):
+        return None
+
+
+def append(path: Path, entry: Entry) -> None:
+    """Add one line; the file is kept short."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = read(path)[-(KEPT - 1) :]
+    text = "".join(json.dumps(asdict(e), ensure_ascii=False) + "\n" for e in (*kept, entry))
+    staged = path.with_name(f".{path.name}.new")
+    staged.write_text(text, encoding="utf-8")
+    staged.replace(path)
+
+
+def corrections(entries: Iterable[Entry], machine: str) -> tuple[float, float]:
+    """(factor on memory, factor on time) for plans on ``machine``: medians over its newest runs; 1 where there are none."""
+    own = [entry for entry in entries if entry.machine == machine][-LEARNT_FROM:]
+    memory = _bounded([e.memory_ratio for e in own if e.memory_ratio])
+    speed = _bounded([e.speed_ratio for e in own if e.speed_ratio])
+    return memory, 1 / speed
+
+
+def _bounded(ratios: Sequence[float]) -> float:
+    low, high = BOUNDS
+    return min(high, max(low, statistics.median(ratios))) if ratios else 1.0
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """The ledger for a person, the newest last, and what follows for each machine."""
+    if not entries:
+        return "The ledger is empty: every finished run adds a line.\n"
+    lines = [f"{'when':<17} {'machine':<26} {'strategy':<9} {'memory GiB':>15} {'tokens/s':>17}  model"]
+    for e in entries[-40:]:
+        memory = f"{_number(e.predicted_bytes, GIB)} → {_number(e.measured_bytes, GIB)}"
+        speed = f"{_number(e.predicted_speed, 1)} → {_number(e.measured_speed, 1)}"
+        lines.append(
+            f"{e.time[:16]:<17} {e.machine[:26]:<26} {e.strategy[:9]:<9} {memory:>15} {speed:>17}  {Path(e.model).name[:12]}"
+        )
+    lines.append("predicted → measured; later plans on a machine are multiplied by what its newest runs show:")
+    for machine in dict.fromkeys(e.machine for e in entries):
+        memory_factor, time_factor = corrections(entries, machine)
+        lines.append(f"  {machine}: memory × {memory_factor:.2f}, time × {time_factor:.2f}")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None, unit: float) -> str:
+    if value is None:
+        return "?"
+    return f"{value / unit:.1f}" if value / unit < 1000 else f"{value / unit:,.0f}"
+
+
+def to_json(entries: Sequence[Entry]) -> list[Mapping[str, Any]]:
+    """Plain JSON types."""
+    return [{**asdict(e), "memory_ratio": e.memory_ratio, "speed_ratio": e.speed_ratio} for e in entries]
