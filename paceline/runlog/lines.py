@@ -57,9 +57,14 @@ def _is_said(name: str) -> bool:
     return name.partition("/")[0] not in _UNSAID and not name.startswith("reward_std/")
 
 
+def is_share(name: str) -> bool:
+    """Whether a metric is a part of a whole, from 0 to 1."""
+    return any(word in name for word in ("accuracy", "accuracies", "exact_match", "calibration_error"))
+
+
 def metric_text(name: str, value: float) -> str:
-    """``eval_loss 1.2345``; accuracies and matches as percent."""
-    if any(word in name for word in ("accuracy", "exact_match")):
+    """``eval_loss 1.2345``; accuracies, matches and calibration errors as percent."""
+    if is_share(name):
         return f"{name} {value:.1%}"
     return f"{name} {value:.4f}" if abs(value) < 1e4 else f"{name} {value:.4g}"
 

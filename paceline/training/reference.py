@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,39 @@ from paceline.training.windows import Cut
 Column = NDArray[np.float64]
 FORMAT = 1
 _AT_ONCE = 2**20  # numbers in one all-reduce
+
+
+def ask_reference(session: Any, strategy: Any, handles: dict[Role, Any], policy: Any) -> None:
+    """Log-probabilities of the reference into ``session.columns``: from the cache, or asked now, before any weight is trained or restored.
+
+    ``policy`` is the factory that the policy was built by: unless another model is named, the policy as it is now is the reference. Collective.
+    """
+    config, plan = session.config, session.plan
+    options = config.training.dpo
+    start = (plan.adapter or {}).get("start")
+    key = {
+        "data": session.prepared.fingerprint,
+        "weights": weights_identity(options.ref_model, None) if options.ref_model else policy.fingerprint,
+        "adapter": None if options.ref_model else plan.adapter,
+        "adapter_weights": weights_identity(start, None) if start else None,
+        "numbers": [plan.precision.compute, plan.precision.master, plan.attention],
+    }
+    splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
+    sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
+    rows = options.precompute_ref_batch_size or config.training.per_device_train_batch_size
+    cut = session.cut(strategy, rows, 1)
+    role = Role.REFERENCE if options.ref_model else Role.POLICY
+
+    def compute(source: PackedSource) -> Column:
+        if role not in handles:
+            handles[role] = strategy.prepare(role, session.frozen_factory(role), None)
+        return reference_column(strategy, handles, role, source, cut)
+
+    cache = ReferenceCache(session.world, session.prepared.path / "reference", key)
+    session.columns, said = cached_columns(cache, sources, compute, time.monotonic)
+    session.said.append(f"{'reference':<9} {said}")
+    if Role.REFERENCE in handles:
+        strategy.release(handles.pop(Role.REFERENCE))
 
 
 def reference_column(strategy: Any, handles: Mapping[Role, Any], role: Role, source: PackedSource, cut: Cut) -> Column:

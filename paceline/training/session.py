@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ from paceline.strategies.registry import make_strategy
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
-from paceline.training.reference import ReferenceCache, cached_columns, reference_column, weights_identity
+from paceline.training.reference import ask_reference
 from paceline.training.rollout_setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
@@ -73,7 +72,7 @@ class Session:
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.frozen_factory(role), None)
         if self.plan.reference == "cached":
-            self.ask_reference(strategy, handles, factories[Role.POLICY])
+            ask_reference(self, strategy, handles, factories[Role.POLICY])
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
@@ -99,36 +98,6 @@ class Session:
         section = getattr(self.config.training, self.plan.algorithm, None)
         options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
-
-    def ask_reference(self, strategy: Any, handles: dict[Role, Any], policy: HFModelFactory) -> None:
-        """Log-probabilities of the reference into ``columns``: from the cache, or asked now, before any weight is trained or restored."""
-        t, options = self.config.training, self.config.training.dpo
-        assert options is not None
-        start = (self.plan.adapter or {}).get("start")
-        key = {
-            "data": self.prepared.fingerprint,
-            "weights": weights_identity(options.ref_model, None) if options.ref_model else policy.fingerprint,
-            "adapter": None if options.ref_model else self.plan.adapter,
-            "adapter_weights": weights_identity(start, None) if start else None,
-            "numbers": [self.plan.precision.compute, self.plan.precision.master, self.plan.attention],
-        }
-        splits = {"train": True} | ({"eval": False} if self.prepared.eval is not None else {})
-        sources = {name: self.source(train=train, shuffle=False) for name, train in splits.items()}
-        cut = self.cut(strategy, options.precompute_ref_batch_size or t.per_device_train_batch_size, 1)
-
-        def compute(source: PackedSource) -> Any:
-            role = Role.POLICY
-            if options.ref_model and Role.REFERENCE not in handles:
-                handles[Role.REFERENCE] = strategy.prepare(Role.REFERENCE, self.frozen_factory(Role.REFERENCE), None)
-            if options.ref_model:
-                role = Role.REFERENCE
-            return reference_column(strategy, handles, role, source, cut)
-
-        cache = ReferenceCache(self.world, self.prepared.path / "reference", key)
-        self.columns, said = cached_columns(cache, sources, compute, time.monotonic)
-        self.said.append(f"{'reference':<9} {said}")
-        if Role.REFERENCE in handles:
-            strategy.release(handles.pop(Role.REFERENCE))
 
     def frozen_factory(self, role: Role) -> HFModelFactory:
         """A model that is only asked: the one named for it, or the one that training starts from."""

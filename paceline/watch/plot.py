@@ -16,6 +16,7 @@ from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
 from paceline.runlog.history import History, load_history
+from paceline.runlog.lines import is_share
 from paceline.runlog.redact import printable
 from paceline.watch.curves import Curve, running_mean
 
@@ -23,6 +24,7 @@ INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
 BLUE, ORANGE, GREEN, PURPLE, RED = "#2f6db3", "#e07b21", "#2a9d5c", "#7a56b3", "#c8372d"
 _OUTCOME_COLOUR = {"completed": GREEN, "early_stopped": GREEN, "stopped": ORANGE, "failed": RED, "running": BLUE}
 GIB = 1024**3
+_RANKED = ("accuracy", "rewards/accuracies")  # of preference pairs, told of every step
 
 
 def plot_run(run: RunDir, to: Path | None = None) -> Path:
@@ -140,11 +142,14 @@ def _loss(ax: Any, history: History) -> None:
 
 
 def _accuracy(ax: Any, history: History) -> None:
-    _name(ax, "Accuracy on held-out data")
+    ranked = Curve.of({s: _metric(e.extras, n) for s, e in history.steps.items() for n in _RANKED if n in e.extras})
+    _name(ax, "Accuracy" if ranked else "Accuracy on held-out data")
+    _raw_and_mean(ax, ranked, BLUE, "training pairs")
     names = sorted(
-        {n for e in history.evals.values() for n in e.metrics if _is_share(n)}, key=lambda n: ("exact" not in n, n)
+        {n for e in history.evals.values() for n in e.metrics if is_share(n)}, key=lambda n: ("exact" not in n, n)
     )
-    for name, colour in zip(names[:4], (GREEN, PURPLE, ORANGE, BLUE), strict=False):
+    colours = (GREEN, PURPLE, ORANGE, RED) if ranked else (GREEN, PURPLE, ORANGE, BLUE)
+    for name, colour in zip(names[:4], colours, strict=False):
         curve = Curve.of({s: _metric(e.metrics, name) for s, e in history.evals.items()})
         label = f"{name.removeprefix('eval_').replace('_', ' ')} {curve.y[-1] if curve else math.nan:.1%}"
         ax.plot(curve.x, curve.y, "o-", color=colour, linewidth=1.8, markersize=4, label=label)
@@ -163,7 +168,7 @@ def _accuracy(ax: Any, history: History) -> None:
         )
     ax.set_ylim(-0.03, 1.06)
     _percent(ax)
-    _empty(ax, bool(names or answered), "not evaluated")
+    _empty(ax, bool(names or answered or ranked), "not evaluated")
 
 
 def _throughput(ax: Any, history: History) -> None:
@@ -251,10 +256,6 @@ def _empty(ax: Any, has_content: bool, words: str) -> None:
 
 def _metric(metrics: Mapping[str, float], name: str) -> float:
     return metrics.get(name, math.nan)
-
-
-def _is_share(name: str) -> bool:
-    return any(word in name for word in ("accuracy", "exact_match"))
 
 
 def _percent(ax: Any) -> None:

@@ -27,7 +27,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "single": {"strategy": "single", "mesh": {}},
     "ddp": {"strategy": "ddp", "mesh": {"dp_replicate": 2}},
     "fsdp": {"strategy": "fsdp", "engine": {"sharding": "full_shard"}},
-    "fsdp grads": {"strategy": "fsdp", "engine": {"sharding": "shard_grad_op"}},
     "tp": {"strategy": "fsdp", "mesh": {"tp": 2}},
 }
 
@@ -84,8 +83,9 @@ def test_zero_3_learns_what_one_process_learns(tmp_path: Path) -> None:
     wanted = {
         f"{learnt} · {engine}": {**what, **how}
         for learnt, what in LEARNT.items()
+        if learnt != "reward LoRA"
         for engine, how in (("single", ENGINES["single"]), ("zero3", zero))
     }
     for found in cells(wanted, tmp_path / "two"):
-        for learnt in LEARNT:
-            close(found[f"{learnt} · zero3"], found[f"{learnt} · single"], 2e-6)
+        for name in wanted:
+            close(found[name], found[f"{name.split(' · ')[0]} · single"], 2e-6)

@@ -72,7 +72,7 @@ def held_out_answers(config: Path, folder: Path) -> list[list[int]]:
     return [decode_labels(table.coded(i))[0].tolist() for i in range(len(table.lengths))]
 
 
-def test_a_reward_model_is_resumed_and_scores_the_same_in_transformers(program: Program, tmp_path: Path) -> None:
+def test_an_exported_reward_model_scores_in_transformers_as_in_its_run(program: Program, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     options = {
@@ -85,13 +85,7 @@ def test_a_reward_model_is_resumed_and_scores_the_same_in_transformers(program: 
     assert {"accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std"} == set(
         steps[0].extras
     )
-    middle = tmp_path / "whole/checkpoints/step-00000003"
-    again, _, _ = program("part", 2, **options, resume_from_checkpoint=str(middle))
-    assert facts(again) == facts(steps[3:])
-    last = tmp_path / "whole/checkpoints/step-00000006"
-    assert same_tensors(last, tmp_path / "part/checkpoints/step-00000006") > 20
-
-    assert export_hf(last, tmp_path / "exported").kind == "model"
+    assert export_hf(tmp_path / "whole/checkpoints/step-00000006", tmp_path / "exported").kind == "model"
     load: Any = AutoModelForSequenceClassification.from_pretrained
     model = load(tmp_path / "exported").eval()
     assert model.config.num_labels == 1

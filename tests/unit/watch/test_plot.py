@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,18 @@ def test_the_picture_shows_all_four_panels(run: RunDir) -> None:
         "token accuracy 96.4%",
     }
     assert all(len(ax.lines) >= 1 for ax in figure.axes)
+
+
+def test_preferences_show_pairs_ranked_right_and_calibration(run: RunDir) -> None:
+    from paceline.watch import plot
+
+    steps = [replace(step(n), extras={"accuracy": 1 - 1 / n, "margin": n / 9}) for n in range(1, 9)]
+    held_out = Eval(8, {"eval_accuracy": 0.75, "eval_calibration_error": 0.125, "eval_margin": 3.0, "eval_loss": 0.4})
+    write(run, [RunStarted("d", 1), *steps, held_out])
+    panel = plot._draw(load_history(run), "run").axes[1]
+    assert panel.get_title(loc="left") == "Accuracy"
+    labels = {text.get_text() for text in panel.get_legend().get_texts()}
+    assert labels == {"training pairs", "accuracy 75.0%", "calibration error 12.5%"}
 
 
 def test_a_run_without_events_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
