@@ -271,21 +271,22 @@ class Session:
             keep_best=t.load_best_model_at_end,
         )
 
-    def hf_config(self, root: Any) -> dict[str, Any]:
+    def hf_config(self, role: Role, root: Any) -> dict[str, Any]:
         """``config.json`` of the trained model. Hugging Face's class for sequence classification reads the last token that is not padding: a padding
         token that also ends answers is left out, so that it cannot be mistaken."""
         config: dict[str, Any] = root.hf.config.to_dict()
         pad = self.prepared.pad_token_id
-        scores = root.role in SCALAR_ROLES
+        scores = role in SCALAR_ROLES
         return config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad} if scores else config
 
     def checkpoint_saver(self, trainer: Trainer, published: Published) -> Callable[[int], None]:
         """``save(step)`` for the trainer; ``published`` hears of every durable checkpoint on this rank."""
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
-        root = trainer.handles[trainer.algorithm.trains[0]].root
+        role = trainer.algorithm.trains[0]
+        root = trainer.handles[role].root
         generation = {"eos_token_id": list(self.prepared.stop_token_ids), "pad_token_id": self.prepared.pad_token_id}
         files = (
-            hugging_face_files(self.hf_config(root), self.prepared.tokenizer_path, generation, root.adapter)
+            hugging_face_files(self.hf_config(role, root), self.prepared.tokenizer_path, generation, root.adapter)
             if self.world.rank == 0
             else {}
         )

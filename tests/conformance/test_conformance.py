@@ -37,7 +37,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
     yield Checker(folder, write_tokenizer(folder / "tokenizer"), write_rows(folder / "train.json", 200))
 
 
-@pytest.mark.parametrize("name, finetuning, precision", PAIRWISE, ids=" · ".join)
+@pytest.mark.parametrize("name, finetuning, precision", PAIRWISE, ids=[" ".join(cell) for cell in PAIRWISE])
 def test_cell(checker: Checker, name: str, finetuning: str, precision: str) -> None:
     result = checker.check(Cell(BY_NAME[name], finetuning, precision))
     assert result.result == "works", result.reason
