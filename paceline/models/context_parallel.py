@@ -77,6 +77,8 @@ def padded(batch: Batch, multiple: int) -> Batch:
         cu_seqlens=torch.cat([batch.cu_seqlens, end]),
         max_seqlen=max(batch.max_seqlen, missing),
         document_ids=F.pad(batch.document_ids, (0, 1), value=-1),
+        extras={name: F.pad(values, (0, 1)) for name, values in batch.extras.items()},
+        tokens={name: F.pad(values, (0, missing)) for name, values in batch.tokens.items()},
     )
 
 

@@ -185,6 +185,8 @@ class RolloutWindows:
     def _samples(self, table: Any, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
         """The answers of real prompts, with what rewards look at."""
         real = [i for i, owner in enumerate(owners) if owner >= 0]
+        if not real:
+            return []  # decoders differ on what no text at all is
         texts = self.tokenizer.batch_decode([list(completions[i].tokens) for i in real], skip_special_tokens=True)
         samples = []
         for i, text in zip(real, texts, strict=True):

@@ -95,7 +95,16 @@ ALGORITHMS: dict[str, Mapping[str, Any]] = {
     "sft": {},
     "reward": {"reward": {"center_rewards_coefficient": 0.01}},
     "dpo": {"dpo": {"beta": 0.5, "rpo_alpha": 0.1}},
+    "grpo": {
+        "rollout": {
+            "rewards": [{"name": "regex", "options": {"pattern": "[a-m]"}}],
+            "num_generations": 4,
+            "max_completion_length": 8,
+        },
+        "grpo": {"beta": 0.05, "num_iterations": 2, "loss_type": "grpo"},
+    },
 }
+PAIRWISE = ("reward", "dpo")
 
 
 @dataclass(frozen=True)
@@ -193,3 +202,16 @@ def preferences() -> list[Cell]:
     ]
     tp = [Cell(named["tp"], "full", precision, "dpo") for precision in ("fp32", "fp64")]
     return [*cells, *tp, *(Cell(named[name], "QLoRA", "fp32", "dpo") for name in _QUANTISED)]
+
+
+def rollouts() -> list[Cell]:
+    """What is learnt from the model's own answers: GRPO, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
+    named = {v.name: v for v in VARIANTS}
+    cells = [
+        Cell(named[name], finetuning, precision, "grpo")
+        for name in _DATA_PARALLEL
+        for finetuning in ("full", "LoRA")
+        for precision in ("fp32", "fp64")
+        if precision == "fp32" or (named[name].native and name != "single")
+    ]
+    return [*cells, *(Cell(named["tp"], "full", precision, "grpo") for precision in ("fp32", "fp64"))]

@@ -24,7 +24,7 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
     if _rollout(c) is None:
         return
     engine, sizes = engine_of(c), t.parallelism
-    names = ("pp_size", "cp_size", "tp_size")
+    names = ("pp_size", "cp_size") if engine == "fsdp" else ("pp_size", "cp_size", "tp_size")
     wrong = [f"training.parallelism.{name}" for name in names if sizes and getattr(sizes, name) > 1]
     file = deepspeed_section(c)
     tensor = file.get("tensor_parallel")
@@ -40,7 +40,7 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
             f"{t.algorithm} writes answers token by token with a whole model on every rank; {' and '.join(w.rpartition('.')[2] for w in wrong)} cuts it",
             "training.algorithm",
             *(w.partition(":")[0] for w in wrong),
-            hint="distributed_strategy: ddp, fsdp, or zero1 to zero3",
+            hint="distributed_strategy: ddp, zero1 to zero3, or fsdp, with tp_size",
         )
 
 
