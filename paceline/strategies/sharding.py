@@ -117,6 +117,13 @@ class Units:
             unit.reshard()
         for unit in self.inner:
             unit.set_reshard_after_forward(reshard, recurse=False)
+        # Forwards without a backward are still on FSDP2's list of what a backward gathers ahead. Ranks that made none (no prompts) would gather
+        # otherwise than the others in the next backward, and wait for ever.
+        for unit in self.all():
+            state: Any = unit._get_fsdp_state()
+            if state._fsdp_param_group is not None:
+                state._fsdp_param_group._post_forward_indices.clear()
+            state._comm_ctx.post_forward_order.clear()
 
 
 def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: Sharding, dtypes: Dtypes) -> Units:
