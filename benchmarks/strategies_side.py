@@ -69,7 +69,8 @@ def global_labels(world: World, batches: Sequence[Batch]) -> int:
 
 def accelerate_side(name: str, world: World) -> Step:
     """The same module prepared by Accelerate and trained as its documentation shows, with the exact token mean."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import FSDPModule
 
     module: Any = HFModelFactory(Source(LLAMA))()
     plugin = None
@@ -79,8 +80,13 @@ def accelerate_side(name: str, world: World) -> Step:
             auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
         )
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATION, fsdp_plugin=plugin)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATION)
+    if (
+        plugin is not None
+    ):  # Accelerate shards on accelerators only: on a CPU it takes the plugin and replicates, without a word
+        accelerator.state.fsdp_plugin, accelerator.state.distributed_type = plugin, DistributedType.FSDP
     model, optimizer = accelerator.prepare(module, optimizer_of(module))
+    assert isinstance(model, FSDPModule) == (name == "fsdp")
 
     def step(batches: Sequence[Batch]) -> float:
         labels, total = global_labels(world, batches), 0.0
