@@ -11,24 +11,24 @@ import pytest
 from support import Run, write_yaml
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(280)]
-FORGETFUL = '''
-"""A strategy that forgets to average its gradients: each rank trains on its own rows."""
-import contextlib
+HALVED = '''
+"""A strategy that averages twice: its ranks agree with each other, and with nobody else."""
 from paceline.strategies.ddp import DDP
 
 
-class Forgetful(DDP):
-    def wrap(self, role, root):
-        self.no_average = super().wrap(role, root)
-        return root
+class Halved(DDP):
+    def grad_norm(self, handle):
+        for parameter in handle.parameters():
+            parameter.grad.div_(2)
+        return super().grad_norm(handle)
 '''
 
 
 def test_a_strategy_that_is_wrong_is_told_with_step_and_parameter(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text(FORGETFUL)
-    config = tiny(distributed_strategy="mine:Forgetful")
+    (tmp_path / "mine.py").write_text(HALVED)
+    config = tiny(distributed_strategy="mine:Halved")
     config["training"].pop("max_steps")
     yaml = write_yaml(tmp_path / "c.yaml", config)
     done = paceline(
