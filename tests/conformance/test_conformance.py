@@ -16,19 +16,23 @@ from table import SUPPORT_MD, load, markdown
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 BY_NAME = {v.name: v for v in VARIANTS}
-# every strategy that no other test takes through training, resume and export meets each kind of training and each precision somewhere
+# every kind of training and each precision through training, resume and export; ``--slow`` takes the second list too
 PAIRWISE = [
-    ("fsdp full_shard", "LoRA", "bf16"),
     ("fsdp hybrid_shard (2 × 2)", "full", "fp32"),
     ("tp, sequence parallel", "full", "bf16"),
-    ("cp ulysses", "full", "fp64"),
     ("pipeline interleaved", "full", "fp64"),
-    ("tp × fsdp", "full", "fp32"),
-    ("ZeRO-2", "QLoRA", "fp32"),
     ("ZeRO-3", "LoRA", "fp32"),
-    ("ZeRO-3, CPU offload", "full", "bf16"),
     ("ddp", "QLoRA", "bf16"),
 ]
+MORE = [
+    ("fsdp full_shard", "LoRA", "bf16"),
+    ("cp ulysses", "full", "fp64"),
+    ("tp × fsdp", "full", "fp32"),
+    ("ZeRO-2", "QLoRA", "fp32"),
+    ("ZeRO-3, CPU offload", "full", "bf16"),
+    ("DeepSpeed Ulysses", "full", "bf16"),
+]
+CELLS = [*PAIRWISE, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in MORE)]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
     yield Checker(folder, write_tokenizer(folder / "tokenizer"), write_rows(folder / "train.json", 200))
 
 
-@pytest.mark.parametrize("name, finetuning, precision", PAIRWISE, ids=[" ".join(cell) for cell in PAIRWISE])
+@pytest.mark.parametrize("name, finetuning, precision", CELLS, ids=[" ".join(cell) for cell in [*PAIRWISE, *MORE]])
 def test_cell(checker: Checker, name: str, finetuning: str, precision: str) -> None:
     result = checker.check(Cell(BY_NAME[name], finetuning, precision))
     assert result.result == "works", result.reason
@@ -52,8 +56,8 @@ def test_a_strategy_of_a_users_own_holds_the_suite(checker: Checker) -> None:
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("Forgetful", "training.weights_differ"),  # by the program itself, after its first step
-        ("Swapped", "training.weights_differ"),
+        ("Swapped", "training.weights_differ"),  # by the program itself, after its first step
+        pytest.param("Forgetful", "training.weights_differ", marks=pytest.mark.slow),
         ("Halved", "further from one process"),
     ],
 )
