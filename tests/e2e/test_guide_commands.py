@@ -130,6 +130,7 @@ def test_alone(guide: Guide) -> None:
     guide.check(world_size=1)
 
 
+@pytest.mark.slow
 def test_the_launcher_script_on_four_processes(guide: Guide) -> None:
     done = guide(
         "python scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml --algorithm sft"
@@ -146,7 +147,7 @@ def test_the_launcher_script_with_torchrun(guide: Guide) -> None:
     guide.check(world_size=2)
 
 
-@pytest.mark.parametrize("flag", ["", "--use_torchrun"])
+@pytest.mark.parametrize("flag", ["", pytest.param("--use_torchrun", marks=pytest.mark.slow)])
 def test_two_nodes_on_loopback(flag: str, guide: Guide) -> None:
     port = free_port()
     nodes = [
@@ -170,6 +171,7 @@ def test_torchrun(guide: Guide) -> None:
     guide.check(world_size=2)
 
 
+@pytest.mark.slow
 def test_torch_distributed_launch(guide: Guide) -> None:
     done = guide(
         "python -W ignore -m torch.distributed.launch --nproc_per_node=2 main.py --mode train "
@@ -179,7 +181,9 @@ def test_torch_distributed_launch(guide: Guide) -> None:
     guide.check(world_size=2)
 
 
-@pytest.mark.parametrize("spelling", ["--local-rank={rank}", "--local_rank={rank}"])
+@pytest.mark.parametrize(
+    "spelling", ["--local-rank={rank}", pytest.param("--local_rank={rank}", marks=pytest.mark.slow)]
+)
 def test_both_spellings_of_local_rank(spelling: str, guide: Guide) -> None:
     port = free_port()
     ranks = [

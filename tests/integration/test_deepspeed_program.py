@@ -48,6 +48,7 @@ def launch(config: Path, json_file: Path, folder: Path, *more: str) -> Run:
     return run_process([*argv, *script, *more], 240, {"DS_ACCELERATOR": "cpu"}, folder)
 
 
+@pytest.mark.slow
 def test_started_by_deepspeed_resumed_by_paceline_and_exported(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
     zero3 = json.loads((ROOT / "configs/deepspeed/zero3.json").read_text())
     zero3["zero_optimization"]["stage3_param_persistence_threshold"] = 0

@@ -56,6 +56,7 @@ def save_base(folder: Path, shape: dict[str, Any], seed: int) -> None:
     LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_an_adapter_trains_resumes_and_is_exported_alone_and_merged(
     tiny: Tiny, paceline: Paceline, tmp_path: Path
 ) -> None:

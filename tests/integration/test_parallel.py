@@ -48,14 +48,14 @@ def test_every_plan_style_computes_the_same(found: Found) -> None:
             assert difference < (1e-6 if case.startswith(IN_FP32_BY_THEMSELVES) else PRECISE), case
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_vocabulary_parallel_losses_equal_cross_entropy(found: Found, world_size: int) -> None:
     for rank in found[world_size]:
         assert len(rank["head"]) == 6
         assert max(rank["head"].values()) < PRECISE, rank["head"]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_attention_over_shared_tokens_equals_full_attention(found: Found, world_size: int) -> None:
     for rank in found[world_size]:
         assert len(rank["attention"]) == 40
@@ -91,7 +91,7 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_equals_one_process(found: Found, world_size: int) -> None:
     """Ten steps, token counts that differ, clipping active, accumulation 2; then an evaluation whose rows do not divide."""
     references = found[1][0]["parity"]

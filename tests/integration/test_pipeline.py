@@ -28,7 +28,7 @@ def answers(scenario: str, world_size: int, out: Path) -> list[dict[str, Any]]:
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_schedule_gives_one_process_s_numbers(world_size: int, tmp_path: Path) -> None:
     ranks = answers("parity+resume" if world_size == 2 else "parity", world_size, tmp_path)
     for rank in ranks:

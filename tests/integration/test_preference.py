@@ -72,6 +72,7 @@ def test_two_processes_learn_what_one_learns_in_float64(tmp_path: Path) -> None:
         assert found["dpo LoRA · fsdp"]["steps"][-1]["rewards/margins"] > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 def test_zero_3_learns_what_one_process_learns(tmp_path: Path) -> None:
     config = {

@@ -59,7 +59,7 @@ def test_the_same_losses_on_one_two_and_four_processes(tiny: Tiny, paceline: Pac
         assert norms[nproc] == pytest.approx(norms[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
+@pytest.mark.parametrize("nproc", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_resume_is_bit_exact(tiny: Tiny, paceline: Paceline, tmp_path: Path, nproc: int) -> None:
     whole = tiny(
         output_dir=str(tmp_path / "whole"),
@@ -223,7 +223,7 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, paceline: Paceline, tmp_path:
     assert f"step-{result['best_step']:08d}" in result["checkpoint"]
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("bf16", 5e-2), ("fp16", 5e-2)])
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 5e-2), pytest.param("fp16", 5e-2, marks=pytest.mark.slow)])
 def test_low_precision_follows_fp32(
     tiny: Tiny, paceline: Paceline, tmp_path: Path, precision: str, bound: float
 ) -> None:
