@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 BY_NAME = {v.name: v for v in VARIANTS}
 # every kind of training and each precision through training, resume and export; ``--slow`` takes the second list too
 PAIRWISE = [
-    ("fsdp hybrid_shard (2 × 2)", "full", "fp32"),
     ("pipeline interleaved", "full", "fp64"),
     ("ZeRO-3", "LoRA", "fp32"),
     ("ddp", "QLoRA", "bf16"),
 ]
 MORE = [
+    ("fsdp hybrid_shard (2 × 2)", "full", "fp32"),
     ("tp, sequence parallel", "full", "bf16"),
     ("fsdp full_shard", "LoRA", "bf16"),
     ("cp ulysses", "full", "fp64"),

@@ -139,6 +139,7 @@ def test_the_launcher_script_on_four_processes(guide: Guide) -> None:
     guide.check(world_size=4)
 
 
+@pytest.mark.slow
 def test_the_launcher_script_with_torchrun(guide: Guide) -> None:
     done = guide(
         "python scripts/run_distributed.py --use_torchrun --nproc_per_node 2 --config config_distributed_example.yaml"

@@ -49,7 +49,9 @@ FOUR: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "cases"), [(2, TWO), (4, FOUR)], ids=["2", "4"])
+@pytest.mark.parametrize(
+    ("world_size", "cases"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)], ids=["2", "4"]
+)
 def test_the_plan_s_bytes_are_those_of_the_tensors(
     world_size: int, cases: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:

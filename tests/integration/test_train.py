@@ -223,7 +223,10 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, paceline: Paceline, tmp_path:
     assert f"step-{result['best_step']:08d}" in result["checkpoint"]
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("bf16", 5e-2), pytest.param("fp16", 5e-2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("precision", "bound"),
+    [pytest.param("bf16", 5e-2, marks=pytest.mark.slow), pytest.param("fp16", 5e-2, marks=pytest.mark.slow)],
+)
 def test_low_precision_follows_fp32(
     tiny: Tiny, paceline: Paceline, tmp_path: Path, precision: str, bound: float
 ) -> None:
