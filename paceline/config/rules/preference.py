@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
-from paceline.config.rules.strategy import deepspeed_section, engine_of
+from paceline.config.rules.cuts import cutting_keys, in_words, places
+from paceline.config.rules.strategy import engine_of
 from paceline.core.diagnostics import Diagnostic, Severity
 
 _LEARNT_FROM_PAIRS = ("reward", "dpo")
@@ -16,25 +17,15 @@ def pairs(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.algorithm not in _LEARNT_FROM_PAIRS:
         return
-    engine, sizes = engine_of(c), t.parallelism
-    wrong = [f"training.parallelism.{name}" for name in ("pp_size", "cp_size") if sizes and getattr(sizes, name) > 1]
-    if sizes and sizes.tp_size > 1 and (t.algorithm == "reward" or engine != "fsdp"):
-        wrong.append("training.parallelism.tp_size")
-    file = deepspeed_section(c)
-    tensor = file.get("tensor_parallel")
-    if isinstance(tensor, dict) and tensor.get("autotp_size") not in (None, 0, 1):
-        wrong.append("training.deepspeed: tensor_parallel.autotp_size")
-    if file.get("sequence_parallel_size") not in (None, 0, 1):
-        wrong.append("training.deepspeed: sequence_parallel_size")
-    if engine in ("pipeline", "data_parallel"):
-        wrong.append(f"training.distributed_strategy: {engine}")
+    whole_layers = t.algorithm == "reward" or engine_of(c) != "fsdp"
+    wrong = cutting_keys(c, ("pp", "cp", "tp") if whole_layers else ("pp", "cp"))
     if wrong:
         tp = ", with tp_size" if t.algorithm == "dpo" else ""
         yield c.problem(
             "strategy.pairs",
-            f"{t.algorithm} compares the two answers of a pair as wholes, and {' and '.join(w.rpartition('.')[2] for w in wrong)} would cut them apart",
+            f"{t.algorithm} compares the two answers of a pair as wholes, and {in_words(wrong)} would cut them apart",
             "training.algorithm",
-            *(w.partition(":")[0] for w in wrong),
+            *places(wrong),
             hint=f"distributed_strategy: ddp, zero1 to zero3, or fsdp{tp}",
         )
 

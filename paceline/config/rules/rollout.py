@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
-from paceline.config.rules.strategy import deepspeed_section, engine_of
+from paceline.config.rules.cuts import cutting_keys, in_words, places
+from paceline.config.rules.strategy import engine_of
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 
@@ -23,23 +24,13 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if _rollout(c) is None:
         return
-    engine, sizes = engine_of(c), t.parallelism
-    names = ("pp_size", "cp_size") if engine == "fsdp" else ("pp_size", "cp_size", "tp_size")
-    wrong = [f"training.parallelism.{name}" for name in names if sizes and getattr(sizes, name) > 1]
-    file = deepspeed_section(c)
-    tensor = file.get("tensor_parallel")
-    if isinstance(tensor, dict) and tensor.get("autotp_size") not in (None, 0, 1):
-        wrong.append("training.deepspeed: tensor_parallel.autotp_size")
-    if file.get("sequence_parallel_size") not in (None, 0, 1):
-        wrong.append("training.deepspeed: sequence_parallel_size")
-    if engine in ("pipeline", "data_parallel"):
-        wrong.append(f"training.distributed_strategy: {engine}")
+    wrong = cutting_keys(c, ("pp", "cp") if engine_of(c) == "fsdp" else ("pp", "cp", "tp"))
     if wrong:
         yield c.problem(
             "strategy.rollouts",
-            f"{t.algorithm} writes answers token by token with a whole model on every rank; {' and '.join(w.rpartition('.')[2] for w in wrong)} cuts it",
+            f"{t.algorithm} writes answers token by token with a whole model on every rank; {in_words(wrong)} cuts it",
             "training.algorithm",
-            *(w.partition(":")[0] for w in wrong),
+            *places(wrong),
             hint="distributed_strategy: ddp, zero1 to zero3, or fsdp, with tp_size",
         )
 

@@ -1,0 +1,33 @@
+"""What shares one model or one row out over ranks, by any of the keys that can say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.config.rules.base import Context
+from paceline.config.rules.strategy import deepspeed_section, engine_of
+
+
+def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:
+    """The keys of this config that cut a model or its rows: ``training.parallelism``'s sizes of ``axes`` (pp, cp, tp), DeepSpeed's
+    own AutoTP and Ulysses, and engines that do nothing else."""
+    sizes, file = c.config.training.parallelism, deepspeed_section(c)
+    found = [f"training.parallelism.{axis}_size" for axis in axes if sizes and getattr(sizes, f"{axis}_size") > 1]
+    tensor = file.get("tensor_parallel")
+    if isinstance(tensor, dict) and tensor.get("autotp_size") not in (None, 0, 1):
+        found.append("training.deepspeed: tensor_parallel.autotp_size")
+    if file.get("sequence_parallel_size") not in (None, 0, 1):
+        found.append("training.deepspeed: sequence_parallel_size")
+    if engine_of(c) in ("pipeline", "data_parallel"):
+        found.append(f"training.distributed_strategy: {engine_of(c)}")
+    return found
+
+
+def in_words(keys: Iterable[str]) -> str:
+    """``pp_size and autotp_size``: the keys as a sentence names them."""
+    return " and ".join(key.rpartition(".")[2] for key in keys)
+
+
+def places(keys: Iterable[str]) -> tuple[str, ...]:
+    """Where in the YAML they stand."""
+    return tuple(key.partition(":")[0] for key in keys)
