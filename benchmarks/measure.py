@@ -62,6 +62,25 @@ def run(argv: Sequence[str], log: Path, env: Mapping[str, str]) -> float:
     return launched
 
 
+def torchrun(python: str, nproc: int) -> list[str]:
+    """The launch of a side's script, which follows with its arguments."""
+    return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}"]
+
+
+def ranks_of(out: Path, nproc: int, launched: float, warm_up: int = 1) -> Measured:
+    """What the ranks of a side have written beside ``out``."""
+    ranks = [json.loads(out.with_suffix(f".{r}.json").read_text()) for r in range(nproc)]
+    steps_of_all = [
+        {"tokens": sum(r["steps"][i]["tokens"] for r in ranks), "seconds": max(r["steps"][i]["seconds"] for r in ranks)}
+        for i in range(len(ranks[0]["steps"]))
+    ]
+    return Measured(
+        rate(steps_of_all, warm_up),
+        max(r["peak_bytes"] for r in ranks),
+        max(r["first_step_at"] for r in ranks) - launched,
+    )
+
+
 def trl(
     python: str,
     folder: Path,
@@ -76,27 +95,11 @@ def trl(
 ) -> Measured:
     """TRL once. ``shape`` is (micro-batch, accumulation)."""
     out = folder / "trl_result"
-    argv = [
-        python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={nproc}",
-        str(ROOT / "benchmarks" / "trl_side.py"),
-    ]
+    argv = [*torchrun(python, nproc), str(ROOT / "benchmarks" / "trl_side.py")]
     argv += ["--out", str(out), "--rows", str(rows), "--steps", str(steps), "--dtype", dtype, "--packing", packing]
     argv += ["--micro-batch", str(shape[0]), "--accumulation", str(shape[1])]
     launched = run(argv, folder / f"trl-{dtype}-{packing}.log", environment(PYTHONPATH=""))
-    ranks = [json.loads(out.with_suffix(f".{r}.json").read_text()) for r in range(nproc)]
-    steps_of_all = [
-        {"tokens": sum(r["steps"][i]["tokens"] for r in ranks), "seconds": max(r["steps"][i]["seconds"] for r in ranks)}
-        for i in range(len(ranks[0]["steps"]))
-    ]
-    return Measured(
-        rate(steps_of_all, warm_up),
-        max(r["peak_bytes"] for r in ranks),
-        max(r["first_step_at"] for r in ranks) - launched,
-    )
+    return ranks_of(out, nproc, launched, warm_up)
 
 
 def paceline(

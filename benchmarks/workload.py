@@ -11,6 +11,10 @@ from typing import Any
 VOCAB = 32_000
 SEQ_LEN = 512
 MATMUL_PARAMETERS = 40.0e6  # of 56.4 M: the input embedding is a look-up
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + ' </s>' }}{% endgeneration %}"
+    "{% else %}{{ '<s> ' + m['content'] + ' ' }}{% endif %}{% endfor %}"
+)
 LLAMA_56M: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": VOCAB,
@@ -34,6 +38,30 @@ def rows(count: int, seed: int = 0) -> list[list[int]]:
     """Token ids of ``count`` documents: ``<s>``, random words, ``</s>``."""
     rng = random.Random(seed + 1)
     return [[1, *(rng.randrange(4, VOCAB) for _ in range(n - 2)), 2] for n in lengths(count, seed)]
+
+
+def pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Preference pairs of random words: prompts of about 70 tokens, both answers of about 80, together at most SEQ_LEN."""
+    rng = random.Random(seed + 2)
+
+    def words(mean: int, most: int) -> str:
+        size = min(most, max(8, round(rng.lognormvariate(math.log(0.85 * mean), 0.55))))
+        return " ".join(f"w{rng.randrange(4, VOCAB)}" for _ in range(size))
+
+    return [{"prompt": words(70, 240), "chosen": words(80, 240), "rejected": words(80, 240)} for _ in range(count)]
+
+
+def prompts(count: int, size: int, seed: int = 0) -> list[dict[str, str]]:
+    """Prompts of exactly ``size`` random words, with an answer that no reward reads."""
+    rng = random.Random(seed + 3)
+    return [
+        {"prompt": " ".join(f"w{rng.randrange(4, VOCAB)}" for _ in range(size)), "answer": "w4"} for _ in range(count)
+    ]
+
+
+def write_rows(path: Path, found: list[dict[str, str]]) -> None:
+    """One JSON object a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
 
 
 def write_text_rows(path: Path, documents: list[list[int]]) -> None:
@@ -83,6 +111,7 @@ def write_tokenizer(folder: Path) -> None:
         "eos_token": "</s>",
         "unk_token": "<unk>",
         "model_max_length": SEQ_LEN,
+        "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer.json").write_text(json.dumps(body), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

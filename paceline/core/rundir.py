@@ -84,6 +84,11 @@ class RunDir:
         return self.root / "wandb"
 
     @property
+    def rollout_weights(self) -> Path:
+        """The policy's weights on their way to a server that writes answers."""
+        return self.root / "rollout-weights"
+
+    @property
     def plot_png(self) -> Path:
         return self.root / "plot.png"
 

@@ -14,6 +14,7 @@ from paceline.generation.engine import Engine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.plan.plan import Plan
 from paceline.training.rollout_cut import AnswerRows, RolloutCut
+from paceline.training.rollout_server import RolloutServer
 from paceline.training.rollouts import RolloutWindows
 from paceline.training.windows import Cut, Epochs
 
@@ -60,6 +61,7 @@ class RolloutSetup:
         )
         labels = [f"eval_reward/{label}" for label in self.scorer.labels]
         self.algorithm.metric_names = ("eval_reward", *labels, "eval_completion_length", "eval_truncated")
+        self.server = None if self.options.server is None else self._server()
         if self.options.temperature > 0:
             for handle in self.handles.values():
                 handle.root.set_temperature(self.options.temperature)
@@ -96,8 +98,22 @@ class RolloutSetup:
             shown=options.num_samples_shown,
         )
 
+    def _server(self) -> RolloutServer:
+        session = self.session
+        assert self.options.server is not None
+        return RolloutServer(
+            self.options.server,
+            session.world,
+            session.prepared.stop_token_ids,
+            self.handles[self.algorithm.trains[0]].root.hf.config.get_text_config().vocab_size,
+            session.run.rollout_weights,
+            getattr(torch, session.plan.precision.compute),
+        )
+
     def engine(self, root: Any) -> Engine:
-        """This process's own model, whole inside ``Strategy.generating``."""
+        """This process's own model, whole inside ``Strategy.generating``; or the server, given these weights."""
+        if self.server is not None:
+            return self.server.open(root)
         return LocalEngine(
             root.hf,
             pad_id=self.session.prepared.pad_token_id,

@@ -175,9 +175,10 @@ class RolloutWindows:
         policy = self.handles[self.algorithm.trains[0]]
         begun = time.perf_counter()
         with self.strategy.generating(policy) as root:
+            engine = self.open_engine(root)
             self.clock["sync"] = time.perf_counter() - begun
             with self._timed("generate"):
-                completions = self.open_engine(root).generate(requests, sampling)
+                completions = engine.generate(requests, sampling)
             begun = time.perf_counter()
         self.clock["sync"] += time.perf_counter() - begun
         return completions

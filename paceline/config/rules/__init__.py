@@ -16,6 +16,7 @@ from paceline.config.rules.precision import PRECISION_RULES
 from paceline.config.rules.preference import PREFERENCE_RULES
 from paceline.config.rules.rollout import ROLLOUT_RULES
 from paceline.config.rules.save import SAVE_RULES
+from paceline.config.rules.server import SERVER_RULES
 from paceline.config.rules.strategy import STRATEGY_RULES
 from paceline.config.schema import Config
 from paceline.config.source import Source
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     *STRATEGY_RULES,
     *PREFERENCE_RULES,
     *ROLLOUT_RULES,
+    *SERVER_RULES,
     *SAVE_RULES,
     *DATA_RULES,
     *MODEL_RULES,

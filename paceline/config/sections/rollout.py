@@ -30,6 +30,26 @@ def to_rewards(value: Any) -> Any:
     return value
 
 
+class ServerOptions(Section):
+    """A server that writes the answers (vLLM's OpenAI-style one), given the policy's weights before each rollout."""
+
+    url: Text = Field(description="With training.rollout.server, where it listens: `http://host:port`.")
+    model: OptText = Field(
+        default=None, description="The name it serves the model under; asked of the server when empty."
+    )
+    timeout: Float = Field(default=600.0, gt=0, description="Seconds one answer may take, trying again included.")
+    sync_timeout: Float = Field(default=600.0, gt=0, description="Seconds the server may take to load new weights.")
+    weights_dir: OptText = Field(
+        default=None,
+        description="A folder that the server sees under the same path, for the weights; rollout-weights in the run's folder when empty.",
+    )
+    api_key_env: OptText = Field(
+        default=None,
+        description="The environment variable that holds the server's key; the key itself is never in a file.",
+    )
+    concurrency: Int = Field(default=64, ge=1, description="Answers a process has under way at the server.")
+
+
 class RolloutOptions(Section):
     """How prompts are answered and answers are judged, by the names of TRL's GRPOConfig where it has one."""
 
@@ -64,6 +84,10 @@ class RolloutOptions(Section):
         description="Micro-batches a rollout is cut into, a multiple of gradient_accumulation_steps; one optimizer step's worth when empty.",
     )
     generation_rows: Int = Field(default=64, ge=1, description="Answers a process decodes together.")
+    server: ServerOptions | None = Field(
+        default=None,
+        description="Answers are written by this server, and not by the processes that train: `{url: http://127.0.0.1:8000}`.",
+    )
     num_samples_shown: Int = Field(
         default=2, ge=0, description="Answers of each rollout that go into the log with their rewards."
     )

@@ -1,0 +1,70 @@
+"""What a server that writes answers can be given: whole weights, over an address that makes sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from paceline.config.rules.base import Context, Rule
+from paceline.config.rules.cuts import cutting_keys, in_words, places
+from paceline.config.sections.rollout import ServerOptions
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_SERVER = "training.rollout.server"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def _server(c: Context) -> ServerOptions | None:
+    rollout = c.config.training.rollout
+    return None if rollout is None else rollout.server
+
+
+def address(c: Context) -> Iterator[Diagnostic]:
+    """rollout.server_url, rollout.server_key"""
+    server = _server(c)
+    if server is None:
+        return
+    try:
+        parts = urlsplit(server.url)
+        good = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.path.strip("/") and parts.port != 0
+        )
+    except ValueError:  # a port that is no number
+        good = False
+    if not good or parts.username is not None:
+        yield c.problem(
+            "rollout.server_url",
+            "the address of the server that writes answers is its scheme, host and port",
+            f"{_SERVER}.url",
+            hint="url: http://127.0.0.1:8000 (without /v1, and without a key: api_key_env names where that is)",
+        )
+    elif server.api_key_env and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        yield c.problem(
+            "rollout.server_key",
+            "the server's key goes over the network in the clear",
+            f"{_SERVER}.url",
+            f"{_SERVER}.api_key_env",
+            hint="https, or a server on a network of your own",
+            severity=Severity.WARNING,
+        )
+
+
+def weights(c: Context) -> Iterator[Diagnostic]:
+    """rollout.server_cut"""
+    if _server(c) is None:
+        return
+    wrong = cutting_keys(c, ("tp",))
+    lora = c.config.lora
+    quantised = lora is not None and lora.quantization_bit is not None
+    if wrong or quantised:
+        what = f"{in_words(wrong)} leaves every rank a part of them" if wrong else "they are packed to 4 bits here"
+        yield c.problem(
+            "rollout.server_cut",
+            f"the server is given whole weights before each rollout; {what}",
+            _SERVER,
+            *(places(wrong) or ("lora.quantization_bit",)),
+            hint="leave out training.rollout.server, and the training processes write the answers; or train without it",
+        )
+
+
+SERVER_RULES: tuple[Rule, ...] = (address, weights)

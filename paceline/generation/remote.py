@@ -1,0 +1,182 @@
+"""An engine on the other side of a socket: an OpenAI-style completions server (vLLM's dialect) that answers with token ids."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import torch
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.generation.engine import Completion, Request, RolloutSampling
+
+_AGAIN = frozenset({429, 502, 503, 504})  # a server that is busy or starting
+_PAUSE_SECONDS = 0.5
+_KEY = "training.rollout.server"
+
+
+@dataclass
+class Server:
+    """The client of one server. Every call ends within its deadline with an answer or a named error that says who did not answer.
+
+    url      ``http://host:port``
+    timeout  seconds that one answer may take, trying again included
+    key      sent as a bearer token where there is one; it is in no message
+    Raises PacelineError ``rollout.server_unreachable``, ``rollout.server_status``, ``rollout.server_answer``.
+    """
+
+    url: str
+    timeout: float
+    key: str | None = field(default=None, repr=False)
+    _client: httpx.Client = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._client = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
+
+    def model(self) -> str:
+        """The name of the model that is served. Raises also where several are."""
+        served = self.ask("GET", "/v1/models").get("data")
+        names = [m["id"] for m in served if isinstance(m, dict) and "id" in m] if isinstance(served, list) else []
+        if len(names) != 1:
+            raise self.wrong("/v1/models", f"models: {', '.join(map(str, names)) or 'none'}", f"{_KEY}.model: NAME")
+        return str(names[0])
+
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
+    ) -> dict[str, Any]:
+        """The JSON object that a call is answered with ({} where the body is empty). Tried again until the deadline while nobody listens or the server is busy."""
+        limit = self.timeout if seconds is None else seconds
+        deadline = time.monotonic() + limit
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                response = self._client.request(method, path, json=body, timeout=max(left, 0.001))
+            except httpx.TimeoutException as error:
+                raise self._silent(path, f"no answer within {limit:g} s") from error
+            except httpx.TransportError as error:
+                if left <= _PAUSE_SECONDS:
+                    raise self._silent(path, f"{type(error).__name__}: {error} (for {limit:g} s)") from error
+            else:
+                if response.status_code not in _AGAIN or left <= _PAUSE_SECONDS:
+                    return self._read(path, response)
+            time.sleep(_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    def _read(self, path: str, response: httpx.Response) -> dict[str, Any]:
+        if response.status_code != 200:
+            said = " ".join(response.text.split())[:300]
+            what = "the server that writes answers refused a call"
+            hint = "the server's own log says why"
+            if response.status_code == 404:
+                hint = "a vLLM server, started with VLLM_SERVER_DEV_MODE=1 for what takes new weights"
+            if response.status_code in (401, 403):
+                hint = f"{_KEY}.api_key_env: the environment variable that holds the key"
+            where = f"{_KEY}.url"
+            raise PacelineError(
+                Diagnostic("rollout.server_status", what, where, f"{response.status_code} from {self.url}{path}: {said}", hint)
+            )  # fmt: skip
+        if not response.content:
+            return {}
+        try:
+            found = response.json()
+        except ValueError as error:
+            raise self.wrong(path, "no JSON") from error
+        return found if isinstance(found, dict) else {"answer": found}
+
+    def _silent(self, path: str, found: str) -> PacelineError:
+        what = "the server that writes answers does not answer"
+        hint = "is it up, and can this machine reach it? a longer training.rollout.server.timeout where it is only slow"
+        return PacelineError(Diagnostic("rollout.server_unreachable", what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
+
+    def wrong(self, path: str, found: str, hint: str = "a vLLM server of version 0.12 or later") -> PacelineError:
+        """The error for an answer that cannot be one."""
+        what = "the server that writes answers said something that is no answer"
+        return PacelineError(Diagnostic("rollout.server_answer", what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
+
+
+@dataclass
+class ServerEngine:
+    """An ``Engine`` whose answers a server writes, each request with its own seed; ``together`` of them are under way at a time.
+
+    The log-probabilities are the server's: those of the distribution it drew from. ``vocab_size`` bounds the ids that are believed.
+    """
+
+    server: Server
+    model: str
+    stop_ids: Sequence[int]
+    vocab_size: int
+    together: int = 64
+
+    def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
+        """One completion a request, in order. The first error ends the others, and is raised."""
+        nothing = Completion((), torch.zeros(0), False)
+        given_up = threading.Event()
+
+        def one(request: Request) -> Completion:
+            return self._complete(request, sampling)
+
+        with ThreadPoolExecutor(max(1, min(self.together, len(requests)))) as pool:
+            running: list[Future[Completion] | None] = [
+                pool.submit(_unless(given_up, one), request) if request.max_tokens > 0 else None for request in requests
+            ]
+            wait([f for f in running if f is not None], return_when=FIRST_EXCEPTION)
+            failed = [f for f in running if f is not None and f.done() and f.exception() is not None]
+            if failed:
+                given_up.set()
+        for future in failed:
+            future.result()
+        return [nothing if future is None else future.result() for future in running]
+
+    def _complete(self, request: Request, sampling: RolloutSampling) -> Completion:
+        body = {
+            "model": self.model, "prompt": list(request.prompt), "max_tokens": request.max_tokens, "seed": request.stream,
+            "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or -1, "min_p": 0.0,
+            "repetition_penalty": 1.0, "logprobs": 1, "stop_token_ids": list(self.stop_ids), "ignore_eos": True,
+            "skip_special_tokens": False, "return_token_ids": True, "return_tokens_as_token_ids": True,
+        }  # fmt: skip
+        path = "/v1/completions"
+        found = self.server.ask("POST", path, body)
+        try:
+            (choice,) = found["choices"]
+            logs = choice["logprobs"]
+            tokens = choice.get("token_ids")
+            if tokens is None:
+                tokens = [int(str(t).removeprefix("token_id:")) for t in logs["tokens"]]
+            logprobs = [float(v) for v in logs["token_logprobs"]]
+            reason = str(choice["finish_reason"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.server.wrong(path, f"{type(error).__name__}: {error}; {str(found)[:200]}") from error
+        wrong = self._doubts(request, tokens, logprobs, reason)
+        if wrong:
+            raise self.server.wrong(path, wrong)
+        return Completion(tuple(tokens), torch.tensor(logprobs, dtype=torch.float32), tokens[-1] in self.stop_ids)
+
+    def _doubts(self, request: Request, tokens: Sequence[Any], logprobs: Sequence[float], reason: str) -> str:
+        """What cannot be an answer to ``request``; empty where all is well."""
+        if not all(isinstance(t, int) and 0 <= t < self.vocab_size for t in tokens):
+            return f"token ids outside of this vocabulary of {self.vocab_size}"
+        if not 0 < len(tokens) <= request.max_tokens or len(tokens) != len(logprobs):
+            return f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, where 1 to {request.max_tokens} were asked for"
+        if not all(math.isfinite(v) for v in logprobs):
+            return "a log-probability that is no number"
+        ended = tokens[-1] in self.stop_ids
+        if any(t in self.stop_ids for t in tokens[:-1]) or (not ended and len(tokens) < request.max_tokens):
+            return f"an answer that ends (finish_reason {reason}) neither at a stop token nor at its longest length"
+        return ""
+
+
+def _unless(given_up: threading.Event, work: Callable[[Request], Completion]) -> Callable[[Request], Completion]:
+    """``work``, but nothing once another has failed."""
+    return lambda request: Completion((), torch.zeros(0), False) if given_up.is_set() else work(request)

@@ -1,0 +1,55 @@
+"""From the config to a server that writes the answers: its client on every rank, the weights sent by rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.config.sections.rollout import ServerOptions
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.generation.remote import Server, ServerEngine
+from paceline.runtime.world import environment
+from paceline.training.server_weights import WeightSync
+
+
+@dataclass
+class RolloutServer:
+    """Opens engines over the server: ``open`` is collective, and returns when the server computes with the weights of ``root``."""
+
+    options: ServerOptions
+    world: Any
+    stop_ids: Sequence[int]
+    vocab_size: int
+    folder: Path
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        """Asks the server for its model. Raises ConfigError ``rollout.server_no_key``, PacelineError ``rollout.server_*``."""
+        server = Server(self.options.url.rstrip("/"), self.options.timeout, _key(self.options.api_key_env))
+        self.engine = ServerEngine(
+            server, self.options.model or server.model(), self.stop_ids, self.vocab_size, self.options.concurrency
+        )
+        folder = Path(self.options.weights_dir).expanduser().absolute() if self.options.weights_dir else self.folder
+        self.sync = WeightSync(server, folder, self.dtype, self.options.sync_timeout)
+
+    def open(self, root: Any) -> ServerEngine:
+        """The engine, once the server has the weights of ``root``."""
+        if self.world.rank == 0:
+            self.sync.push(root.hf)
+        self.world.barrier()
+        return self.engine
+
+
+def _key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    key = environment().get(name)
+    if not key:
+        what, hint = "the environment variable with the server's key is not set", f"export {name}=… on every node"
+        raise ConfigError(Diagnostic("rollout.server_no_key", what, "training.rollout.server.api_key_env", name, hint))
+    return key

@@ -1,0 +1,68 @@
+"""The policy's weights on their way to a server that writes answers: a folder of safetensors, and the call that has it read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.disk import named_errors
+from paceline.checkpoint.folder import MAX_SHARD_BYTES, write_weights
+from paceline.checkpoint.tensorfile import Entry
+from paceline.generation.remote import Server
+from paceline.models.adapters import NAME, plain_name
+
+
+@dataclass
+class WeightSync:
+    """Writes the policy into a new folder under ``folder``, has ``server`` load it, and removes the one before.
+
+    The server sees the folder under the same path: the same machine, or a file system that both mount. Raises PacelineError
+    ``rollout.server_*`` where it does not load within ``seconds``; CheckpointError where the folder cannot be written.
+    """
+
+    server: Server
+    folder: Path
+    dtype: torch.dtype
+    seconds: float
+    sent: int = 0
+
+    def push(self, hf: Any) -> None:
+        """The whole model ``hf`` (with its adapter added in) as it is now."""
+        self.sent += 1
+        place = self.folder / f"weights-{self.sent:06d}"
+        with named_errors(place, what="the weights for the server that writes answers cannot be written"):
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            entries = list(whole(hf, self.dtype))
+            (place / "config.json").write_text(json.dumps(hf.config.to_dict(), default=str), encoding="utf-8")
+            write_weights(place, entries, MAX_SHARD_BYTES)
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}, "timeout": self.seconds}
+        self.server.ask("POST", "/collective_rpc", reload, self.seconds)
+        self.server.ask("POST", "/reset_prefix_cache", {}, self.seconds)
+        shutil.rmtree(self.folder / f"weights-{self.sent - 1:06d}", ignore_errors=True)
+
+
+def whole(hf: Any, dtype: torch.dtype) -> Iterator[Entry]:
+    """The parameters, under their Hugging Face names, of the plain model that ``hf`` computes as: W + scale · B A (peft's own sum) where a layer has an adapter."""
+    layers = {name: module for name, module in hf.named_modules() if NAME in getattr(module, "lora_A", ())}
+    for name, parameter in hf.named_parameters():
+        if ".lora_" in name:
+            continue
+        adapted = layers.get(name.removesuffix(".base_layer.weight"))
+        yield Entry(plain_name(name), dtype, tuple(parameter.shape), _given(parameter, adapted, dtype))
+
+
+def _given(parameter: Tensor, adapted: Any, dtype: torch.dtype) -> Callable[[], Tensor]:
+    @torch.no_grad()
+    def load() -> Tensor:
+        tensor = parameter.detach()
+        return (tensor if adapted is None else tensor + adapted.get_delta_weight(NAME).to(tensor)).to(dtype)
+
+    return load

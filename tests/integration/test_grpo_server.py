@@ -1,0 +1,78 @@
+"""GRPO with its answers written by a server on loopback: the same losses as when the ranks write them, and errors that name the server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT, Run, write_yaml
+from test_grpo_program import grpo, numbers, train
+
+from paceline.config.sections.model import ModelSection
+from paceline.models.factory import HFModelFactory
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+__all__ = ["grpo"]  # the fixture
+
+
+@pytest.fixture
+def server(grpo: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[str]:
+    """The address of a server that computes with other weights than the run's until it is told better."""
+    model = ModelSection.model_validate({"config": grpo("any", 1)["model"]["config"]})
+    HFModelFactory(model, seed=99)().hf.save_pretrained(tmp_path / "served")
+    port = tmp_path / "port"
+    log = (tmp_path / "server.log").open("w")
+    argv = [sys.executable, str(ROOT / "tests/completions_server.py"), str(tmp_path / "served"), str(port)]
+    process = subprocess.Popen(argv, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while not port.exists():
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port.read_text()}"
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_server_changes_no_loss(
+    lora: bool, grpo: Callable[..., dict[str, Any]], server: str, paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    def config(name: str, **rollout: Any) -> dict[str, Any]:
+        found = grpo(name, 2, dtype="float32", distributed_strategy="ddp")
+        found["training"]["max_steps"] = 5  # the second rollout begins with step 5
+        found["training"]["rollout"] |= rollout
+        return found | ({"lora": {"r": 4}} if lora else {})
+
+    own = train(paceline, config("own"), tmp_path, 2)
+    served = train(paceline, config("served", server={"url": server}), tmp_path, 2)
+    assert [s.sample_digest for s in served] == [s.sample_digest for s in own]
+    for one, two in zip(own, served, strict=True):
+        assert numbers(two) == pytest.approx(numbers(one), rel=1e-4, abs=2e-5), f"step {one.step}"
+    assert served[0].extras["completion_length"] > 1 and served[4].loss != served[0].loss
+    with urllib.request.urlopen(f"{server}/v1/models") as answer:
+        loaded = json.load(answer)["loaded"]
+    assert [Path(p).name for p in loaded[1:]] == ["weights-000001", "weights-000002"]
+    assert [p.name for p in (tmp_path / "served/rollout-weights").iterdir()] == ["weights-000002"]
+
+
+def test_a_server_that_is_not_there_is_named_by_every_rank(
+    grpo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    config = grpo("run", 2, dtype="float32", distributed_strategy="ddp")
+    config["training"]["rollout"] |= {"server": {"url": "http://127.0.0.1:9", "timeout": 1}}
+    path = write_yaml(tmp_path / "run.yaml", config)
+    done = paceline("train", str(path), "--nproc", "2", deadline=200)
+    assert done.code == 1 and "rollout.server_unreachable" in done.err and "http://127.0.0.1:9" in done.err
+    config["training"]["rollout"] |= {"server": {"url": "127.0.0.1:9/v1"}}
+    done = paceline("train", str(write_yaml(path, config)))
+    assert done.code == 2 and "rollout.server_url" in done.err
