@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.algorithms.advantages import group_advantages
 from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import TERM, Asked, OnPolicy, Tokens, field_or, per_token
+from paceline.algorithms.on_policy import TERM, Asked, OnPolicy, Tokens, field_or, frozen_roles, per_token
 from paceline.algorithms.policy_losses import (
     clipped_surrogate,
     log_ratios,
@@ -51,6 +51,7 @@ class GRPO(OnPolicy):
         max_completion_length: int = 256,
         updates_per_pass: int = 1,
         reference: str = "",
+        reward_model: bool = False,
     ) -> None:
         self.beta, self.estimator, self.weighted_kl = beta, kl_estimator, use_bias_correction_kl
         self.low, self.high, self.delta = epsilon, epsilon if epsilon_high is None else epsilon_high, delta
@@ -62,13 +63,13 @@ class GRPO(OnPolicy):
             rollout_correction_cap,
         )
         self.passes, self.updates_per_rollout = num_iterations, num_iterations * updates_per_pass
-        self.frozen = (Role.REFERENCE,) if beta and reference != "adapter" else ()
+        self.frozen = frozen_roles(bool(beta) and reference != "adapter", reward_model)
 
     def asked(self) -> Sequence[Asked]:
         old = [Asked("old", Role.POLICY, Ask.LOGPROBS)] if self.updates_per_rollout > 1 else []
         return old + ([Asked("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
 
-    def credit(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         return group_advantages(scores, groups, scale=self.scale)
 
     def learns_from(self, ended: bool) -> bool:

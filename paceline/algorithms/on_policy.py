@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from paceline.seam.batch import IGNORE_INDEX, Batch
 from paceline.seam.roles import Ask, Role
 
 TERM = "policy"
+Sum = Callable[[Sequence[float]], list[float]]  # over all ranks that see different answers, equal on every rank
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,32 @@ class Asked:
 class OnPolicy(Algorithm):
     """Windows come from rollouts of ``updates_per_rollout`` optimizer steps; each answer is one document, its sampled tokens are the labels.
 
-    ``Batch.tokens`` of a rollout holds ``sampled`` (log-probability at sampling), ``advantage``, and what ``asked`` names; ``Batch.extras`` holds
-    ``counted`` (1 for an answer that was judged, 0 for fillers and answers left out).
+    ``Batch.tokens`` of a rollout holds ``fields``: ``sampled`` (log-probability at sampling), ``advantage``, and what ``asked`` names; ``Batch.extras``
+    holds ``counted`` (1 for an answer that was judged, 0 for fillers and answers left out).
     """
 
     metric_names: tuple[str, ...] = ("eval_reward",)
     passes: int = 1  # over each rollout
     updates_per_rollout: int = 1
+    compares_answers = True  # an answer is better or worse than the others to its prompt
+    derived: tuple[str, ...] = ()  # fields that ``credited`` adds
 
     @abstractmethod
     def asked(self) -> Sequence[Asked]:
         """The forwards that a rollout needs before its first step."""
 
+    def fields(self) -> tuple[str, ...]:
+        """The names of ``Batch.tokens`` in a rollout."""
+        return ("sampled", "advantage", *(asked.name for asked in self.asked()), *self.derived)
+
     @abstractmethod
-    def credit(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """(advantages [R], spread of their group [R]) of all R answers of a rollout from their scores float64 [R] (NaN: left out);
-        ``groups`` int64 [R] numbers the prompts."""
+    def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """(what each token of an answer is credited with [R], spread of their group [R]) of all R answers of a rollout from their scores float64 [R]
+        (NaN: left out); ``groups`` int64 [R] numbers the prompts, ``ended`` bool [R]: not cut off."""
+
+    def credited(self, batches: Sequence[Sequence[Batch]], total: Sum) -> tuple[list[list[Batch]], Mapping[str, float]]:
+        """(this rank's micro-batches of a rollout with what follows from everything that was asked, numbers to tell). Collective."""
+        return [list(row) for row in batches], {}
 
     def learns_from(self, ended: bool) -> bool:
         """Whether the tokens of an answer that ended (or was cut off) are learnt."""
@@ -67,9 +78,21 @@ class Tokens:
         return Tokens(segments, torch.bincount(segments, minlength=len(sizes)))
 
 
+def frozen_roles(reference: bool, reward_model: bool) -> tuple[Role, ...]:
+    """The models that are only asked."""
+    return (*((Role.REFERENCE,) if reference else ()), *((Role.REWARD,) if reward_model else ()))
+
+
 def field_or(batch: Batch, name: str, default: Tensor) -> Tensor:
     """[L]: a field of the tokens, or ``default`` where the rollout has none (its own log-probabilities before the first update, a filler)."""
     return batch.at_labels(name).to(default.dtype) if name in batch.tokens else default
+
+
+def with_tokens(batch: Batch, name: str, values: Tensor) -> Batch:
+    """``batch`` with the field ``name`` of its tokens: ``values`` [L] at the labelled positions, 0 elsewhere."""
+    spread = torch.zeros(batch.labels.shape, dtype=values.dtype)
+    spread[batch.labels != IGNORE_INDEX] = values.detach().cpu()
+    return replace(batch, tokens={**batch.tokens, name: spread})
 
 
 def per_token(means: Mapping[str, float]) -> dict[str, float]:

@@ -11,5 +11,6 @@ ALGORITHMS = Registry(
         "reward": "paceline.algorithms.reward:Reward",
         "dpo": "paceline.algorithms.dpo:DPO",
         "grpo": "paceline.algorithms.grpo:GRPO",
+        "ppo": "paceline.algorithms.ppo:PPO",
     },
 )

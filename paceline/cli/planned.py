@@ -58,6 +58,7 @@ def planned(
     from paceline.plan.choose import make_plan
     from paceline.plan.hardware import probe_hardware
     from paceline.plan.known import known_shape
+    from paceline.plan.roles import named_shapes
     from paceline.plan.shape import shape_of
 
     config = loaded.config
@@ -83,6 +84,7 @@ def planned(
             launcher=launcher,
             run_dir=str(run.root),
             shape=shape,
+            others=named_shapes(config, os.environ),
         )
     except ConfigError as error:
         problems += error.diagnostics

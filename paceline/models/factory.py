@@ -188,8 +188,8 @@ class HFModelFactory:
             except (OSError, ValueError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
         fresh = (
-            {f"{HEAD}.weight"} if self.role in SCALAR_ROLES else set()
-        )  # from the seed, where the weights are a language model's
+            {f"{HEAD}.weight"} if self.role in SCALAR_ROLES and not self.frozen else set()
+        )  # from the seed, where the weights are a language model's and the head is trained
         missing = sorted(set(said.get("missing_keys", ())) - fresh)
         if missing:
             raise ConfigError(_missing(name, missing))

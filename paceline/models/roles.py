@@ -20,7 +20,7 @@ from paceline.seam.roles import Ask, Role
 
 
 class RoleModule(nn.Module):
-    """A Hugging Face causal language model (of a reward model: sequence classification of one label) as the root module of ``role``.
+    """A Hugging Face causal language model (of reward and value models: sequence classification of one label) as the root module of ``role``.
 
     ``forward(batch, ask)`` answers fp32 tensors by name (see ``Ask``). A micro-batch without labels still touches every trainable
     parameter. ``hf`` is the model itself, for saving and generation; its parameters keep their Hugging Face names.

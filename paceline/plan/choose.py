@@ -23,10 +23,10 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Plan, Precision
 from paceline.plan.precision import choose_precision
 from paceline.plan.predict.escalate import escalate
-from paceline.plan.roles import reads_prompts, reference_of
+from paceline.plan.roles import other_models, reads_prompts
 from paceline.plan.rollout import check_rollout, rollout_decisions
 from paceline.plan.shape import ModelShape, scoring, shape_from_config
-from paceline.plan.strategy import Chosen, check_algorithm, choose_strategy
+from paceline.plan.strategy import Chosen, choose_strategy
 
 T = TypeVar("T")
 
@@ -61,11 +61,12 @@ def make_plan(
     launcher: str,
     run_dir: str,
     shape: ModelShape | None = None,
+    others: Mapping[str, ModelShape | None] | None = None,
     provenance: Mapping[str, Source] | None = None,
 ) -> Plan:
     """The plan for ``world_size`` processes on ``num_nodes`` nodes like ``hardware``.
 
-    ``shape`` may be left out when ``model.config`` is given; ``provenance`` lets findings name ``file:line``. Raises ConfigError with
+    ``shape`` may be left out when ``model.config`` is given; ``others`` are those of other models, by name; ``provenance`` lets findings name ``file:line``. Raises ConfigError with
     every finding at once: the config rules with what is known now, and what this version cannot start.
     """
     values = config.to_json()
@@ -77,7 +78,6 @@ def make_plan(
         shape = scoring(shape)
     facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
     found += check(config, facts, starting=True, provenance=provenance)
-    found += check_algorithm(training["algorithm"])
     adapter = _attempt(lambda: adapter_of(values.get("lora")), found)
     chosen = _attempt(
         lambda: choose_strategy(
@@ -105,7 +105,7 @@ def make_plan(
     strategy, reason = chosen.strategy, chosen.reason
     backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
-    reference, about_reference = reference_of(training, adapter)
+    reference, models, about_models = other_models(training, adapter)
     plan = Plan(
         algorithm=training["algorithm"],
         strategy=strategy,
@@ -130,9 +130,9 @@ def make_plan(
             backend_decision,
             attention,
             *adapter_decisions(adapter, shape),
-            *about_reference,
+            *about_models,
             *rollout_decisions(training, engine.batch),
-            *knob_decisions(training, data, hardware, strategy),
+            *knob_decisions(training, data, hardware, strategy, prompts=reads_prompts(training["algorithm"])),
             *(
                 Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}")
                 for d in found
@@ -148,8 +148,21 @@ def make_plan(
         engine=engine.options,
         adapter=adapter,
         reference=reference,
+        models={
+            role: {**model, "shape": _shape_of(role, model, shape, others or {})} for role, model in models.items()
+        },
     )
     return replace(plan, memory=memory_of(plan, hardware))
+
+
+def _shape_of(
+    role: str, model: Mapping[str, Any], own: ModelShape | None, others: Mapping[str, ModelShape | None]
+) -> dict[str, Any] | None:
+    """JSON of the shape of another model than the policy, under the head that its role has."""
+    found = own if model["model"] is None else others.get(model["model"])
+    if found is not None and role in ("value", "reward"):
+        found = scoring(found)
+    return None if found is None else found.to_json()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def _memory(plan: Plan) -> list[str]:
     largest, smallest = ((plan.memory or {}).get(which) for which in ("largest", "smallest"))
     if largest is None or smallest is None:
         why = "the model's size is not known yet" if plan.shape is None else "not counted for this strategy or adapter"
-        return _entry("model states", "unknown", why)
+        return _entry("model states", "unknown", why) + _roles(plan)
     about = "" if plan.shape is not None and plan.shape.exact else "about "
     most, least = sum(largest.values()), sum(smallest.values())
     every = (
@@ -54,6 +54,18 @@ def _memory(plan: Plan) -> list[str]:
     for part in ("parameters", "gradients", "optimizer"):
         count = largest[part] + (largest["counters"] if part == "optimizer" else 0)
         lines.append(f"    {part:<{SUBJECT_WIDTH - 2}}{human_bytes(count):>10}   {count:>18,} bytes")
+    return lines + _roles(plan)
+
+
+def _roles(plan: Plan) -> list[str]:
+    """Of the models of an algorithm that has several."""
+    lines = []
+    for role, states in ((plan.memory or {}).get("roles") or {}).items():
+        model = plan.models.get(role)
+        kind = "trained" if model is None or model["trained"] else "frozen"
+        count = sum(states.values()) if states else 0
+        size = f"{human_bytes(count):>10}   {count:>18,} bytes" if states else f"{'unknown':>10}"
+        lines.append(f"    {f'of them the {role}, {kind}':<{SUBJECT_WIDTH - 2}}{size}")
     return lines
 
 

@@ -87,9 +87,9 @@ def parse_optim_args(given: Any) -> dict[str, Any]:
 
 
 def knob_decisions(
-    training: Mapping[str, Any], data: Mapping[str, Any], hardware: Hardware, strategy: str
+    training: Mapping[str, Any], data: Mapping[str, Any], hardware: Hardware, strategy: str, *, prompts: bool = False
 ) -> list[Decision]:
-    """What was asked for beside the main choices, granted or not."""
+    """What was asked for beside the main choices, granted or not. ``prompts``: rows are made in training, of answers to prompts."""
     on_cpu = hardware.device == "cpu"
     made: list[Decision] = []
 
@@ -102,7 +102,8 @@ def knob_decisions(
         training["optim"],
         "one kernel for all parameters, on this device too" if fused else "asked for",
     )
-    say("data.packing", "on" if data["packing"] else "off", _packing_reason(data))
+    packs = data["packing"] and not prompts
+    say("data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data))
     if training["gradient_checkpointing"]:
         say(
             "training.gradient_checkpointing",
@@ -138,6 +139,9 @@ def knob_decisions(
         )
     _ddp_knobs(training, strategy, say)
     return made
+
+
+_ROLLOUT_ROWS = "rows are made of rollouts: a micro-batch lays its answers end to end, without padding"
 
 
 def _packing_reason(data: Mapping[str, Any]) -> str:

@@ -9,12 +9,13 @@ Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from paceline.plan.hardware import Hardware
 from paceline.plan.pieces import Piece, own_stages, pieces_of, tp_share
 from paceline.plan.plan import Plan
+from paceline.plan.shape import ModelShape
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MANY_RANKS = 64  # above, only the first and the last ranks of each stage are computed
@@ -52,8 +53,9 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
 
     if plan.shape is None or ":" in plan.strategy or plan.memory is None:
         return None
-    if plan.reference == "live":
-        return _with_reference(plan, rank)
+    if plan.models:
+        every = states_by_role(plan, rank)
+        return sum_of([s for s in every.values() if s is not None]) if None not in every.values() else None
     stages = own_stages(plan.engine, plan.mesh, plan.mesh.coordinates(rank).pp) if plan.strategy == "pipeline" else None
     pieces = pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master], stages)
     if pieces is None:
@@ -71,20 +73,35 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
     return _whole(plan, pieces)
 
 
-def _with_reference(plan: Plan, rank: int) -> ModelStates | None:
-    """The policy's states and the weights of a frozen copy: shared out by FSDP, whole under every other strategy (ZeRO included)."""
-    policy = model_states(replace(plan, reference=""), rank)
-    other = (plan.config["training"].get("dpo") or {}).get("ref_model")
-    assert plan.shape is not None
-    listed = None if other or plan.adapter else pieces_of(plan.shape, None, SIZES[plan.precision.master])
-    if policy is None or listed is None:
+def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
+    """Of each model that ``rank`` keeps, the trained one that the algorithm is about first: frozen ones are shared out by FSDP, whole under every
+    other strategy (ZeRO included)."""
+    own = "reward" if plan.algorithm == "reward" else "policy"
+    found = {own: model_states(replace(plan, models={}), rank)}
+    for role, model in plan.models.items():
+        shape = ModelShape.from_json(model["shape"]) if model["shape"] else None
+        alone = replace(plan, shape=shape, models={})
+        found[role] = model_states(alone, rank) if model["trained"] else _frozen_states(alone, model["model"], rank)
+    return found
+
+
+def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:
+    """A model that is only asked; one that starts from the policy's weights has the policy's adapter."""
+    adapter = plan.adapter if named is None else None
+    listed = None if plan.shape is None else pieces_of(plan.shape, adapter, SIZES[plan.precision.master])
+    if listed is None:
         return None
     frozen = [
         replace(tp_share(p, plan.mesh.tp, vocabulary=bool(plan.engine.get("loss_parallel"))), trained=False)
         for p in listed
     ]
-    reference = _sharded(plan, frozen, rank) if plan.strategy == "fsdp" else _whole(plan, frozen)
-    return replace(policy, parameters=policy.parameters + reference.parameters)
+    kept = _sharded(plan, frozen, rank) if plan.strategy == "fsdp" else _whole(plan, frozen)
+    return ModelStates(kept.parameters, 0, 0)
+
+
+def sum_of(states: Sequence[ModelStates]) -> ModelStates:
+    """Of several models."""
+    return ModelStates(*(sum(getattr(s, f.name) for s in states) for f in fields(ModelStates)))
 
 
 def _whole(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
@@ -175,6 +192,11 @@ def memory_of(plan: Plan, hardware: Hardware) -> dict[str, Any]:
         a_stage = plan.world_size // plan.mesh.pp
         ranks = [stage * a_stage + at for stage in range(plan.mesh.pp) for at in (0, a_stage - 1)]
     states = [state for state in (model_states(planned, rank) for rank in ranks) if state is not None]
+    if plan.models:
+        kept = {rank: states_by_role(planned, rank) for rank in ranks}
+        known = {rank: by for rank, by in kept.items() if None not in by.values()} or kept
+        fullest = max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None))
+        found["roles"] = {role: None if s is None else s.to_json() for role, s in fullest.items()}
     if states:
         found["largest"] = max(states, key=lambda s: s.total).to_json()
         found["smallest"] = min(states, key=lambda s: s.total).to_json()

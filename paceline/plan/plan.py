@@ -43,7 +43,9 @@ class Plan:
     fields of ``seam.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
     ``engine`` holds the strategy's own resolved options (``plan.engine``), ``adapter`` those of LoRA or None (``plan.adapter``).
     ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
-    ``memory`` holds the model states a rank (``plan.memory``): ``copies``, and bytes of the ``largest`` and ``smallest`` rank or None.
+    ``models`` are the other models of the algorithm by role: ``trained``, ``model`` (a folder or hub name; None: the one that training starts from) and
+    its ``shape`` or None.
+    ``memory`` holds the model states a rank (``plan.memory``): ``copies``, and bytes of the ``largest`` and ``smallest`` rank or None; where there are other models also ``roles``, those of each on the largest.
     """
 
     algorithm: str
@@ -74,6 +76,7 @@ class Plan:
     adapter: Mapping[str, Any] | None = None
     memory: Mapping[str, Any] | None = None
     reference: str = ""
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -89,6 +92,7 @@ class Plan:
             "engine": json.loads(json.dumps(dict(self.engine))),
             "adapter": dict(self.adapter) if self.adapter else None,
             "memory": dict(self.memory) if self.memory else None,
+            "models": {role: dict(model) for role, model in self.models.items()},
         }
 
     @staticmethod

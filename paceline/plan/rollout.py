@@ -8,7 +8,7 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan.batch import BatchSplit
 from paceline.plan.plan import Decision
-from paceline.plan.roles import reads_prompts
+from paceline.plan.roles import group_size, reads_prompts
 
 _KEY = "training.rollout"
 
@@ -18,7 +18,7 @@ def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagno
     if not reads_prompts(training["algorithm"]):
         return []
     options = training.get("rollout") or {}
-    group, pieces = int(options.get("num_generations", 8)), options.get("steps_per_generation")
+    group, pieces = group_size(training), options.get("steps_per_generation")
     if pieces is not None and pieces % batch.accumulation:
         hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
         what = "a rollout is cut into whole optimizer steps"
@@ -39,10 +39,12 @@ def rollout_decisions(training: Mapping[str, Any], batch: BatchSplit) -> tuple[D
     if not reads_prompts(training["algorithm"]):
         return ()
     options = training.get("rollout") or {}
-    group = int(options.get("num_generations", 8))
+    group = group_size(training)
     pieces = options.get("steps_per_generation") or batch.accumulation
     answers = pieces * batch.micro_batch * batch.data_parallel_size
-    passes = int((training.get("grpo") or {}).get("num_iterations", 1))
+    algorithm = training["algorithm"]
+    key, default = {"grpo": ("num_iterations", 1), "ppo": ("num_ppo_epochs", 4)}[algorithm]
+    passes = int((training.get(algorithm) or {}).get(key, default))
     steps = pieces // batch.accumulation * passes
-    value = f"{answers // group} prompts × {group} answers"
+    value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
     return (Decision("rollout", value, f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers"),)  # fmt: skip

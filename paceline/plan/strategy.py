@@ -14,7 +14,6 @@ from paceline.plan.mesh import AXES
 from paceline.plan.shape import ModelShape
 
 AVAILABLE_STRATEGIES = ("single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3")
-AVAILABLE_ALGORITHMS = ("sft", "reward", "dpo", "grpo")
 NEEDS_DEEPSPEED = frozenset({"deepspeed", "zero1", "zero2", "zero3"})
 KEY = "training.distributed_strategy"
 
@@ -146,19 +145,3 @@ def _not_available(strategy: str, asked: str, reason: str, shape: ModelShape | N
         found,
         hint,
     )
-
-
-def check_algorithm(algorithm: str) -> list[Diagnostic]:
-    """A finding when ``algorithm`` cannot be started by this version."""
-    if algorithm in AVAILABLE_ALGORITHMS:
-        return []
-    what = f"the algorithm '{algorithm}' is valid in a config but cannot be started by this version"
-    return [
-        Diagnostic(
-            "plan.algorithm_not_available",
-            what,
-            "training.algorithm",
-            algorithm,
-            f"algorithm: {' or '.join(AVAILABLE_ALGORITHMS)}",
-        )
-    ]

@@ -22,6 +22,7 @@ class Ask(str, Enum):
     CORRECT   ``correct``: int64 scalar, labelled positions whose argmax is the label (no gradient).
     ENTROPY   ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
     SCORES    ``scores``: fp32 [D], the number that a scalar head gives each document, read at its last token (reward models).
+    VALUES    ``values``: fp32 [L], the same head's number at the labelled positions, in order: what is expected before each of those tokens.
     """
 
     NLL = "nll"
@@ -29,3 +30,4 @@ class Ask(str, Enum):
     CORRECT = "correct"
     ENTROPY = "entropy"
     SCORES = "scores"
+    VALUES = "values"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,10 +64,3 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
         extras={"counted": torch.tensor([int(a is not None and a.counted) for a in answers], dtype=torch.int64)},
         tokens={"sampled": torch.cat(sampled)[None], "advantage": torch.cat(advantages)[None]},
     )
-
-
-def with_tokens(batch: Batch, name: str, values: Tensor) -> Batch:
-    """``batch`` with the field ``name`` of its tokens: ``values`` [L] at the labelled positions, 0 elsewhere."""
-    spread = torch.zeros(batch.labels.shape, dtype=values.dtype)
-    spread[batch.labels != IGNORE_INDEX] = values.detach().cpu()
-    return replace(batch, tokens={**batch.tokens, name: spread})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,21 +43,14 @@ class Judged:
         return Judged(table[0] > 0, table[1], table[2] > 0, numbers[0], known[0], numbers[1:])
 
 
-def report_metrics(
-    judged: Judged, spread: Tensor, labels: Sequence[str], groups: Tensor, seconds: Mapping[str, float], total: float
-) -> dict[str, float]:
-    """``reward`` is the mean of all scores, ``reward_std`` the mean over prompts of the spread within their answers; ``time/…`` seconds by phase."""
-    real = judged.real
-    whole = torch.zeros(int(groups.max()) + 1, dtype=torch.bool).index_put_(
-        (groups[judged.judged],), torch.tensor(True)
-    )
-    leads = torch.searchsorted(groups, torch.arange(len(whole)))
-    spreads = spread[leads][whole]
-    lengths = judged.lengths[real]
+def report_metrics(judged: Judged, spread: Tensor | None, labels: Sequence[str], groups: Tensor) -> dict[str, float]:
+    """``reward`` is the mean of all scores, ``reward_std`` the mean over prompts of the ``spread`` within their answers (None where answers are not
+    compared: the spread of all scores)."""
+    real, lengths = judged.real, judged.lengths[judged.real]
+    scores = judged.scores[judged.judged]
     found = {
-        "reward": _mean(judged.scores[judged.judged]),
-        "reward_std": _mean(spreads),
-        "zero_spread": _mean((spreads == 0).double()),
+        "reward": _mean(scores),
+        **({"reward_std": _spread(scores)} if spread is None else _within(judged, spread, groups)),
         "completion_length": _mean(lengths),
         "completion_length_max": float(lengths.max()) if lengths.numel() else 0.0,
         "completion_length_min": float(lengths.min()) if lengths.numel() else 0.0,
@@ -67,9 +60,21 @@ def report_metrics(
     for label, values in zip(labels, judged.parts, strict=True):
         own = values[~torch.isnan(values)]
         found[f"reward/{label}"] = _mean(own)
-        found[f"reward_std/{label}"] = float(own.std()) if own.numel() > 1 else 0.0
-    found |= {f"time/{phase}": value for phase, value in seconds.items()}
-    return found | {"time/rollout": total}
+        found[f"reward_std/{label}"] = _spread(own)
+    return found
+
+
+def _within(judged: Judged, spread: Tensor, groups: Tensor) -> dict[str, float]:
+    """Of the prompts with an answer that was judged."""
+    whole = torch.zeros(int(groups.max()) + 1, dtype=torch.bool).index_put_(
+        (groups[judged.judged],), torch.tensor(True)
+    )
+    spreads = spread[torch.searchsorted(groups, torch.arange(len(whole)))][whole]
+    return {"reward_std": _mean(spreads), "zero_spread": _mean((spreads == 0).double())}
+
+
+def _spread(values: Tensor) -> float:
+    return float(values.std()) if values.numel() > 1 else 0.0
 
 
 def _mean(values: Tensor) -> float:

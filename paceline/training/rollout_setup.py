@@ -8,17 +8,23 @@ from typing import Any
 import torch
 
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
+from paceline.config.sections.ppo import PpoOptions
 from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import Engine, RolloutSampling
 from paceline.generation.local import LocalEngine
+from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.plan import Plan
+from paceline.plan.roles import group_size
+from paceline.seam.roles import Role
 from paceline.training.rollout_cut import AnswerRows, RolloutCut
+from paceline.training.rollout_judge import ModelJudge
 from paceline.training.rollout_server import RolloutServer
 from paceline.training.rollouts import RolloutWindows
 from paceline.training.windows import Cut, Epochs
 
-_OWN = {"grpo": GrpoOptions}
+_OWN: dict[str, Any] = {"grpo": GrpoOptions, "ppo": PpoOptions}
+_MODELS = {"ref_model", "value_model"}  # which models there are is the session's part
 
 
 def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
@@ -26,10 +32,11 @@ def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
     own = getattr(training, plan.algorithm) or _OWN[plan.algorithm]()
     rollout = training.rollout or RolloutOptions()
     return {
-        **own.model_dump(exclude={"ref_model"}),
+        **own.model_dump(exclude=_MODELS),
         "max_completion_length": rollout.max_completion_length,
         "updates_per_pass": updates_per_pass(rollout, plan.batch.accumulation),
         "reference": plan.reference,
+        "reward_model": Role.REWARD.value in plan.models,
     }
 
 
@@ -51,7 +58,8 @@ class RolloutSetup:
     def __post_init__(self) -> None:
         self.options = self.session.config.training.rollout or RolloutOptions()
         updates = updates_per_pass(self.options, self.cut.accumulation)
-        self.rollout_cut = RolloutCut(self.cut, self.options.num_generations, updates, self.algorithm.passes)
+        group = group_size(self.session.plan.config["training"])
+        self.rollout_cut = RolloutCut(self.cut, group, updates, self.algorithm.passes)
         specs = [RewardSpec(r.name, r.weight, dict(r.options)) for r in self.options.rewards]
         self.scorer = Scorer(
             specs,
@@ -63,8 +71,9 @@ class RolloutSetup:
         self.algorithm.metric_names = ("eval_reward", *labels, "eval_completion_length", "eval_truncated")
         self.server = None if self.options.server is None else self._server()
         if self.options.temperature > 0:
-            for handle in self.handles.values():
-                handle.root.set_temperature(self.options.temperature)
+            for role, handle in self.handles.items():
+                if role not in SCALAR_ROLES:
+                    handle.root.set_temperature(self.options.temperature)
 
     def rows(self, prompts: Any) -> AnswerRows:
         """What epochs are counted by."""
@@ -75,6 +84,7 @@ class RolloutSetup:
         session, options = self.session, self.options
         mesh = session.plan.mesh
         place = mesh.coordinates(session.world.rank)
+        dtype = torch.float64 if session.plan.precision.master == "float64" else torch.float32
         return RolloutWindows(
             world=session.world,
             strategy=self.strategy,
@@ -93,7 +103,8 @@ class RolloutSetup:
             max_completion=options.max_completion_length,
             max_length=session.plan.seq_len,
             pad_id=session.prepared.pad_token_id,
-            dtype=torch.float64 if session.plan.precision.master == "float64" else torch.float32,
+            dtype=dtype,
+            judge=self.judge(dtype),
             leader=not (place.pp or place.cp or place.tp),
             shown=options.num_samples_shown,
         )
@@ -109,6 +120,13 @@ class RolloutSetup:
             session.run.rollout_weights,
             getattr(torch, session.plan.precision.compute),
         )
+
+    def judge(self, dtype: torch.dtype) -> ModelJudge | None:
+        """The reward model, where one is among the rewards."""
+        if Role.REWARD not in self.handles:
+            return None
+        rows, pad = self.cut.micro_batch, self.session.prepared.pad_token_id
+        return ModelJudge(self.strategy, self.handles, rows, pad, dtype)
 
     def engine(self, root: Any) -> Engine:
         """This process's own model, whole inside ``Strategy.generating``; or the server, given these weights."""

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.generation.engine import Completion, Engine, Request, RolloutSampling
+from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
 from paceline.seam.batch import Batch
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import Report, Window
-from paceline.training.rollout_batches import Answer, answer_batch, with_tokens
+from paceline.training.rollout_answers import Answerer, Limits, OpenEngine, evaluate_answers
+from paceline.training.rollout_batches import Answer, answer_batch
 from paceline.training.rollout_cut import RolloutCut
+from paceline.training.rollout_judge import ModelJudge
 from paceline.training.rollout_report import Judged, report_metrics, sample_rows
 from paceline.training.rollout_state import batch_shards, read_batch
 from paceline.training.windows import Epochs, sample_digest
-
-OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.generating`` yields)
 
 
 @dataclass
@@ -67,7 +66,12 @@ class RolloutWindows:
     shown: int = 2
     reader: ShardReader | None = None  # of the checkpoint that the run goes on from
     current: Rollout | None = None
-    clock: dict[str, float] = field(default_factory=dict)
+    judge: ModelJudge | None = None
+
+    def __post_init__(self) -> None:
+        policy = self.handles[self.algorithm.trains[0]]
+        self.answerer = Answerer(self.strategy, policy, self.tokenizer, self.scorer, self.open_engine, self.judge)
+        self.limits = Limits(self.max_completion, self.max_length)
 
     def __iter__(self) -> Iterator[Window]:
         for step in range(self.start, self.epochs.total_steps):
@@ -96,7 +100,7 @@ class RolloutWindows:
     def _read(self, number: int) -> Rollout:
         """The rollout that the checkpoint was made in the middle of."""
         assert self.reader is not None, "a run begins with a rollout"
-        fields = ("sampled", "advantage", *(asked.name for asked in self.algorithm.asked()))
+        fields = self.algorithm.fields()
         size, accumulation = self.cut.cut.micro_batch, self.cut.cut.accumulation
         flat = [read_batch(self.reader, first, size, fields) for first in self._firsts()]
         batches = [flat[i : i + accumulation] for i in range(0, len(flat), accumulation)]
@@ -109,42 +113,45 @@ class RolloutWindows:
     def filler(self) -> Batch:
         """A micro-batch that weighs nothing, with every field a real one has."""
         batch = answer_batch([None] * self.cut.cut.micro_batch, self.pad_id, self.dtype)
-        return self._with_asked_zero(batch)
-
-    def _with_asked_zero(self, batch: Batch) -> Batch:
         zero = torch.zeros(batch.labels.shape, dtype=self.dtype)
-        return replace(batch, tokens={**batch.tokens, **{asked.name: zero for asked in self.algorithm.asked()}})
+        return replace(batch, tokens=dict.fromkeys(self.algorithm.fields(), zero))
 
     # --- one rollout -----------------------------------------------------------------------------------------------
 
     def roll(self, epoch: int, number: int) -> Rollout:
         """Generate, judge, credit, and ask what the algorithm needs to know before its first step. Collective."""
-        self.clock = {}
+        answerer = self.answerer
+        answerer.clock = {}
         begun = time.perf_counter()
-        first = number * self.cut.answers
-        places = self._places(number)
+        first, places = number * self.cut.answers, self._places(number)
         requests, owners = self._requests(epoch, places)
-        completions = self.answer(requests, self.sampling)
-        with self._timed("score"):
-            samples = self._samples(self.prompts.table, owners, completions)
-            scored = self.scorer(samples)
+        completions = answerer.write(requests, self.sampling)
+        forwards = len(places) // self.cut.cut.micro_batch
+        samples, scored = answerer.judged(self.prompts.table, owners, requests, completions, forwards)
         judged = self._share(first, places, owners, completions, scored)
         groups = torch.arange(self.cut.answers) // self.cut.group
-        advantages, spread = self.algorithm.credit(judged.scores, groups)
-        answers = dict(
-            zip(places, self._answers(requests, owners, completions, judged, advantages, first), strict=True)
-        )
-        with self._timed("ask"):
-            batches = self._batches(number, answers)
+        credits, spread = self.algorithm.credit(judged.scores, groups, judged.ended)
+        made = self._answers(requests, owners, completions, judged, credits, first)
+        with answerer.timed("ask"):
+            batches = self._batches(number, dict(zip(places, made, strict=True)))
+            batches, told = self.algorithm.credited(batches, self._total)
         seconds = time.perf_counter() - begun
-        notes = [*scored.problems, *_nothing_learnt(judged, spread)] if self.leader else []
+        compares = self.algorithm.compares_answers
+        notes = [*scored.problems, *_nothing_learnt(judged, spread, compares)] if self.leader else []
+        metrics = report_metrics(judged, spread if compares else None, self.scorer.labels, groups)
+        clock = {f"time/{phase}": value for phase, value in answerer.clock.items()}
         report = Report(
-            report_metrics(judged, spread, self.scorer.labels, groups, self.clock, seconds),
+            {**metrics, **told, **clock, "time/rollout": seconds},
             sample_rows(samples, scored, self.shown) if self.world.rank == 0 else (),
             notes,
             seconds,
         )
         return Rollout(number, batches, report)
+
+    def _total(self, values: Sequence[float]) -> list[float]:
+        """Sums over the ranks that see different answers."""
+        found: list[float] = self.world.all_reduce_sum_float(list(values) if self.leader else [0.0] * len(values))
+        return found
 
     def _places(self, number: int) -> list[int]:
         """This rank's answers of a rollout, by their place in the epoch."""
@@ -166,35 +173,9 @@ class RolloutWindows:
         requests = []
         for place, owner in zip(places, owners, strict=True):
             ids = () if owner < 0 else tuple(table.row(owner)[0].tolist())
-            room = min(self.max_completion, self.max_length - len(ids)) if ids else 0
-            requests.append(Request(ids, stream_of(self.seed, epoch, owner, place % self.cut.group), room))
+            stream = stream_of(self.seed, epoch, owner, place % self.cut.group)
+            requests.append(Request(ids, stream, self.limits.room(ids)))
         return requests, owners
-
-    def answer(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
-        """Completions by the policy as it is now. Collective: a rank without requests takes part."""
-        policy = self.handles[self.algorithm.trains[0]]
-        begun = time.perf_counter()
-        with self.strategy.generating(policy) as root:
-            engine = self.open_engine(root)
-            self.clock["sync"] = time.perf_counter() - begun
-            with self._timed("generate"):
-                completions = engine.generate(requests, sampling)
-            begun = time.perf_counter()
-        self.clock["sync"] += time.perf_counter() - begun
-        return completions
-
-    def _samples(self, table: Any, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
-        """The answers of real prompts, with what rewards look at."""
-        real = [i for i, owner in enumerate(owners) if owner >= 0]
-        if not real:
-            return []  # decoders differ on what no text at all is
-        texts = self.tokenizer.batch_decode([list(completions[i].tokens) for i in real], skip_special_tokens=True)
-        samples = []
-        for i, text in zip(real, texts, strict=True):
-            facts = table.facts(owners[i])
-            prompt = str(facts.pop("prompt", ""))
-            samples.append(Sample(prompt, str(text), facts, len(completions[i].tokens), completions[i].ended))
-        return samples
 
     def _share(
         self,
@@ -226,7 +207,7 @@ class RolloutWindows:
         owners: Sequence[int],
         completions: Sequence[Completion],
         judged: Judged,
-        advantages: Tensor,
+        credits: Tensor,
         first: int,
     ) -> list[Answer | None]:
         places = self._own_places(first)
@@ -237,7 +218,7 @@ class RolloutWindows:
                 continue
             counted = bool(judged.judged[place - first])
             learnt = counted and self.algorithm.learns_from(completion.ended)
-            credit = float(advantages[place - first])
+            credit = float(credits[place - first])
             found.append(Answer(owner, request.prompt, completion.tokens, completion.logprobs, credit, counted, learnt))
         return found
 
@@ -260,48 +241,16 @@ class RolloutWindows:
             found.append(row)
         return found
 
-    # --- evaluation ------------------------------------------------------------------------------------------------
-
     def evaluate(self, prompts: Any) -> dict[str, float]:
-        """The likeliest answer to every prompt, judged: ``eval_reward``, ``eval_reward/<function>``, lengths, ``eval_rows``. Collective."""
-        cut, labels = self.cut.cut, self.scorer.labels
-        mine = range(cut.dp_rank, prompts.num_rows(0), cut.dp_size)
-        owners = prompts.document_ids(0, list(mine))
-        requests = []
-        for owner in owners:
-            ids = tuple(prompts.table.row(owner)[0].tolist())
-            requests.append(Request(ids, 0, min(self.max_completion, self.max_length - len(ids))))
-        completions = self.answer(requests, RolloutSampling(temperature=0.0))
-        scored = self.scorer(self._samples(prompts.table, owners, completions))
-        columns = [scored.total, *(scored.parts[label] for label in labels)]
-        known = [[v for v in column if not math.isnan(v)] for column in columns]
-        sums = [math.fsum(values) for values in known] + [float(len(values)) for values in known]
-        sums += [float(len(owners)), float(sum(len(c.tokens) for c in completions)), float(sum(c.ended for c in completions))]  # fmt: skip
-        total = self.world.all_reduce_sum_float(sums if self.leader else [0.0] * len(sums))
-        names, count = ["eval_reward", *(f"eval_reward/{label}" for label in labels)], 1 + len(labels)
-        found = {name: total[i] / total[count + i] if total[count + i] else math.nan for i, name in enumerate(names)}
-        rows, tokens, ended = total[2 * count :]
-        return {
-            **found,
-            "eval_rows": rows,
-            "eval_completion_length": tokens / rows,
-            "eval_truncated": 1.0 - ended / rows,
-        }
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - begun
+        """The likeliest answer to every prompt, judged. Collective."""
+        return evaluate_answers(self.answerer, prompts, self.world, self.cut.cut, self.limits, self.leader)
 
 
-def _nothing_learnt(judged: Judged, spread: Tensor) -> list[Diagnostic]:
+def _nothing_learnt(judged: Judged, spread: Tensor, compares: bool) -> list[Diagnostic]:
     """Said when no group of a rollout has two different scores."""
     if not bool(judged.judged.any()):
         what, hint = "no answer of this rollout was judged: nothing is learnt of it", "see why the rewards left all out"
-    elif bool((spread == 0).all()):
+    elif compares and bool((spread == 0).all()):
         what = "within each group all rewards are equal: every advantage is 0 and nothing is learnt of this rollout"
         hint = "num_generations of 2 and more, a temperature above 0, or a reward that tells these answers apart"
     else:

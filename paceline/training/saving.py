@@ -14,10 +14,14 @@ from paceline.training.state import TrainState
 
 
 def run_state(
-    state: TrainState, algorithm: Any, plan: Any, data_fingerprint: str, adapter: Any = None
+    state: TrainState, algorithm: Any, plan: Any, data_fingerprint: str, adapters: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with; with an adapter also its base."""
-    own = {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
+    """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with; with ``adapters`` (by trained role, the model
+    that is exported first) also their bases."""
+    (_, adapter), *others = (adapters or {"": None}).items()
+    own: dict[str, Any] = {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
+    if adapter is not None and others:
+        own["other_bases"] = {role: dict(other.base) for role, other in others}
     return {
         **own,
         "train": state.to_json(),
@@ -56,12 +60,12 @@ def hugging_face_files(
     }
 
 
-def same_base(state: Mapping[str, Any], adapter: Any) -> None:
+def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
     """Refuse to put an adapter on other weights than it was trained on, and a whole model into a run with an adapter. Raises CheckpointError.
 
-    ``adapter`` is the root module's, None where all weights are trained. A base whose weights this rank does not have is not compared.
+    ``adapter`` is that of the root module of ``role``, None where all weights are trained. A base whose weights this rank does not have is not compared.
     """
-    saved = state.get("base_model")
+    saved = state.get("other_bases", {}).get(role, state.get("base_model"))
     if (saved is None) != (adapter is None):
         found = "an adapter" if saved is not None else "a whole model"
         what = f"the checkpoint holds {found}, and this run trains {'an adapter' if adapter is not None else 'all weights'}"

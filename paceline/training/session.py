@@ -22,7 +22,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.plan import Plan
-from paceline.plan.roles import reads_prompts
+from paceline.plan.roles import model_named, reads_prompts
 from paceline.runlog import events
 from paceline.runtime.device import matmul_rate, memory_bytes
 from paceline.runtime.seed import seed_for
@@ -34,6 +34,7 @@ from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.metrics import Throughput
 from paceline.training.reference import ask_reference
+from paceline.training.rollout_judge import check_reward_model
 from paceline.training.rollout_setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
@@ -67,7 +68,7 @@ class Session:
             keep_heap()
         algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
-        factories = {role: self.factory(role) for role in algorithm.trains}
+        factories = {role: self.trained_factory(role) for role in algorithm.trains}
         handles = {role: strategy.prepare(role, build, self.optimizer()) for role, build in factories.items()}
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.frozen_factory(role), None)
@@ -99,14 +100,29 @@ class Session:
         options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
+    def trained_factory(self, role: Role) -> HFModelFactory:
+        """A model that is trained: from the weights named for it, or those that training starts from. An adapter to go on with is the policy's."""
+        named, adapter = self.named_model(role), self.plan.adapter
+        if role is not Role.VALUE:
+            return self.factory(role)
+        own = adapter if adapter is None else {**adapter, "start": None}
+        return self.factory(role, adapter=own, **({"model": named} if named is not None else {}))
+
     def frozen_factory(self, role: Role) -> HFModelFactory:
         """A model that is only asked: the one named for it, or the one that training starts from."""
-        options = getattr(self.config.training, self.plan.algorithm, None)
-        name = getattr(options, "ref_model", None)
-        if name is None:
+        named = self.named_model(role)
+        if named is None:
             return self.factory(role, frozen=True)
-        other = self.config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None})
-        return self.factory(role, frozen=True, model=other, adapter=None)
+        if role is Role.REWARD:
+            check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
+        return self.factory(role, frozen=True, model=named, adapter=None)
+
+    def named_model(self, role: Role) -> Any:
+        """The ``model:`` section of another model than the one that training starts from, or None."""
+        name = model_named(self.plan.config["training"], role.value)
+        if name is None:
+            return None
+        return self.config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None})
 
     def factory(self, role: Role, **changed: Any) -> HFModelFactory:
         precision = self.plan.precision
@@ -188,7 +204,7 @@ class Session:
         if self.reader is None:
             return TrainState()
         for role in algorithm.trains:
-            same_base(self.reader.state, handles[role].root.adapter)
+            same_base(self.reader.state, handles[role].root.adapter, role.value)
             strategy.import_state(handles[role], self.reader)
         algorithm.load_state(self.reader.state.get("algorithm", {}))
         return TrainState.from_json(self.reader.state["train"])
@@ -222,7 +238,7 @@ class Session:
                 t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank, piece
             ),
             throughput=Throughput(
-                computed_parameters(shape, self.plan.adapter, self.plan.reference),
+                computed_parameters(shape, self.plan.adapter, self.plan.reference, len(algorithm.trains)),
                 self.plan.world_size,
                 measured if shape else None,
             ),
@@ -294,7 +310,8 @@ class Session:
         def save(step: int) -> None:
             if self.config.training.load_best_model_at_end:
                 checkpointer.protect(trainer.state.best_step)
-            state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint, root.adapter)
+            adapters = {r.value: trainer.handles[r].root.adapter for r in trainer.algorithm.trains}
+            state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint, adapters)
             shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm, trainer.windows.shards(step))
             path = checkpointer.save(step, shards, state, files)
             cost = checkpointer.last
@@ -304,11 +321,11 @@ class Session:
         return save
 
 
-def computed_parameters(shape: Any, adapter: Any, reference: str = "") -> int:
+def computed_parameters(shape: Any, adapter: Any, reference: str = "", trained: int = 1) -> int:
     """Weights that count for MFU at 6 FLOP a token: under an adapter a weight has no gradient of its own, which leaves 4 of the 6; a reference
-    asked in every step adds the 2 of its forward."""
+    asked in every step adds the 2 of its forward; of ``trained`` models each counts."""
     whole = int(shape.matmul_parameters) if shape else 0
-    sixths = (6 if adapter is None else 4) + (2 if reference in ("live", "adapter") else 0)
+    sixths = (6 if adapter is None else 4) * trained + (2 if reference in ("live", "adapter") else 0)
     return whole * sixths // 6
 
 

@@ -26,7 +26,7 @@ from paceline.launch.environ import cache_folder, current
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
-from paceline.plan.roles import reads_pairs, reads_prompts
+from paceline.plan.roles import named_shapes, reads_pairs, reads_prompts
 from paceline.plan.shape import shape_of
 from paceline.runlog import events
 from paceline.runtime.alarm import Alarm, is_cascade, leave
@@ -79,6 +79,7 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
         launcher=env.launcher,
         run_dir=str(RunDir.at(config.run_directory()).root),
         shape=shape_of(config.model),
+        others=named_shapes(config),
     )
 
 

@@ -104,7 +104,12 @@ ALGORITHMS: dict[str, Mapping[str, Any]] = {
         "grpo": {"beta": 0.05, "num_iterations": 2, "loss_type": "grpo"},
     },
 }
+ALGORITHMS["ppo"] = {
+    "rollout": {**ALGORITHMS["grpo"]["rollout"], "num_generations": 1},
+    "ppo": {"num_ppo_epochs": 2, "adap_kl_ctrl": True, "horizon": 100, "target": 0.1, "missing_eos_penalty": 0.5},
+}
 PAIRWISE = ("reward", "dpo")
+ON_POLICY = ("grpo", "ppo")
 
 
 @dataclass(frozen=True)
@@ -205,10 +210,11 @@ def preferences() -> list[Cell]:
 
 
 def rollouts() -> list[Cell]:
-    """What is learnt from the model's own answers: GRPO, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
+    """What is learnt from the model's own answers: GRPO and PPO, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
     named = {v.name: v for v in VARIANTS}
     cells = [
-        Cell(named[name], finetuning, precision, "grpo")
+        Cell(named[name], finetuning, precision, algorithm)
+        for algorithm in ON_POLICY
         for name in _DATA_PARALLEL
         for finetuning in ("full", "LoRA")
         for precision in ("fp32", "fp64")

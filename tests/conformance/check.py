@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, PAIRWISE, SAVED, STEPS, TENSOR_TOLERANCE, Cell
+from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, PAIRWISE, SAVED, STEPS, TENSOR_TOLERANCE, Cell
 from pool import ROOT, Pool
 
 from paceline.checkpoint.reader import CheckpointReader
@@ -110,7 +110,9 @@ class Checker:
         steps = found["param"]["steps"]
         if len(steps) != STEPS:
             raise Failure(f"{len(steps)} of {STEPS} steps in common with the reference")
-        falls = cell.algorithm != "grpo"  # its loss is relative to each rollout; that it learns shows in the weights
+        falls = (
+            cell.algorithm not in ON_POLICY
+        )  # their loss is relative to each rollout; that it learns shows in the weights
         if falls and steps[0]["loss"][1] - steps[-1]["loss"][1] < 0.1 and cell.finetuning == "full":
             raise Failure("the reference did not learn: nothing would be proved")
         if not any(s["grad_norm"][1] > 0.5 for s in steps) and cell.finetuning == "full":

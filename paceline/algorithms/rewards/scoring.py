@@ -28,6 +28,7 @@ REWARDS = Registry(
         "code": f"{_HERE}.code:run_code",
     },
 )
+MODEL = "model"  # the name of what a reward model says: it is asked with all ranks together, outside of here
 POLICIES = ("error", "zero", "skip")
 _HANGS = 3  # samples that a function may hang on before it is not asked about the rest
 
@@ -72,15 +73,18 @@ class Scorer:
         names = [spec.name for spec in specs]
         self.labels = [_label(name, names[:i].count(name)) for i, name in enumerate(names)]
         self.weights = [spec.weight for spec in specs]
-        self.functions = [_function(spec, allow_code) for spec in specs]
+        self.functions = [None if spec.name == MODEL else _function(spec, allow_code) for spec in specs]
 
-    def __call__(self, samples: Sequence[Sample]) -> Scored:
-        """Scores in the order of the samples. Raises PacelineError ``rewards.failed`` under the policy ``error``."""
+    def __call__(self, samples: Sequence[Sample], by_model: Sequence[float] = ()) -> Scored:
+        """Scores in the order of the samples; ``by_model`` [N] are those of the reward model, where one is among ``specs``. Raises PacelineError
+        ``rewards.failed`` under the policy ``error``."""
         parts: dict[str, list[float]] = {}
         problems: list[Diagnostic] = []
         left_out = [False] * len(samples)
         for label, function in zip(self.labels, self.functions, strict=True):
-            values, failures = self._ask(label, function, samples)
+            values, failures = (
+                _checked(label, by_model, samples) if function is None else self._ask(label, function, samples)
+            )
             problems += failures.values()
             for i, failure in failures.items():
                 if self.on_error == "error":

@@ -10,8 +10,9 @@ from paceline.config.rules.strategy import engine_of
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 
-_ON_POLICY = ("grpo",)
+_ON_POLICY = ("grpo", "ppo")
 _ROLLOUT = "training.rollout"
+MODEL = "model"  # the reward that is a model, and its option
 
 
 def _rollout(c: Context) -> RolloutOptions | None:
@@ -22,16 +23,19 @@ def _rollout(c: Context) -> RolloutOptions | None:
 def strategies(c: Context) -> Iterator[Diagnostic]:
     """strategy.rollouts"""
     t = c.config.training
-    if _rollout(c) is None:
+    options = _rollout(c)
+    if options is None:
         return
-    wrong = cutting_keys(c, ("pp", "cp") if engine_of(c) == "fsdp" else ("pp", "cp", "tp"))
+    scores = t.algorithm == "ppo" or any(r.name == MODEL for r in options.rewards)  # a head of one number is not cut
+    wrong = cutting_keys(c, ("pp", "cp") if engine_of(c) == "fsdp" and not scores else ("pp", "cp", "tp"))
     if wrong:
+        who = t.algorithm if t.algorithm == "ppo" or not scores else f"{t.algorithm} with a reward model"
         yield c.problem(
             "strategy.rollouts",
-            f"{t.algorithm} writes answers token by token with a whole model on every rank; {in_words(wrong)} cuts it",
+            f"{who} writes answers token by token with a whole model on every rank; {in_words(wrong)} cuts it",
             "training.algorithm",
             *places(wrong),
-            hint="distributed_strategy: ddp, zero1 to zero3, or fsdp, with tp_size",
+            hint="distributed_strategy: ddp, zero1 to zero3, or fsdp" + ("" if scores else ", with tp_size"),
         )
 
 
@@ -54,6 +58,61 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
             "the reward 'code' runs programs that the model wrote",
             f"{_ROLLOUT}.allow_code_execution",
             hint="allow_code_execution: true, on a machine where that may happen",
+        )
+
+
+def reward_models(c: Context) -> Iterator[Diagnostic]:
+    """rewards.model_options, rewards.two_models"""
+    options = _rollout(c)
+    judges = [r for r in options.rewards if r.name == MODEL] if options is not None else []
+    for judge in judges:
+        if set(judge.options) != {MODEL} or not isinstance(judge.options[MODEL], str) or not judge.options[MODEL]:
+            yield c.problem(
+                "rewards.model_options",
+                "the reward 'model' is told which model, and nothing else",
+                f"{_ROLLOUT}.rewards",
+                found=f"options: {dict(judge.options)}",
+                hint="- {name: model, options: {model: outputs/reward/model}}",
+            )
+    if len(judges) > 1:
+        yield c.problem(
+            "rewards.two_models",
+            "one reward model judges a run; functions of your own may be added to it",
+            f"{_ROLLOUT}.rewards",
+            found=f"{len(judges)} rewards of the name 'model'",
+            hint="one of them, or a function as module:function that asks the other",
+        )
+
+
+def ppo(c: Context) -> Iterator[Diagnostic]:
+    """ppo.kl_estimator, ppo.adaptive_kl, ppo.no_kl"""
+    t = c.config.training
+    own = t.ppo
+    if t.algorithm != "ppo" or own is None:
+        return
+    if own.kl_in == "loss" and own.kl_estimator == "k1" and own.kl_coef:
+        yield c.problem(
+            "ppo.kl_estimator",
+            "as a term of the loss k1 has the gradient of log π alone, whose mean is 0: it would hold the policy to nothing",
+            "training.ppo.kl_estimator",
+            "training.ppo.kl_in",
+            hint="kl_estimator: k2 or k3, or kl_in: reward",
+        )
+    if own.adap_kl_ctrl and not own.kl_coef:
+        yield c.problem(
+            "ppo.adaptive_kl",
+            "the controller multiplies kl_coef, and 0 stays 0",
+            "training.ppo.kl_coef",
+            "training.ppo.adap_kl_ctrl",
+            hint="kl_coef: 0.05, or adap_kl_ctrl: false",
+        )
+    if own.ref_model and not own.kl_coef:
+        yield c.problem(
+            "ppo.no_kl",
+            "without a KL nothing is asked of the reference",
+            "training.ppo.ref_model",
+            "training.ppo.kl_coef",
+            hint="kl_coef: 0.05, or remove ref_model",
         )
 
 
@@ -96,9 +155,8 @@ def groups(c: Context) -> Iterator[Diagnostic]:
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
     t = c.config.training
-    wrong = (["grpo"] if t.grpo is not None and t.algorithm != "grpo" else []) + (
-        ["rollout"] if t.rollout is not None and t.algorithm not in _ON_POLICY else []
-    )
+    wrong = [name for name in _ON_POLICY if getattr(t, name) is not None and t.algorithm != name]
+    wrong += ["rollout"] if t.rollout is not None and t.algorithm not in _ON_POLICY else []
     for name in wrong:
         yield c.problem(
             "train.algorithm_section",
@@ -106,9 +164,9 @@ def sections(c: Context) -> Iterator[Diagnostic]:
             f"training.{name}",
             "training.algorithm",
             found=f"algorithm: {t.algorithm}",
-            hint="algorithm: grpo, or remove the section",
+            hint=f"algorithm: {'grpo or ppo' if name == 'rollout' else name}, or remove the section",
             severity=Severity.WARNING,
         )
 
 
-ROLLOUT_RULES: tuple[Rule, ...] = (strategies, rewards, lengths, groups, sections)
+ROLLOUT_RULES: tuple[Rule, ...] = (strategies, rewards, reward_models, ppo, lengths, groups, sections)

@@ -13,7 +13,7 @@ class RewardItem(Section):
     """One reward function of a weighted sum."""
 
     name: Text = Field(
-        description="exact_match, numeric, regex, format, length, overlong, ended, code, or a function of your own as module:function."
+        description="exact_match, numeric, regex, format, length, overlong, ended, code, model (what a reward model says, `options: {model: FOLDER}`), or a function of your own as module:function."
     )
     weight: Float = Field(default=1.0, description="Its weight in the sum.")
     options: Mapping = Field(default={}, description="Its keyword arguments, e.g. `{pattern: '^[0-9]+$'}`.")
@@ -55,7 +55,7 @@ class RolloutOptions(Section):
 
     rewards: Annotated[tuple[RewardItem, ...], BeforeValidator(to_rewards)] = Field(
         default=(),
-        description="With algorithm: grpo, what an answer is judged by: names, or `{name, weight, options}`.",
+        description="With algorithm: grpo or ppo, what an answer is judged by: names, or `{name, weight, options}`.",
     )
     on_reward_error: Annotated[str, Word("error", "zero", "skip")] = Field(
         default="error",
@@ -65,8 +65,10 @@ class RolloutOptions(Section):
     allow_code_execution: Bool = Field(
         default=False, description="Let the reward `code` run programs of the model, shut in."
     )
-    num_generations: Int = Field(
-        default=8, ge=1, description="Answers to each prompt; batch sizes count answers, not prompts."
+    num_generations: OptInt = Field(
+        default=None,
+        ge=1,
+        description="Answers to each prompt, when empty 8 with grpo and 1 with ppo; batch sizes count answers, not prompts.",
     )
     max_completion_length: Int = Field(
         default=256, ge=1, description="Longest answer in tokens; prompt and answer together at most data.max_length."

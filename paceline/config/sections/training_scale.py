@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from paceline.config.sections.ppo import PpoOptions
 from paceline.config.sections.preference import DpoOptions, RewardOptions
 from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.config.sections.types import (
@@ -87,6 +88,7 @@ class ScaleFields(Section):
     reward: RewardOptions | None = Field(default=None, description="Options of algorithm: reward.")
     dpo: DpoOptions | None = Field(default=None, description="Options of algorithm: dpo.")
     grpo: GrpoOptions | None = Field(default=None, description="Options of algorithm: grpo.")
+    ppo: PpoOptions | None = Field(default=None, description="Options of algorithm: ppo.")
     rollout: RolloutOptions | None = Field(
         default=None, description="How algorithms that learn from the model's own answers make and judge them."
     )

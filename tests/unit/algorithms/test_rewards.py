@@ -216,3 +216,15 @@ def test_code_runs_in_a_child_that_is_shut_in(tmp_path: Path, monkeypatch: pytes
     assert dict(zip(programs, found.total, strict=True)) == programs
     with pytest.raises(PacelineError, match="KeyError"):
         reward([said("pass")])  # no tests
+
+
+def test_what_a_reward_model_says_is_one_of_the_rewards() -> None:
+    model = RewardSpec("model", 0.5, {"model": "outputs/reward"})
+    samples = [said("#### 72"), said("no")]
+    scored = Scorer([RewardSpec("numeric"), model])(samples, [3.0, -1.0])
+    assert scored.total == [2.5, -0.5] and scored.parts == {"numeric": [1.0, 0.0], "model": [3.0, -1.0]}
+    with pytest.raises(PacelineError, match=r"rewards.failed[\s\S]*'model'[\s\S]*gave nan"):
+        Scorer([model])(samples, [3.0, math.nan])
+    left = Scorer([model, RewardSpec("numeric")], on_error="skip")(samples, [math.inf, 0.0])
+    assert math.isnan(left.total[0]) and left.total[1] == 0.0 and [p.code for p in left.problems] == ["rewards.failed"]
+    assert Scorer([model])([]).total == []

@@ -47,6 +47,7 @@ def _triple(total: int) -> dict[str, Any]:
 
 
 WARNING = Severity.WARNING
+JUDGE = {"name": "model", "options": {"model": "outputs/reward/model"}}
 CASES = [
     case("batch.positive", _t(per_device_train_batch_size=0), _t(per_device_train_batch_size=1)),
     case("batch.positive", _t(gradient_accumulation_steps=-1), _t(gradient_accumulation_steps=2)),
@@ -157,6 +158,13 @@ CASES = [
     case("rewards.code_off", _t(algorithm="grpo", rollout={"rewards": "code"}), _t(algorithm="grpo", rollout={"rewards": "code", "allow_code_execution": True})),
     case("rollout.length", {"data.max_length": 64, **_t(algorithm="grpo", rollout={"max_completion_length": 64})},
          {"data.max_length": 65, **_t(algorithm="grpo", rollout={"max_completion_length": 64})}),
+    case("strategy.rollouts", _t(algorithm="ppo", distributed_strategy="fsdp", parallelism={"tp_size": 2}), _t(algorithm="grpo", distributed_strategy="fsdp", parallelism={"tp_size": 2})),
+    case("rewards.model_options", _t(algorithm="ppo", rollout={"rewards": ["model"]}), _t(algorithm="ppo", rollout={"rewards": [JUDGE, "ended"]})),
+    case("rewards.two_models", _t(algorithm="grpo", rollout={"rewards": [JUDGE, JUDGE]}), _t(algorithm="grpo", rollout={"rewards": [JUDGE]})),
+    case("ppo.kl_estimator", _t(algorithm="ppo", ppo={"kl_in": "loss"}), _t(algorithm="ppo", ppo={"kl_in": "loss", "kl_estimator": "k3"})),
+    case("ppo.adaptive_kl", _t(algorithm="ppo", ppo={"kl_coef": 0, "adap_kl_ctrl": True}), _t(algorithm="ppo", ppo={"kl_coef": 0.1, "adap_kl_ctrl": True})),
+    case("ppo.no_kl", _t(algorithm="ppo", ppo={"kl_coef": 0, "ref_model": "a/b"}), _t(algorithm="ppo", ppo={"ref_model": "a/b"})),
+    case("train.algorithm_section", _t(algorithm="grpo", ppo={"lam": 0.9}), _t(algorithm="ppo", ppo={"lam": 0.9}), severity=WARNING),
     case("rollout.one_answer", _t(algorithm="grpo", rollout={"num_generations": 1}), _t(algorithm="grpo", rollout={"num_generations": 2}), severity=WARNING),
     case("rollout.greedy", _t(algorithm="grpo", rollout={"temperature": 0}), _t(algorithm="grpo", rollout={"temperature": 0.1}), severity=WARNING),
     case("rollout.server_url", _t(algorithm="grpo", rollout={"server": {"url": "localhost:8000"}}), _t(algorithm="grpo", rollout={"server": {"url": "http://localhost:8000"}})),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from model_families import FAMILIES, VOCAB, Source, build_family, make_batch, reference_model
@@ -37,6 +39,24 @@ def test_scores_are_those_of_the_hugging_face_class(family: str) -> None:
     assert module.hf.config.to_dict()["architectures"][0].endswith("ForSequenceClassification")
 
 
+def test_values_are_read_at_every_labelled_position() -> None:
+    module = build_family("llama", role=Role.VALUE, master_dtype=torch.float64)
+    batch = make_batch()
+    found = module(batch, frozenset({Ask.VALUES, Ask.SCORES}))
+    alone = [module(batch, frozenset({ask}))[ask.value] for ask in (Ask.SCORES, Ask.VALUES)]
+    assert torch.equal(found["scores"], alone[0]) and torch.equal(found["values"], alone[1])
+    clean, bounds = reference_model(module.hf), batch.cu_seqlens.tolist()
+    expected = []
+    for a, b in zip(bounds, bounds[1:], strict=False):
+        hidden = clean.model(input_ids=batch.input_ids[:, a:b]).last_hidden_state[0]
+        expected.append(clean.score(hidden)[batch.labels[0, a:b] != -100, 0])
+    torch.testing.assert_close(found["values"], torch.cat(expected), rtol=1e-5, atol=1e-5)
+    none = module(replace(batch, labels=torch.full_like(batch.labels, -100)), frozenset({Ask.VALUES}))["values"]
+    assert none.shape == (0,) and none.dtype == torch.float64
+    none.sum().backward()
+    assert [n for n, p in module.plain_named_parameters() if p.grad is None] == []
+
+
 def test_it_starts_from_a_language_model_with_a_seeded_head(tmp_path) -> None:  # type: ignore[no-untyped-def]
     policy = HFModelFactory(Source(config=FAMILIES["llama"]))()
     policy.hf.save_pretrained(tmp_path / "sft")
@@ -46,6 +66,8 @@ def test_it_starts_from_a_language_model_with_a_seeded_head(tmp_path) -> None:  
     assert torch.equal(one.hf.model.embed_tokens.weight, policy.hf.model.embed_tokens.weight)
     assert torch.equal(one.hf.score.weight, two.hf.score.weight) and one.hf.score.weight.shape == (1, 32)
     assert not torch.equal(one.hf.score.weight, other.hf.score.weight)
+    with pytest.raises(ConfigError, match=r"models.missing_weights[\s\S]*score.weight"):
+        HFModelFactory(source, Role.REWARD, frozen=True)()  # a head that nobody trained would judge at random
 
 
 def test_low_precision_meta_and_adapters() -> None:

@@ -13,13 +13,14 @@ import pytest
 from paceline.algorithms.registry import ALGORITHMS
 from paceline.config.load import load_config
 from paceline.config.schema import Config
+from paceline.config.sections.training_scale import ALGORITHMS as ALGORITHM_NAMES
 from paceline.core.errors import ConfigError
 from paceline.plan.choose import make_plan
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.shape import ModelShape, shape_from_config
-from paceline.plan.strategy import AVAILABLE_ALGORITHMS, AVAILABLE_STRATEGIES
+from paceline.plan.strategy import AVAILABLE_STRATEGIES
 from paceline.strategies.registry import STRATEGIES
 
 GIB = 1024**3
@@ -80,7 +81,7 @@ def sized(billions: float) -> ModelShape:
 
 def test_what_can_be_started_is_what_the_registries_hold() -> None:
     assert set(AVAILABLE_STRATEGIES) == set(STRATEGIES.names())
-    assert set(AVAILABLE_ALGORITHMS) == set(ALGORITHMS.names())
+    assert set(ALGORITHM_NAMES) == set(ALGORITHMS.names())
 
 
 def test_the_same_input_gives_the_same_plan_and_json_brings_it_back(config: Any) -> None:
@@ -193,7 +194,6 @@ def test_ddp_alone_is_single_and_says_so(config: Any) -> None:
         ({"ddp_backend": "mpi"}, "back.not_built"),
         ({"distributed": False}, "back.one_process"),
         ({"distributed_strategy": "single"}, "back.one_process"),
-        ({"algorithm": "ppo"}, "plan.algorithm_not_available"),
         ({"optim": "sgd", "optim_args": "momentum"}, "plan.optim_args"),
     ],
 )
@@ -239,7 +239,6 @@ def test_all_findings_come_at_once(config: Any) -> None:
         {
             "distributed_strategy": "zero2",
             "ddp_backend": "nccl",
-            "algorithm": "ppo",
             "parallelism": {"pp_size": 2},
         },
         data={"max_length": 99999},
@@ -247,7 +246,6 @@ def test_all_findings_come_at_once(config: Any) -> None:
     assert set(codes(wrong)) == {
         "par.deepspeed",
         "back.nccl_cpu",
-        "plan.algorithm_not_available",
         "data.max_pos",
     }
 

@@ -20,7 +20,8 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.memory import memory_of, model_states, moments
 from paceline.plan.parameters import parameters_of
 from paceline.plan.plan import Plan
-from paceline.plan.shape import shape_from_config
+from paceline.plan.roles import named_shapes
+from paceline.plan.shape import scoring, shape_from_config
 from paceline.seam.roles import Role
 from paceline.strategies.measure import storage_bytes
 
@@ -41,7 +42,8 @@ def plan_of(tmp_path: Path) -> Any:
         path = tmp_path / "config.json"
         path.write_text(json.dumps({**whole, "training": dict(training), **sections}))
         loaded = load_config(str(path)).config
-        return make_plan(loaded, CPU, world_size=world_size, launcher="spawn", run_dir="")
+        others = named_shapes(loaded)
+        return make_plan(loaded, CPU, world_size=world_size, launcher="spawn", run_dir="", others=others)
 
     return make
 
@@ -171,6 +173,44 @@ def test_a_live_reference_is_a_second_model_and_a_cached_one_none(plan_of: Any) 
     assert started.reference == "live" and any(d.subject == "reference" for d in started.decisions)
     other = plan_of({**asked, "dpo": {"ref_model": "somebody/else"}}, 1)
     assert other.reference == "live" and model_states(other, 0) is None
+
+
+def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -> None:
+    """The value model as a second trained one, reference and reward model as frozen ones; under FSDP all of them in pieces."""
+    judge = tmp_path / "judge"
+    judge.mkdir()
+    larger = {"model_type": "llama", **SIZES, "intermediate_size": 128, "architectures": ["LlamaForSequenceClassification"]}  # fmt: skip
+    (judge / "config.json").write_text(json.dumps(larger))
+    rewards = [{"name": "model", "options": {"model": str(judge)}}]
+    asked = {"algorithm": "ppo", "rollout": {"rewards": rewards, "max_completion_length": 8}, "ppo": {}}
+    shape = shape_from_config({"model_type": "llama", **SIZES})
+    own = [p.numel for p in parameters_of(shape)]
+    judged = [p.numel for p in parameters_of(scoring(shape_from_config(larger)))]
+    for strategy, world in (("single", 1), ("ddp", 2), ("zero1", 2), ("fsdp", 2)):
+        plan = plan_of({**asked, "distributed_strategy": strategy}, world)
+        assert {role: m["trained"] for role, m in plan.models.items()} == {"reference": False, "value": True, "reward": False}  # fmt: skip
+        assert plan.memory is not None
+        roles = plan.memory["roles"]
+        assert plan.memory["largest"] == {k: sum(r[k] for r in roles.values()) for k in roles["policy"]}
+        shared = 2 if strategy == "fsdp" else 1
+        assert roles["reference"] == {"parameters": 4 * sum(own) // shared, "gradients": 0, "optimizer": 0, "counters": 0}  # fmt: skip
+        assert roles["reward"]["parameters"] == pytest.approx(4 * sum(judged) / shared, abs=4 * 64)
+        assert roles["value"]["optimizer"] == pytest.approx(8 * sum(judged) / (1 if strategy in ("single", "ddp") else 2), abs=8 * 64)  # fmt: skip
+        assert Plan.from_json(json.loads(plan.dumps())) == plan
+    told = explain(plan)
+    for role, kind in (("policy", "trained"), ("reference", "frozen"), ("value", "trained"), ("reward", "frozen")):
+        assert f"of them the {role}, {kind}" in told
+    assert "data.packing                     off: rows are made of rollouts" in told
+    adapted = plan_of({**asked, "distributed_strategy": "single"}, 1, lora={"r": 3})
+    assert set(adapted.models) == {"value", "reward"} and adapted.reference == "adapter" and adapted.memory is not None
+    value = HFModelFactory(
+        load_config(None, flags={"model.name_or_path": str(judge)}).config.model.model_copy(update={"config": larger, "name_or_path": None}),
+        role=Role.VALUE, adapter=adapted.adapter,
+    )()  # fmt: skip
+    assert adapted.memory["roles"]["value"]["gradients"] == sum(4 * p.numel() for p in value.parameters() if p.requires_grad)  # fmt: skip
+    unknown = plan_of({**asked, "ppo": {"ref_model": "somebody/else"}}, 1)
+    assert unknown.memory is not None and unknown.memory["roles"]["reference"] is None
+    assert model_states(unknown, 0) is None and "of them the reference, frozen" in explain(unknown)
 
 
 def test_a_reward_model_s_head_is_trained_beside_its_adapters(plan_of: Any) -> None:

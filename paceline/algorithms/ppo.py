@@ -1,0 +1,225 @@
+"""Proximal policy optimization with a value model: PPO as it is used on language models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.advantages import (
+    generalised_advantages,
+    missing_end_penalty,
+    moments,
+    token_rewards,
+    whiten,
+)
+from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
+from paceline.algorithms.on_policy import TERM, Asked, OnPolicy, Sum, Tokens, field_or, frozen_roles, with_tokens
+from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+
+VALUE = "value"
+_POLICY = ("entropy", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "sampling_gap")
+_VALUE = ("value_loss", "value_clip", "error", "error_square", "return", "return_square")
+
+
+class PPO(OnPolicy):
+    """loss = Σ_t -min(ρ_t A_t, clip(ρ_t, 1 ± ε) A_t) / T + c_v · Σ_t ½ max((V_t - R_t)², (clip(V_t, V_old ± ε_v) - R_t)²) / T over the T tokens of ALL
+    ranks of a step (Schulman et al. 2017, eq. 7 and 9, without the entropy term).
+
+    A rollout's tokens are rewarded by the answer's score at its last token and -β · KL_t at each (Ziegler et al. 2019, eq. 2; ``kl_in`` ``loss`` puts
+    β · KL_t in the policy's loss instead); A and R come of generalised advantage estimation (``advantages.generalised_advantages``), A whitened over all
+    tokens of the rollout. β follows the measured KL with ``adap_kl_ctrl``: a rollout is trained with the β that the ones before it have led to.
+    """
+
+    trains = (Role.POLICY, Role.VALUE)
+    watched = (*(f"{name}/{TERM}" for name in _POLICY), *(f"{name}/{VALUE}" for name in _VALUE))
+    compares_answers = False
+    derived = ("return",)
+
+    def __init__(
+        self,
+        *,
+        num_ppo_epochs: int = 4,
+        kl_coef: float = 0.05,
+        kl_estimator: str = "k1",
+        kl_in: str = "reward",
+        adap_kl_ctrl: bool = False,
+        target: float = 6.0,
+        horizon: int = 10000,
+        cliprange: float = 0.2,
+        cliprange_value: float | None = 0.2,
+        vf_coef: float = 0.1,
+        gamma: float = 1.0,
+        lam: float = 0.95,
+        whiten_advantages: bool = True,
+        whiten_rewards: bool = False,
+        missing_eos_penalty: float | None = None,
+        cliprange_reward: float | None = None,
+        max_completion_length: int = 256,
+        updates_per_pass: int = 1,
+        reference: str = "",
+        reward_model: bool = False,
+    ) -> None:
+        self.estimator, self.in_loss, self.has_reference = kl_estimator, kl_in == "loss", bool(kl_coef)
+        self.clip, self.value_clip, self.vf_coef = cliprange, cliprange_value, vf_coef
+        self.gamma, self.lam = gamma, lam
+        self.whiten_advantages, self.whiten_rewards = whiten_advantages, whiten_rewards
+        self.missing_eos_penalty, self.score_clip = missing_eos_penalty, cliprange_reward
+        self.passes, self.updates_per_rollout = num_ppo_epochs, num_ppo_epochs * updates_per_pass
+        self.controller = AdaptiveCoefficient(kl_coef, target, horizon) if adap_kl_ctrl else FixedCoefficient(kl_coef)
+        self.kl_coef = kl_coef  # of the rollout that is trained on; the controller's is the next one's
+        self.frozen = frozen_roles(self.has_reference and reference != "adapter", reward_model)
+
+    # --- a rollout -------------------------------------------------------------------------------------------------
+
+    def asked(self) -> Sequence[Asked]:
+        reference = [Asked("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.has_reference else []
+        return [Asked("old", Role.POLICY, Ask.LOGPROBS), Asked("values", Role.VALUE, Ask.VALUES), *reference]
+
+    def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores themselves, clipped, then less the penalty for an answer that was cut off; tokens are credited in ``credited``."""
+        found = torch.nan_to_num(scores, nan=0.0)
+        if self.score_clip is not None:
+            found = found.clamp(-self.score_clip, self.score_clip)
+        if self.missing_eos_penalty is not None:
+            found = missing_end_penalty(found, ended, self.missing_eos_penalty)
+        return found, torch.zeros_like(found)
+
+    def credited(self, batches: Sequence[Sequence[Batch]], total: Sum) -> tuple[list[list[Batch]], Mapping[str, float]]:
+        """Advantages and returns of every token, from scores, log-probabilities and values; whitening and β count the tokens of all ranks."""
+        self.kl_coef = self.controller.value
+        flat = [batch for row in batches for batch in row]
+        places = [Tokens.of(batch) for batch in flat]
+        kls = [self._divergence(batch) for batch in flat]
+        rewards = [self._rewards(*each) for each in zip(flat, places, kls, strict=True)]
+        if self.whiten_rewards:
+            rewards = _whitened(rewards, total, shift_mean=False)
+        estimates = [
+            generalised_advantages(
+                reward, batch.at_labels("values").double(), where.segments, discount=self.gamma, trace=self.lam
+            )
+            for reward, batch, where in zip(rewards, flat, places, strict=True)
+        ]
+        advantages, returns = [a for a, _ in estimates], [r for _, r in estimates]
+        told = self._told(flat, places, kls, advantages, returns, total)
+        if self.whiten_advantages:
+            advantages = _whitened(advantages, total)
+        dtype = flat[0].tokens["advantage"].dtype
+        made = iter(
+            with_tokens(with_tokens(batch, "advantage", a.to(dtype)), "return", r.to(dtype))
+            for batch, a, r in zip(flat, advantages, returns, strict=True)
+        )
+        return [[next(made) for _ in row] for row in batches], told
+
+    def _divergence(self, batch: Batch) -> Tensor:
+        """Between the policy of this rollout and the reference: float64 [L], 0 without one."""
+        old = batch.at_labels("old").double()
+        reference = batch.at_labels("reference").double() if self.has_reference else old
+        return divergence(old, reference, self.estimator)
+
+    def _rewards(self, batch: Batch, where: Tokens, kl: Tensor) -> Tensor:
+        """float64 [L]. The field ``advantage`` holds the answer's score at each of its tokens until it is replaced."""
+        scores = torch.zeros(len(where.lengths), dtype=torch.float64)
+        scores[where.segments] = batch.at_labels("advantage").double()
+        return token_rewards(scores, None if self.in_loss else kl, where.segments, coefficient=self.kl_coef)
+
+    def _told(
+        self,
+        batches: Sequence[Batch],
+        places: Sequence[Tokens],
+        kls: Sequence[Tensor],
+        advantages: Sequence[Tensor],
+        returns: Sequence[Tensor],
+        total: Sum,
+    ) -> dict[str, float]:
+        """Means over all answers and tokens of the rollout; the KL of an answer moves the controller."""
+        sums = torch.zeros(8, dtype=torch.float64)
+        for batch, where, kl, advantage, value in zip(batches, places, kls, advantages, returns, strict=True):
+            last = torch.ones_like(where.segments, dtype=torch.bool)
+            last[:-1] = where.segments[1:] != where.segments[:-1]
+            score = batch.at_labels("advantage").double()[last].sum()
+            expected = batch.at_labels("values").double().sum()
+            counts = [where.lengths.sum().double(), last.sum().double()]
+            sums += torch.stack(
+                [*counts, kl.sum(), score, advantage.sum(), advantage.square().sum(), value.sum(), expected]
+            )
+        tokens, answers, kl_sum, score_sum, first, second, return_sum, value_sum = total(sums.tolist())
+        over, each = max(tokens, 1.0), max(answers, 1.0)
+        if answers and self.has_reference:
+            self.controller.update(kl_sum / answers, int(answers))
+        spread = max(0.0, second / over - (first / over) ** 2) ** 0.5
+        told = {"score": score_sum / each, "advantage": first / over, "advantage_std": spread}
+        told |= {"returns": return_sum / over, "values": value_sum / over}
+        return told | ({"kl_answer": kl_sum / each, "kl_coef": self.kl_coef} if self.has_reference else {})
+
+    # --- a step ----------------------------------------------------------------------------------------------------
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        return frozenset({Ask.VALUES}) if role is Role.VALUE else frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        tokens = batch.num_labels()
+        return {TERM: tokens, VALUE: tokens}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        if role is Role.VALUE:
+            return {VALUE: self.vf_coef * self._value_losses(outputs[Ask.VALUES.value], batch)[0].sum()}
+        return {TERM: self._policy_losses(outputs[Ask.LOGPROBS.value], batch)[0].sum()}
+
+    def _policy_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss [L], what is watched [L] by name)."""
+        old = field_or(batch, "old", logprobs.detach())
+        ratios = logprobs - old
+        clipped = clipped_surrogate(
+            ratios, field_or(batch, "advantage", torch.zeros_like(old)), epsilon_low=self.clip, epsilon_high=self.clip
+        )
+        kl = divergence(logprobs, field_or(batch, "reference", logprobs.detach()), self.estimator)
+        loss = clipped.loss + self.kl_coef * kl if self.in_loss else clipped.loss
+        seen = {"kl": kl, "ratio": clipped.ratio, "clip_low": clipped.low, "clip_high": clipped.high}
+        gap = (old - field_or(batch, "sampled", old)).abs()
+        return loss, {**seen, "approx_kl": 0.5 * ratios.square(), "sampling_gap": gap}
+
+    def _value_losses(self, values: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        old = field_or(batch, "values", values.detach())
+        returns = field_or(batch, "return", torch.zeros_like(old))
+        loss, clipped = value_loss(values, old, returns, clip=self.value_clip)
+        error = returns - values
+        seen = {"value_loss": loss, "value_clip": clipped, "error": error, "error_square": error.square()}
+        return loss, {**seen, "return": returns, "return_square": returns.square()}
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        if role is Role.VALUE:
+            values = outputs[Ask.VALUES.value].detach().double()
+            return {f"{n}/{VALUE}": v.double().sum() for n, v in self._value_losses(values, batch)[1].items()}
+        _, seen = self._policy_losses(outputs[Ask.LOGPROBS.value].detach(), batch)
+        seen["entropy"] = outputs[Ask.ENTROPY.value].detach()
+        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        """As they are, but errors of the values as the share of the returns' variance that they explain, 1 - Var(R - V) / Var(R)."""
+        found = {name: means[name] for name in (*_POLICY, "value_loss", "value_clip")}
+        if not self.has_reference:
+            del found["kl"]
+        left = means["error_square"] - means["error"] ** 2
+        whole = means["return_square"] - means["return"] ** 2
+        return {**found, "explained_variance": 1.0 - left / whole if whole > 0.0 else 0.0}
+
+    # --- a checkpoint ----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {"kl_coef": self.kl_coef, "controller": self.controller.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.kl_coef = float(state.get("kl_coef", self.kl_coef))
+        self.controller.load_state(state.get("controller", {}))
+
+
+def _whitened(values: Sequence[Tensor], total: Sum, *, shift_mean: bool = True) -> list[Tensor]:
+    """Each [L], by the moments of all of them on all ranks."""
+    own = torch.stack([moments(each) for each in values]).sum(0)
+    whole = torch.tensor(total(own.tolist()), dtype=torch.float64)
+    return [whiten(each, whole, shift_mean=shift_mean) for each in values]

@@ -1,0 +1,125 @@
+"""Answers of the policy as it is now, and what the rewards say of them: for rollouts and for evaluation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.scoring import Scored, Scorer
+from paceline.generation.engine import Completion, Engine, Request, RolloutSampling
+from paceline.training.rollout_judge import ModelJudge
+
+OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.generating`` yields)
+
+
+@dataclass
+class Answerer:
+    """Writes and judges answers. ``clock`` holds the seconds of each phase since it was last emptied."""
+
+    strategy: Any
+    policy: Any  # its handle
+    tokenizer: Any
+    scorer: Scorer
+    open_engine: OpenEngine
+    judge: ModelJudge | None = None
+    clock: dict[str, float] = field(default_factory=dict)
+
+    def write(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
+        """Completions by the policy as it is now. Collective: a rank without requests takes part."""
+        begun = time.perf_counter()
+        with self.strategy.generating(self.policy) as root:
+            engine = self.open_engine(root)
+            self.clock["sync"] = time.perf_counter() - begun
+            with self.timed("generate"):
+                completions = engine.generate(requests, sampling)
+            begun = time.perf_counter()
+        self.clock["sync"] += time.perf_counter() - begun
+        return completions
+
+    def judged(
+        self,
+        table: Any,
+        owners: Sequence[int],
+        requests: Sequence[Request],
+        completions: Sequence[Completion],
+        batches: int,
+    ) -> tuple[list[Sample], Scored]:
+        """The answers of real prompts (``owners`` not negative) and their scores; a reward model is asked in ``batches`` forwards. Collective."""
+        with self.timed("score"):
+            samples = self._samples(table, owners, completions)
+            by_model: list[float] = []
+            if self.judge is not None:
+                texts = [
+                    None if owner < 0 else (*request.prompt, *completion.tokens)
+                    for owner, request, completion in zip(owners, requests, completions, strict=True)
+                ]
+                said = self.judge(texts, batches)
+                by_model = [score for score, owner in zip(said, owners, strict=False) if owner >= 0]
+            return samples, self.scorer(samples, by_model)
+
+    def _samples(self, table: Any, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
+        """The answers of real prompts, with what rewards look at."""
+        real = [i for i, owner in enumerate(owners) if owner >= 0]
+        if not real:
+            return []  # decoders differ on what no text at all is
+        texts = self.tokenizer.batch_decode([list(completions[i].tokens) for i in real], skip_special_tokens=True)
+        samples = []
+        for i, text in zip(real, texts, strict=True):
+            facts = table.facts(owners[i])
+            prompt = str(facts.pop("prompt", ""))
+            samples.append(Sample(prompt, str(text), facts, len(completions[i].tokens), completions[i].ended))
+        return samples
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Counts what runs inside as the phase ``name``."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - begun
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Tokens of the longest answer, and of prompt and answer together."""
+
+    completion: int
+    together: int
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """For an answer to ``prompt``; 0 for no prompt."""
+        return min(self.completion, self.together - len(prompt)) if len(prompt) else 0
+
+
+def evaluate_answers(
+    answerer: Answerer, prompts: Any, world: Any, cut: Any, limits: Limits, leader: bool
+) -> dict[str, float]:
+    """The likeliest answer to every prompt, judged: ``eval_reward``, ``eval_reward/<function>``, lengths, ``eval_rows``. Collective."""
+    labels, count = answerer.scorer.labels, prompts.num_rows(0)
+    owners = prompts.document_ids(0, list(range(cut.dp_rank, count, cut.dp_size)))
+    requests = []
+    for owner in owners:
+        ids = tuple(prompts.table.row(owner)[0].tolist())
+        requests.append(Request(ids, 0, limits.room(ids)))
+    completions = answerer.write(requests, RolloutSampling(temperature=0.0))
+    batches = math.ceil(math.ceil(count / cut.dp_size) / cut.micro_batch)
+    _, scored = answerer.judged(prompts.table, owners, requests, completions, batches)
+    columns = [scored.total, *(scored.parts[label] for label in labels)]
+    known = [[v for v in column if not math.isnan(v)] for column in columns]
+    sums = [math.fsum(values) for values in known] + [float(len(values)) for values in known]
+    sums += [float(len(owners)), float(sum(len(c.tokens) for c in completions)), float(sum(c.ended for c in completions))]  # fmt: skip
+    total = world.all_reduce_sum_float(sums if leader else [0.0] * len(sums))
+    return _means(total, ["eval_reward", *(f"eval_reward/{label}" for label in labels)])
+
+
+def _means(total: Sequence[float], names: Sequence[str]) -> dict[str, float]:
+    count = len(names)
+    found = {name: total[i] / total[count + i] if total[count + i] else math.nan for i, name in enumerate(names)}
+    rows, tokens, ended = total[2 * count :]
+    return {**found, "eval_rows": rows, "eval_completion_length": tokens / rows, "eval_truncated": 1.0 - ended / rows}

@@ -1,0 +1,78 @@
+"""A reward model as the judge of answers: asked with all ranks together, as many forwards on each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.seam.roles import Ask, Role
+from paceline.training.rollout_batches import Answer, answer_batch
+
+_WHERE = "training.rollout.rewards"
+
+
+@dataclass
+class ModelJudge:
+    """Scores of ``Role.REWARD``: of prompt and answer as one document, read at its last token."""
+
+    strategy: Any
+    handles: Any
+    rows: int
+    pad_id: int
+    dtype: torch.dtype
+
+    def __call__(self, documents: Sequence[tuple[int, ...] | None], batches: int) -> list[float]:
+        """A number a document (None: a filler, which gets 0), in ``batches`` forwards of ``rows``. Collective: ``batches`` is the same everywhere."""
+        found: list[float] = []
+        nothing = torch.zeros(0, dtype=self.dtype)
+        for start in range(0, batches * self.rows, self.rows):
+            part = list(documents[start : start + self.rows])
+            rows = [None if ids is None else Answer(0, ids, (), nothing, 0.0, True, False) for ids in part]
+            batch = self.strategy.place(
+                answer_batch([*rows, *[None] * (self.rows - len(rows))], self.pad_id, self.dtype)
+            )
+            out = self.strategy.asked(self.handles, Role.REWARD, batch, frozenset({Ask.SCORES}))
+            scores = out[Ask.SCORES.value].double().cpu().tolist()
+            found += [0.0 if ids is None else score for ids, score in zip(part, scores, strict=False)]
+        return found
+
+
+def check_reward_model(name: str, tokenizer: Path) -> None:
+    """Raises ConfigError unless ``name`` (a folder or a cached hub model) gives one number a text and reads the tokens of this run's ``tokenizer``."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        said = str(error).split("\n")[0]
+        hint = "the folder of `paceline export` after algorithm: reward"
+        if (Path(name) / "adapter_config.json").is_file():
+            hint = "export it as a whole model: paceline export RUN --to FOLDER --merge"
+        what = "there is no reward model that could be loaded"
+        raise ConfigError(Diagnostic("rewards.model", what, _WHERE, f"{name}: {said}", hint)) from error
+    classes = [kind for kind in config.architectures or () if kind.endswith("ForSequenceClassification")]
+    if not classes or config.num_labels != 1:
+        found = f"{name}: {', '.join(config.architectures or ()) or 'no architecture'}, {config.num_labels} labels"
+        hint = "a model trained with algorithm: reward and exported, or any AutoModelForSequenceClassification of one label"
+        raise ConfigError(Diagnostic("rewards.model", "this model gives no single number", _WHERE, found, hint))
+    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
+    if mine != theirs:
+        different = sorted(set(mine.items()) ^ set(theirs.items()))
+        found = f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}"
+        what = "the reward model reads other tokens than the policy writes: it would judge another text"
+        hint = "a reward model trained from the same base model, with the same tokenizer"
+        raise ConfigError(Diagnostic("rewards.tokenizer", what, _WHERE, found, hint))
+
+
+def _tokens(name: str) -> dict[str, int]:
+    """Token -> id. Raises ConfigError where there is no tokenizer."""
+    found: dict[str, int] = open_tokenizer(TokenizerSpec(name)).get_vocab()
+    return found

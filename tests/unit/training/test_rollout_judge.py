@@ -1,0 +1,75 @@
+"""A reward model as judge: what can be one, and that every document gets the score of its own last token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import write_tokenizer
+
+from paceline.core.errors import ConfigError
+from paceline.seam.batch import Batch
+from paceline.seam.roles import Ask, Role
+from paceline.training.rollout_judge import ModelJudge, check_reward_model
+
+
+class Strategy:
+    """Scores a document by its last token; counts forwards."""
+
+    forwards = 0
+
+    def place(self, batch: Batch) -> Batch:
+        return batch
+
+    def asked(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
+        assert role is Role.REWARD and ask == {Ask.SCORES} and len(placed.document_ids) == 2
+        self.forwards += 1
+        return {Ask.SCORES.value: placed.input_ids[0, (placed.cu_seqlens[1:] - 1).long()].float()}
+
+
+def test_documents_are_scored_in_order_and_every_rank_asks_as_often() -> None:
+    strategy = Strategy()
+    judge = ModelJudge(strategy, {}, rows=2, pad_id=0, dtype=torch.float32)
+    assert judge([(4, 5), None, (6,), (7, 8, 9)], 2) == [5.0, 0.0, 6.0, 9.0] and strategy.forwards == 2
+    assert judge([(4, 5)], 3) == [5.0] and strategy.forwards == 5
+    assert judge([], 1) == [] and strategy.forwards == 6  # a rank without prompts
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer_dir: Path) -> Any:
+    def make(name: str, kind: str = "LlamaForSequenceClassification", labels: int = 1, tokenizer: Path | None = tokenizer_dir) -> Path:  # fmt: skip
+        place = tmp_path / name
+        place.mkdir()
+        config = {"model_type": "llama", "architectures": [kind], "id2label": {str(i): f"LABEL_{i}" for i in range(labels)}}  # fmt: skip
+        (place / "config.json").write_text(json.dumps(config))
+        for file in tokenizer.iterdir() if tokenizer else ():
+            (place / file.name).write_bytes(file.read_bytes())
+        return place
+
+    return make
+
+
+def test_what_can_judge(folder: Any, tmp_path: Path, tokenizer_dir: Path) -> None:
+    check_reward_model(str(folder("good")), tokenizer_dir)
+    other = write_tokenizer(tmp_path / "other")
+    text = json.loads((other / "tokenizer.json").read_text())
+    text["added_tokens"][-1]["content"] = "<|another|>"
+    text["model"]["vocab"] = {("<|another|>" if i == text["added_tokens"][-1]["id"] else w): i for w, i in text["model"]["vocab"].items()}  # fmt: skip
+    (other / "tokenizer.json").write_text(json.dumps(text))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    wrong = [
+        (folder("speaks", "LlamaForCausalLM"), "rewards.model", "LlamaForCausalLM"),
+        (folder("two", labels=2), "rewards.model", "2 labels"),
+        (folder("reads", tokenizer=other), "rewards.tokenizer", "another"),
+        (tmp_path / "nowhere", "rewards.model", "paceline export"),
+        (adapter, "rewards.model", "--merge"),
+    ]
+    for place, code, said in wrong:
+        with pytest.raises(ConfigError, match=code) as raised:
+            check_reward_model(str(place), tokenizer_dir)
+        assert said in str(raised.value), place
