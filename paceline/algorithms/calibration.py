@@ -36,6 +36,20 @@ def calibration_table(means: Mapping[str, float]) -> list[tuple[float, float, fl
     return rows
 
 
+def told_bins(means: Mapping[str, float]) -> dict[str, float]:
+    """``calibration/3/share``, ``calibration/3/confidence`` and ``calibration/3/correct`` of every bin that has pairs, for a reliability diagram."""
+    found: dict[str, float] = {}
+    for k in range(BINS):
+        for share, confidence, correct in calibration_table(
+            {n: v for n, v in means.items() if n.startswith(f"{_PREFIX}/{k}/")}
+        ):
+            names = ("share", "confidence", "correct")
+            found |= {
+                f"{_PREFIX}/{k}/{name}": value for name, value in zip(names, (share, confidence, correct), strict=True)
+            }
+    return found
+
+
 def calibration_error(means: Mapping[str, float]) -> float:
     """Σ_bins share · |accuracy - confidence| (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599, eq. 3)."""
     return sum(share * abs(right - sure) for share, sure, right in calibration_table(means))

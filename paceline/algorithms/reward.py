@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
-from paceline.algorithms.calibration import calibration_error, calibration_sums, has_bins, without_bins
+from paceline.algorithms.calibration import calibration_error, calibration_sums, has_bins, told_bins, without_bins
 from paceline.algorithms.pairs import halves, real_pairs, sum_of
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
@@ -80,10 +80,10 @@ class Reward(Algorithm):
         return {f"{name}/{TERM}": value for name, value in sums.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The spread from the mean of squares, the calibration error from its bins."""
+        """The spread from the mean of squares, the calibration error from its bins, and these."""
         told = without_bins(means)
         square = told.pop("reward_square")
         told["reward_std"] = max(square - told["reward_mean"] ** 2, 0.0) ** 0.5
         if has_bins(means):
-            told["calibration_error"] = calibration_error(means)
+            told |= {"calibration_error": calibration_error(means), **told_bins(means)}
         return told

@@ -113,6 +113,7 @@ _BACKEND = {
     "rollout.no_rewards": "Algorithms that learn from the model's own answers need to be told which are good: `training.rollout.rewards`, built-in names or a function of your own.",
     "rollout.length": "`data.max_length` is prompt and answer together; `max_completion_length` has to leave room for a prompt.",
     "rollout.one_answer": "GRPO compares the answers to one prompt with each other. With one answer there is nothing to compare: every advantage is 0.",
+    "rollout.filter_groups": "filter_groups leaves out prompts whose answers score the same, because GRPO learns nothing of them. PPO values each answer by itself.",
     "rollout.greedy": "At temperature 0 every answer to a prompt is the same one, and every advantage is 0.",
     "rollout.groups": "A rollout has to hold whole groups: its number of answers (batch sizes count answers) is a multiple of `num_generations`.",
     "rollout.steps": "`steps_per_generation` counts micro-batches and has to be a multiple of `gradient_accumulation_steps`: a rollout is cut into whole optimizer steps.",

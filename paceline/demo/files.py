@@ -39,12 +39,19 @@ class Material:
     def yaml(self) -> Path:
         return self.root / "demo.yaml"
 
+    def is_whole(self) -> bool:
+        """Whether the files are there and ask the questions of ``asked``."""
+        files = (self.train, self.held_out, self.tokenizer)
+        return all(f.exists() for f in files) and self.held_out.read_text("utf-8") == conversations(self.asked)
+
 
 def make_material(
     run: Path,
     *,
     seed: int,
     steps: int = STEPS,
+    save_steps: int = SAVE_STEPS,
+    schedule: str = "cosine",
     num_train: int = TRAIN_QUESTIONS,
     num_held_out: int = HELD_OUT_QUESTIONS,
 ) -> Material:
@@ -54,25 +61,30 @@ def make_material(
     write_tokenizer(material.tokenizer)
     write_questions(material.held_out, asked)
     write_questions(material.train, training(seed, num_train, {q.word for q in asked}))
-    material.yaml.write_text(yaml_text(run, material, seed=seed, steps=steps), encoding="utf-8")
+    text = yaml_text(run, material, seed=seed, steps=steps, save_steps=save_steps, schedule=schedule)
+    material.yaml.write_text(text, encoding="utf-8")
     return material
+
+
+def quoted(path: Path) -> str:
+    """A path in a YAML: a JSON string is a YAML string."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def write_questions(path: Path, questions: Iterable[Question]) -> None:
     """One conversation a line: the question and its answer."""
-    with path.open("w", encoding="utf-8") as file:
-        for q in questions:
-            messages = [{"role": "user", "content": q.prompt}, {"role": "assistant", "content": q.answer}]
-            file.write(json.dumps({"messages": messages}) + "\n")
+    path.write_text(conversations(questions), encoding="utf-8")
 
 
-def yaml_text(run: Path, material: Material, *, seed: int, steps: int) -> str:
+def conversations(questions: Iterable[Question]) -> str:
+    """The lines of such a file."""
+    rows = ([{"role": "user", "content": q.prompt}, {"role": "assistant", "content": q.answer}] for q in questions)
+    return "".join(json.dumps({"messages": messages}) + "\n" for messages in rows)
+
+
+def yaml_text(run: Path, material: Material, *, seed: int, steps: int, save_steps: int, schedule: str) -> str:
     """The demo's config: a whole one, to learn from and to change."""
-    save_steps = max(1, min(SAVE_STEPS, steps // 3))
-
-    def quoted(path: Path) -> str:
-        return json.dumps(str(path), ensure_ascii=False)  # a JSON string is a YAML string
-
+    save_steps = max(1, min(save_steps, steps // 3))
     return f"""\
 # The demo's own config: change a value and train again, e.g.
 #   paceline train THIS_FILE training.output_dir=outputs/mine training.learning_rate=1e-3 --nproc 2
@@ -112,14 +124,14 @@ training:
   num_train_epochs: 1000        # max_steps ends it
   max_steps: {steps}
   learning_rate: 3e-3
-  lr_scheduler_type: cosine
-  warmup_steps: {min(40, max(1, steps // 10))}
+  lr_scheduler_type: {schedule}
+  warmup_steps: {max(1, min(40, steps // 10 if schedule == "cosine" else steps // 2))}
   weight_decay: 0.01
   adam_beta2: 0.99
   max_grad_norm: 1.0
   seed: {seed}
   eval_strategy: steps
-  eval_steps: {save_steps}
+  eval_steps: {max(save_steps, min(SAVE_STEPS, steps // 3))}
   per_device_eval_batch_size: 64
   save_strategy: steps
   save_steps: {save_steps}

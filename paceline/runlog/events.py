@@ -59,13 +59,17 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class Eval(Event):
-    """An evaluation after ``step`` finished steps: ``eval_loss``, ``eval_token_accuracy``, ``eval_exact_match`` and so on."""
+    """An evaluation after ``step`` finished steps: ``eval_loss``, ``eval_token_accuracy``, ``eval_exact_match`` and so on.
+
+    ``bins``: a reward model's pairs by confidence, ``<bin>/share``, ``<bin>/confidence`` and ``<bin>/correct`` of every bin that has pairs.
+    """
 
     kind: ClassVar[str] = "eval"
     step: int
     metrics: Mapping[str, float]
     seconds: float = 0.0
     rows: int | None = None
+    bins: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

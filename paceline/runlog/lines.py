@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.core.units import human_bytes, human_count, human_seconds
@@ -93,16 +93,33 @@ def _answers_line(event: Answers) -> str:
 
 
 def samples_lines(event: Samples) -> str:
-    """A few answers with their rewards, a block each."""
+    """A few answers with their rewards: a table where the texts are short, else a block each."""
+    names = list(dict.fromkeys(k for row in event.rows for k in row if k.startswith("reward/")))
+    names = names if len(names) > 1 else []  # one function's reward is the whole reward
+    header = ["prompt", "completion", "expected", "reward", *(name.partition("/")[2] for name in names)]
+    rows = [[*_texts(row), _score(row.get("reward")), *(_score(row.get(name)) for name in names)] for row in event.rows]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [f"samples of step {event.step}"]
-    for row in event.rows:
-        reward = row.get("reward")
-        parts = [f"{k.partition('/')[2]} {v:.3g}" for k, v in row.items() if k.startswith("reward/") and v is not None]
-        score = "left out" if reward is None else f"{reward:.3g}"
-        lines += [f"  prompt      {_short(row.get('prompt'))}", f"  completion  {_short(row.get('completion'))}"]
-        lines += [f"  expected    {_short(row['answer'])}"] if row.get("answer") else []
-        lines.append(f"  reward      {score}" + (f"  ({', '.join(parts)})" if parts else ""))
+    if sum(widths) + 2 * len(widths) <= _SHOWN:
+        table = [header, ["-" * width for width in widths], *rows]
+        lines += [
+            "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        return "\n".join(lines)
+    for row in rows:
+        parts = [f"{label} {value}" for label, value in zip(header[4:], row[4:], strict=True) if value]
+        lines += [f"  {label:<10}  {text}" for label, text in zip(header[:3], row[:3], strict=True) if text]
+        lines.append(f"  reward      {row[3]}" + (f"  ({', '.join(parts)})" if parts else ""))
     return "\n".join(lines)
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    return [_short(row.get(name)) for name in ("prompt", "completion", "answer")]
+
+
+def _score(value: Any) -> str:
+    """A reward; an answer that none judged was left out."""
+    return "left out" if value is None else f"{value:.3g}"
 
 
 def _short(value: Any) -> str:

@@ -107,6 +107,7 @@ class RolloutSetup:
             judge=self.judge(dtype),
             leader=not (place.pp or place.cp or place.tp),
             shown=options.num_samples_shown,
+            filter_groups=options.filter_groups,
         )
 
     def _server(self) -> RolloutServer:

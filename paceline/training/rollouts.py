@@ -43,6 +43,7 @@ class RolloutWindows:
 
     Answer number p of an epoch is sample p mod group of prompt p div group in the epoch's order, whatever rank makes it; its noise depends on
     (seed, epoch, prompt, sample) alone. ``leader``: this rank's numbers stand for its group of ranks that see the same rows.
+    ``filter_groups``: prompts whose answers score the same are told of, not trained on.
     """
 
     world: Any
@@ -64,6 +65,7 @@ class RolloutWindows:
     dtype: torch.dtype
     leader: bool = True
     shown: int = 2
+    filter_groups: bool = False
     reader: ShardReader | None = None  # of the checkpoint that the run goes on from
     current: Rollout | None = None
     judge: ModelJudge | None = None
@@ -131,7 +133,8 @@ class RolloutWindows:
         judged = self._share(first, places, owners, completions, scored)
         groups = torch.arange(self.cut.answers) // self.cut.group
         credits, spread = self.algorithm.credit(judged.scores, groups, judged.ended)
-        made = self._answers(requests, owners, completions, judged, credits, first)
+        kept = spread > 0 if self.filter_groups else torch.ones_like(spread, dtype=torch.bool)
+        made = self._answers(requests, owners, completions, judged, credits, kept, first)
         with answerer.timed("ask"):
             batches = self._batches(number, dict(zip(places, made, strict=True)))
             batches, told = self.algorithm.credited(batches, self._total)
@@ -208,12 +211,14 @@ class RolloutWindows:
         completions: Sequence[Completion],
         judged: Judged,
         credits: Tensor,
+        kept: Tensor,
         first: int,
     ) -> list[Answer | None]:
+        """What each place is trained on; None beyond the end, and where ``kept`` [R] says no."""
         places = self._own_places(first)
         found: list[Answer | None] = []
         for request, owner, completion, place in zip(requests, owners, completions, places, strict=True):
-            if owner < 0:
+            if owner < 0 or not bool(kept[place - first]):
                 found.append(None)
                 continue
             counted = bool(judged.judged[place - first])

@@ -17,6 +17,7 @@ from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
 from paceline.training.windows import Epochs
 
+BINS = "eval_calibration/"  # metrics that belong into a picture, not into words or to trackers
 MAX_FAILED_SAVES = 2  # consecutive ones; then the run ends with the error rather than go on without a net
 
 
@@ -165,7 +166,8 @@ class Trainer:
         metrics = self.evaluate()
         seconds = time.perf_counter() - started
         rows = int(metrics.pop("eval_rows", 0))
-        self._emit(events.Eval(self.state.step, metrics, seconds, rows=rows))
+        bins = {name.removeprefix(BINS): metrics.pop(name) for name in list(metrics) if name.startswith(BINS)}
+        self._emit(events.Eval(self.state.step, metrics, seconds, rows=rows, bins=bins))
         return metrics
 
     def run_evaluation(self) -> tuple[bool, bool]:

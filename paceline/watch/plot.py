@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,26 @@ from paceline.core.units import human_seconds
 from paceline.runlog.history import History, load_history
 from paceline.runlog.lines import is_share
 from paceline.runlog.redact import printable
+from paceline.watch.axes import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    RED,
+    frame,
+    metric,
+    percents,
+    raw_and_mean,
+    say_if_empty,
+    say_last,
+    thousands,
+    title,
+)
 from paceline.watch.curves import Curve, running_mean
+from paceline.watch.panels import panels_of
 
-INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
-BLUE, ORANGE, GREEN, PURPLE, RED = "#2f6db3", "#e07b21", "#2a9d5c", "#7a56b3", "#c8372d"
 _OUTCOME_COLOUR = {"completed": GREEN, "early_stopped": GREEN, "stopped": ORANGE, "failed": RED, "running": BLUE}
 GIB = 1024**3
 _RANKED = ("accuracy", "rewards/accuracies")  # of preference pairs, told of every step
@@ -58,17 +74,21 @@ def _draw(history: History, name: str) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     engine = ConstrainedLayoutEngine(rect=(0.005, 0.005, 0.99, 0.885), hspace=0.07, wspace=0.04)
-    figure = Figure(figsize=(11, 7), layout=engine)
+    more = panels_of(history)
+    figure = Figure(figsize=(15.5 if more else 11, 7), layout=engine)
     FigureCanvasAgg(figure)
     _title(figure, history, name)
-    axes = figure.subplots(2, 2)
+    axes = figure.subplots(2, 3 if more else 2)
     _loss(axes[0][0], history)
     _accuracy(axes[0][1], history)
     _throughput(axes[1][0], history)
     _memory(axes[1][1], history)
     last = max([history.last_step, *history.evals, (history.started.total_steps or 0) if history.started else 0, 1])
+    for row, panel in enumerate(more):
+        panel.draw(axes[row][2], history)
+    alone = {axes[row][2] for row, panel in enumerate(more) if not panel.by_step}
     for ax in axes.flat:
-        _frame(ax, history, last)
+        frame(ax, history, None if ax in alone else last)
     return figure
 
 
@@ -101,9 +121,9 @@ def _title(figure: Any, history: History, name: str) -> None:
 
 def _loss(ax: Any, history: History) -> None:
     curve = Curve.of({s: e.loss for s, e in history.steps.items()})
-    _name(ax, "Loss")
-    _raw_and_mean(ax, curve, BLUE, "training")
-    held_out = Curve.of({s: _metric(e.metrics, "eval_loss") for s, e in history.evals.items()})
+    title(ax, "Loss")
+    raw_and_mean(ax, curve, BLUE, "training")
+    held_out = Curve.of({s: metric(e.metrics, "eval_loss") for s, e in history.evals.items()})
     if held_out:
         ax.plot(held_out.x, held_out.y, "o-", color=ORANGE, linewidth=1.6, markersize=4, label="held out")
     lost = [s for s, e in history.steps.items() if not math.isfinite(e.loss)]
@@ -138,19 +158,19 @@ def _loss(ax: Any, history: History) -> None:
         )
     if history.restarts:
         ax.plot([], [], ":", color=RED, linewidth=0.9, label="resumed")
-    _empty(ax, bool(values or lost), "no step yet")
+    say_if_empty(ax, bool(values or lost), "no step yet")
 
 
 def _accuracy(ax: Any, history: History) -> None:
-    ranked = Curve.of({s: _metric(e.extras, n) for s, e in history.steps.items() for n in _RANKED if n in e.extras})
-    _name(ax, "Accuracy" if ranked else "Accuracy on held-out data")
-    _raw_and_mean(ax, ranked, BLUE, "training pairs")
+    ranked = Curve.of({s: metric(e.extras, n) for s, e in history.steps.items() for n in _RANKED if n in e.extras})
+    title(ax, "Accuracy" if ranked else "Accuracy on held-out data")
+    raw_and_mean(ax, ranked, BLUE, "training pairs")
     names = sorted(
         {n for e in history.evals.values() for n in e.metrics if is_share(n)}, key=lambda n: ("exact" not in n, n)
     )
     colours = (GREEN, PURPLE, ORANGE, RED) if ranked else (GREEN, PURPLE, ORANGE, BLUE)
     for name, colour in zip(names[:4], colours, strict=False):
-        curve = Curve.of({s: _metric(e.metrics, name) for s, e in history.evals.items()})
+        curve = Curve.of({s: metric(e.metrics, name) for s, e in history.evals.items()})
         label = f"{name.removeprefix('eval_').replace('_', ' ')} {curve.y[-1] if curve else math.nan:.1%}"
         ax.plot(curve.x, curve.y, "o-", color=colour, linewidth=1.8, markersize=4, label=label)
     answered = Curve.of(
@@ -167,14 +187,14 @@ def _accuracy(ax: Any, history: History) -> None:
             label=f"answers correct {answered.y[-1]:.1%}",
         )
     ax.set_ylim(-0.03, 1.06)
-    _percent(ax)
-    _empty(ax, bool(names or answered or ranked), "not evaluated")
+    percents(ax)
+    say_if_empty(ax, bool(names or answered or ranked), "not evaluated")
 
 
 def _throughput(ax: Any, history: History) -> None:
-    _name(ax, "Throughput, tokens per second")
+    title(ax, "Throughput, tokens per second")
     curve = Curve.of({s: e.tokens_per_second for s, e in history.steps.items()})
-    _raw_and_mean(ax, curve, GREEN, "all ranks")
+    raw_and_mean(ax, curve, GREEN, "all ranks")
     if curve.y:
         typical = sorted(curve.y)[len(curve.y) // 2]
         ax.axhline(typical, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), label=f"median {typical:,.0f}")
@@ -182,92 +202,19 @@ def _throughput(ax: Any, history: History) -> None:
     mfu = sorted(e.mfu for e in history.steps.values() if e.mfu is not None and math.isfinite(e.mfu))
     if mfu:
         ax.set_title(f"median MFU {mfu[len(mfu) // 2]:.0%}", loc="right", fontsize=9, color=QUIET)
-    _thousands(ax)
-    _empty(ax, bool(curve.y), "no step yet")
+    thousands(ax)
+    say_if_empty(ax, bool(curve.y), "no step yet")
 
 
 def _memory(ax: Any, history: History) -> None:
-    _name(ax, "Peak memory of the worst rank, GiB")
+    title(ax, "Peak memory of the worst rank, GiB")
     curve = Curve.of({s: used / GIB for s, used in history.peak_memory.items()})
     if curve.y:
         ax.fill_between(curve.x, curve.y, color=PURPLE, alpha=0.12, linewidth=0)
         ax.plot(curve.x, curve.y, color=PURPLE, linewidth=1.8)
-        _say_last(ax, curve, PURPLE, "{:.2f} GiB")
+        say_last(ax, curve, PURPLE, "{:.2f} GiB")
         ax.set_ylim(0, 1.2 * max(curve.y))
-    _empty(ax, bool(curve.y), "not measured")
-
-
-def _raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
-    """Every step faintly, their running mean on top."""
-    if not curve:
-        return
-    few = len(curve.y) < 20
-    ax.plot(
-        curve.x,
-        curve.y,
-        color=colour,
-        alpha=1.0 if few else 0.25,
-        linewidth=1.6 if few else 0.9,
-        label=label if few else None,
-    )
-    if not few:
-        ax.plot(curve.x, running_mean(curve.y), color=colour, linewidth=1.9, label=label)
-
-
-def _frame(ax: Any, history: History, last: int) -> None:
-    """What all panels share: grid, ticks, marks of restarts, legend."""
-    ax.set_xlim(0, last * 1.02)
-    ax.grid(True, color=GRID, linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(GRID)
-    ax.tick_params(colors=QUIET, labelsize=9, length=0)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.set_xlabel("step", fontsize=9, color=QUIET)
-    for step in history.restarts:
-        ax.axvline(step, color=RED, linewidth=0.9, linestyle=":", alpha=0.7)
-    handles, labels = ax.get_legend_handles_labels()
-    if handles:
-        ax.legend(handles, labels, fontsize=8.5, frameon=False, labelcolor=INK, loc="best")
-
-
-def _name(ax: Any, title: str) -> None:
-    ax.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
-
-
-def _say_last(ax: Any, curve: Curve, colour: str, pattern: str) -> None:
-    if curve.y:
-        place = {"xytext": (-4, 7), "textcoords": "offset points", "ha": "right"}
-        ax.annotate(
-            pattern.format(curve.y[-1]),
-            (curve.x[-1], curve.y[-1]),
-            fontsize=9,
-            color=colour,
-            fontweight="bold",
-            **place,
-        )
-
-
-def _empty(ax: Any, has_content: bool, words: str) -> None:
-    if not has_content:
-        ax.set_yticks([])
-        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=11, color=QUIET)
-
-
-def _metric(metrics: Mapping[str, float], name: str) -> float:
-    return metrics.get(name, math.nan)
-
-
-def _percent(ax: Any) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def _thousands(ax: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    say_if_empty(ax, bool(curve.y), "not measured")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

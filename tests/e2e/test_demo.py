@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.demo.main import RECIPES
+
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,7 +19,9 @@ DEADLINE_SECONDS = 280
 STEPS = 6
 
 
-def paceline(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+def paceline(
+    folder: Path, *arguments: str, given: str | None = None, deadline: float = DEADLINE_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """``paceline ARGUMENTS`` in ``folder``, with a cache of its own."""
     environ = {
         k: v
@@ -39,7 +43,7 @@ def paceline(folder: Path, *arguments: str, given: str | None = None) -> subproc
         input=given if given is not None else "",
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=deadline,
         check=False,
     )
 
@@ -88,6 +92,35 @@ def test_chat_plot_and_export_follow(demo: tuple[Path, subprocess.CompletedProce
     assert exported.returncode == 0, exported.stderr
     again = paceline(folder, "chat", "model", "--prompt", last["prompt"], "--max-new-tokens", "12")
     assert again.stdout == said.stdout
+
+
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_another_algorithm_goes_on_from_a_finished_demo(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """A demo of three steps, from a checkpoint that is said to be half-way."""
+    folder, _ = demo
+    scores = folder / "outputs" / "demo" / "answers.json"
+    claimed = [{**a, "exact_match": 0.41 if a["step"] == 4 else 0.9} for a in json.loads(scores.read_text())]
+    scores.write_text(json.dumps(claimed))
+    done = paceline(folder, "demo", "--algorithm", "grpo", "--steps", "3")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "step 4 of the SFT demo in outputs/demo" in done.stdout and "Shorter than it takes" in done.stdout
+    root = folder / "outputs" / "demo-grpo"
+    assert not (root / "sft").exists() and (root / "grpo" / "plot.png").is_file() and (root / "grpo.yaml").is_file()
+    numbers = json.loads((root / "numbers.json").read_text())["numbers"]
+    assert [n["name"] for n in numbers] == ["exact match on held-out questions"]
+    assert numbers[0]["goal"] == pytest.approx(numbers[0]["before"] + 0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("algorithm", RECIPES)
+def test_every_demo_reaches_its_goals(algorithm: str, tmp_path: Path) -> None:
+    """The whole demo, as a user starts it."""
+    done = paceline(tmp_path, "demo", "--algorithm", algorithm, deadline=3600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Every goal was reached" in done.stdout
+    numbers = json.loads((tmp_path / "outputs" / f"demo-{algorithm}" / "numbers.json").read_text())["numbers"]
+    assert numbers and all(n["reached"] for n in numbers)
 
 
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -130,8 +130,15 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
 
 
 def groups(c: Context) -> Iterator[Diagnostic]:
-    """rollout.one_answer, rollout.greedy"""
+    """rollout.one_answer, rollout.greedy, rollout.filter_groups"""
     options = _rollout(c)
+    if options is not None and options.filter_groups and c.config.training.algorithm == "ppo":
+        yield c.problem(
+            "rollout.filter_groups",
+            "PPO compares no answers with each other: equal scores are as good to learn from as others",
+            f"{_ROLLOUT}.filter_groups",
+            hint="filter_groups: false",
+        )
     if options is None or c.config.training.algorithm != "grpo":
         return
     if options.num_generations == 1:

@@ -90,6 +90,10 @@ class RolloutOptions(Section):
         default=None,
         description="Answers are written by this server, and not by the processes that train: `{url: http://127.0.0.1:8000}`.",
     )
+    filter_groups: Bool = Field(
+        default=False,
+        description="Train on prompts alone whose answers differ in score: of the others nothing is learnt but the KL, and they cost as much.",
+    )
     num_samples_shown: Int = Field(
         default=2, ge=0, description="Answers of each rollout that go into the log with their rewards."
     )

@@ -56,6 +56,7 @@ def test_spread_and_calibration_error_equal_a_count_pair_by_pair() -> None:
         pairs += count
         everything += scores.detach().tolist()[: 2 * count]
     told = algorithm.summary({name.removesuffix("/pairs"): value / pairs for name, value in sums.items()})
+    drawn = {name: told.pop(name) for name in list(told) if name.startswith("calibration/")}
     assert set(told) == {"accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std", "calibration_error"}  # fmt: skip
     assert told["reward_mean"] == pytest.approx(statistics.fmean(everything), abs=1e-12)
     assert told["reward_std"] == pytest.approx(statistics.pstdev(everything), abs=1e-10)
@@ -65,6 +66,11 @@ def test_spread_and_calibration_error_equal_a_count_pair_by_pair() -> None:
         bins.setdefault(min(int((sure - 0.5) * 20), 9), []).append((sure, chosen > rejected))
     error = sum(abs(sum(s for s, _ in b) - sum(right for _, right in b)) for b in bins.values()) / pairs
     assert error > 0.01 and told["calibration_error"] == pytest.approx(error, abs=1e-10)
+    assert len(drawn) == 3 * len(bins) and len(bins) > 2
+    for k, members in bins.items():
+        expected = {"share": len(members) / pairs, "confidence": statistics.fmean(s for s, _ in members),
+                    "correct": statistics.fmean(float(right) for _, right in members)}  # fmt: skip
+        assert {name: drawn[f"calibration/{k}/{name}"] for name in expected} == pytest.approx(expected, abs=1e-10)
     assert {f"eval_{name}" for name in told} | {"eval_loss"} == set(algorithm.metric_names)
 
 

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from paceline.core.errors import ConfigError
-from paceline.demo.main import free_directory, main
+from paceline.demo.main import DEFAULT, main
 from paceline.demo.report import answers_table, numbers_table, plain, share
 from paceline.demo.scaling import Cell, efficiency, scaling_table
+from paceline.demo.steps import free_directory
 
 
 def rows(*correct: bool) -> list[dict[str, object]]:
@@ -49,16 +50,16 @@ def test_a_models_text_cannot_play_with_the_terminal() -> None:
 def test_a_second_demo_takes_the_next_free_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     out = io.StringIO()
-    assert free_directory(None, Console(file=out)).root == tmp_path / "outputs" / "demo"
+    assert free_directory(None, DEFAULT, Console(file=out)).root == tmp_path / "outputs" / "demo"
     (tmp_path / "outputs" / "demo").mkdir(parents=True)
-    assert free_directory(None, Console(file=out)).root == tmp_path / "outputs" / "demo-2"
+    assert free_directory(None, DEFAULT, Console(file=out)).root == tmp_path / "outputs" / "demo-2"
     assert "earlier demo" in out.getvalue()
 
 
 def test_a_named_directory_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("keep me")
     with pytest.raises(ConfigError):
-        free_directory(tmp_path, Console(file=io.StringIO()))
+        free_directory(tmp_path, DEFAULT, Console(file=io.StringIO()))
     assert main(["--to", str(tmp_path)]) == 2
     assert "demo.not_empty" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]

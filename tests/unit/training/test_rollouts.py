@@ -101,7 +101,7 @@ def decode(rows: list[list[int]], **_: Any) -> list[str]:
 TOKENIZER = SimpleNamespace(batch_decode=decode)
 
 
-def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None, ppo: bool = False) -> RolloutWindows:  # fmt: skip
+def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None, ppo: bool = False, filtered: bool = False) -> RolloutWindows:  # fmt: skip
     algorithm: Any = GRPO(beta=0.1, num_iterations=passes, updates_per_pass=updates)
     if ppo:
         algorithm = PPO(num_ppo_epochs=passes, updates_per_pass=updates, whiten_rewards=True, missing_eos_penalty=0.3)
@@ -110,7 +110,7 @@ def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: i
     return RolloutWindows(
         world=world, strategy=Strategy(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), tokenizer=TOKENIZER,
         scorer=Scorer([RewardSpec("exact_match")]), sampling=RolloutSampling(), open_engine=lambda root: Speaker(), cut=rollout, epochs=epochs,
-        start=start, seed=1, max_completion=4, max_length=16, pad_id=0, dtype=torch.float64, reader=reader,
+        start=start, seed=1, max_completion=4, max_length=16, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
     )  # fmt: skip
 
 
@@ -158,6 +158,22 @@ def test_the_same_answers_on_any_number_of_ranks(options: dict[str, Any]) -> Non
     assert len(every) == 5 * group * options.get("passes", 1)  # an epoch: every prompt as often as it is to be answered
     one = alone[: len(alone) // 2]
     assert len({str(row[1]) for row in every}) > 4 and one != alone[len(alone) // 2 :]  # samples differ, epochs too
+
+
+def test_groups_of_equal_scores_are_left_out_on_every_rank_alike() -> None:
+    """What is trained on are the rows with an advantage, the same on any number of ranks; what is told is of all answers."""
+    whole, some = all_ranks(1, 4, 1), all_ranks(1, 4, 1, filtered=True)
+    assert some == [[row for row in step if any(credits_of(row))] for step in whole]
+    assert 0 < sum(map(len, some)) < sum(map(len, whole)), "the test needs groups of both sorts"
+    assert all_ranks(2, 2, 1, filtered=True) == some
+    told = [list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=f))[0].report.metrics["reward"] for f in (False, True)]  # type: ignore[union-attr]
+    assert told[0] == told[1]
+
+
+def credits_of(row: tuple[Any, ...]) -> list[float]:
+    """The advantages of one answer's tokens, from ``rows_of``."""
+    found: list[float] = literal_eval(row[3])["advantage"]
+    return found
 
 
 def test_passes_go_over_the_same_answers() -> None:

@@ -129,6 +129,42 @@ def test_preferences_show_pairs_ranked_right_and_calibration(run: RunDir) -> Non
     assert labels == {"training pairs", "accuracy 75.0%", "calibration error 12.5%"}
 
 
+def test_a_reward_run_shows_how_far_its_confidence_is_from_what_happens(run: RunDir) -> None:
+    from paceline.watch import plot
+
+    steps = [replace(step(n), extras={"accuracy": 1 - 1 / n, "margin": n / 9}) for n in range(1, 9)]
+    bins = {
+        "0/share": 0.25,
+        "0/confidence": 0.52,
+        "0/correct": 0.4,
+        "9/share": 0.75,
+        "9/confidence": 0.97,
+        "9/correct": 1.0,
+    }
+    early = Eval(4, {"eval_accuracy": 0.5}, bins={"1/share": 1.0, "1/confidence": 0.56, "1/correct": 0.5})
+    late = Eval(8, {"eval_accuracy": 0.85, "eval_calibration_error": 0.05, "eval_margin": 3.0}, bins=bins)
+    write(run, [RunStarted("d", 1), *steps, early, late])
+    figure = plot._draw(load_history(run), "run")
+    panels = {ax.get_title(loc="left"): ax for ax in figure.axes}
+    drawn = panels["Calibration on held-out pairs"]
+    assert drawn.collections[-1].get_offsets().tolist() == [[0.52, 0.4], [0.97, 1.0]], "the bins of the last evaluation"
+    assert drawn.get_title(loc="right") == "step 8, error 5.0%" and drawn.get_xlabel() == "confidence"
+    assert len(figure.axes) == 6 and panels["Margin, chosen over rejected"].get_xlabel() == "step"
+    assert plot_run(run).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_rollout_run_shows_rewards_and_where_the_time_goes(run: RunDir) -> None:
+    from paceline.watch import plot
+
+    times = {"time/generate": 0.2, "time/train": 0.5, "time/rollout": 0.3}
+    told = {"reward": 0.5, "reward/exact_match": 0.4, "reward/length": 0.9, "entropy": 0.3, **times}
+    write(run, [RunStarted("d", 1), *[replace(step(n), extras=told) for n in range(1, 9)]])
+    panels = {ax.get_title(loc="left"): ax for ax in plot._draw(load_history(run), "run").axes}
+    labels = [t.get_text() for t in panels["Reward of sampled answers"].get_legend().get_texts()]
+    assert labels == ["reward", "exact_match", "length"]
+    assert [t.get_text() for t in panels["Seconds of a step"].get_legend().get_texts()] == ["generate", "train"]
+
+
 def test_a_run_without_events_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="plot.no_events"):
         plot_run(run)

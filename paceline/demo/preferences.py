@@ -1,0 +1,127 @@
+"""The demos of preferences: DPO makes right answers likelier than wrong ones, a reward model tells them apart."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from paceline.core.rundir import RunDir
+from paceline.demo.files import quoted
+from paceline.demo.further import Measure, Recipe, Yaml
+from paceline.demo.numbers import Number
+from paceline.demo.pairs import pairs_of, write_pairs
+from paceline.demo.questions import training
+from paceline.demo.report import read_answers
+from paceline.demo.start import HalfWay
+from paceline.demo.tokenizer import MAX_LENGTH
+from paceline.runlog.history import load_history
+
+PAIRS = 64  # a step, over all processes
+HELD_OUT_EACH = 3  # pairs of each held-out question
+STEPS = {"dpo": 80, "reward": 300}
+RANKED = 0.85
+
+
+def lay_pairs(root: Path, start: HalfWay, seed: int, *, count: int) -> None:
+    """``pairs.jsonl`` from training questions and ``held_out_pairs.jsonl`` from the held-out ones, whose words occur in none of the first."""
+    folder = root / "material"
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = start.material.asked
+    write_pairs(folder / "pairs.jsonl", pairs_of(training(seed, count, {q.word for q in asked}), seed))
+    write_pairs(folder / "held_out_pairs.jsonl", pairs_of(list(asked) * HELD_OUT_EACH, seed + 1))
+
+
+def _yaml(
+    root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int, *, algorithm: str, own: str, rate: str
+) -> str:
+    every = max(1, steps // 6)
+    return f"""\
+# The demo's config: change a value and train again, e.g.
+#   paceline train THIS_FILE training.output_dir=outputs/mine training.learning_rate=1e-4 --nproc 2
+
+model:
+  name_or_path: {quoted(start.model)}
+
+data:
+  train: {quoted(root / "material" / "pairs.jsonl")}            # prompt, chosen, rejected
+  eval: {quoted(root / "material" / "held_out_pairs.jsonl")}
+  max_length: {MAX_LENGTH}
+
+training:
+  algorithm: {algorithm}
+  distributed_strategy: {"ddp" if nproc > 1 else "single"}
+  mixed_precision: "no"         # so small a model gains nothing from bf16
+  per_device_train_batch_size: {max(1, PAIRS // nproc)}   # pairs
+  num_train_epochs: 1000        # max_steps ends it
+  max_steps: {steps}
+  learning_rate: {rate}
+  lr_scheduler_type: cosine
+  warmup_steps: {max(1, min(10, steps // 10))}
+  adam_beta2: 0.99
+  max_grad_norm: 1.0
+  seed: {seed}
+{own}
+  eval_on_start: true
+  eval_strategy: steps
+  eval_steps: {every}
+  per_device_eval_batch_size: 64
+  save_strategy: steps
+  save_steps: {every}
+  logging_steps: 10
+  report_to: [tensorboard]
+  output_dir: {quoted(run.root)}
+"""
+
+
+def dpo_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
+    """The config of the DPO demo: a whole one."""
+    own = """\
+  dpo:
+    beta: 0.1
+    rpo_alpha: 1.0              # right answers become likelier in themselves, too
+    precompute_ref_log_probs: true"""
+    return _yaml(root, run, start, seed, steps, nproc, algorithm="dpo", own=own, rate="5e-4")
+
+
+def reward_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
+    """The config of the reward model's demo: a whole one."""
+    own = """\
+  reward:
+    center_rewards_coefficient: 0.01"""
+    return _yaml(root, run, start, seed, steps, nproc, algorithm="reward", own=own, rate="1e-3")
+
+
+def dpo_numbers(run: RunDir, start: HalfWay) -> list[Number]:
+    """Held-out pairs whose chosen answer gained more than the rejected one, and exact match."""
+    answers, told = read_answers(run), _held_out(run, "rewards/accuracies")
+    before, after = float(answers[0]["exact_match"]), float(answers[-1]["exact_match"])
+    ranked = Number("held-out pairs: the right answer gained more", None, told[-1], RANKED)
+    return [ranked, Number("exact match on held-out questions", before, after, before)]
+
+
+def reward_numbers(run: RunDir, start: HalfWay) -> list[Number]:
+    """Held-out pairs whose right answer is scored above the wrong one, and how far its confidence is from that."""
+    told = _held_out(run, "accuracy")
+    return [Number("held-out pairs of equal length ranked right", told[0], told[-1], RANKED)]
+
+
+def _held_out(run: RunDir, name: str) -> list[float]:
+    """A metric of all evaluations in order, the first one before training."""
+    return [e.metrics[f"eval_{name}"] for _, e in sorted(load_history(run).evals.items())]
+
+
+_WORDS = {
+    "dpo": "Direct preference optimisation: the model learns to hold right answers for likelier than wrong ones.",
+    "reward": "A reward model: the half-way model's body with a new head, which learns to score right answers above wrong ones.",
+}
+
+
+def _recipe(algorithm: str, yaml: Yaml, measure: Measure, *, asks: bool) -> Recipe:
+    """Every pair comes once: there are as many as the steps take."""
+    count = PAIRS * STEPS[algorithm]
+    words = f"{_WORDS[algorithm]} {count:,} pairs of answers of the same length; it is tested on questions about other words."
+    return Recipe(algorithm, words, STEPS[algorithm], partial(lay_pairs, count=count), yaml, measure, asks=asks)
+
+
+DPO = _recipe("dpo", dpo_yaml, dpo_numbers, asks=True)
+REWARD = _recipe("reward", reward_yaml, reward_numbers, asks=False)

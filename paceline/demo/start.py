@@ -1,0 +1,104 @@
+"""Where the demos of preferences and rewards start: the SFT demo's checkpoint that answers nearest to 40 % of the held-out questions."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from paceline.core.rundir import RunDir
+from paceline.demo.files import HELD_OUT_QUESTIONS, Material, make_material
+from paceline.demo.questions import held_out
+from paceline.demo.report import read_answers, shown
+from paceline.demo.steps import answering, not_writable, paceline, timed
+
+HALF_WAY = 0.40
+NEAR = 0.05  # how far a finished demo's checkpoint may be from it; else one is trained
+STEPS, SAVE_STEPS = 100, 5  # the first quarter of an SFT demo passes it; saved often
+SCHEDULE = "constant_with_warmup"  # the demo's own has hardly begun to fall by then
+
+
+@dataclass(frozen=True)
+class HalfWay:
+    """A model on its way.
+
+    material     the questions it was trained on, and the held-out ones
+    model        the checkpoint as a Hugging Face folder
+    exact_match  its share of right answers to the held-out questions
+    seconds      what it took to make it here, by step of work
+    """
+
+    material: Material
+    model: Path
+    exact_match: float
+    seconds: dict[str, float]
+
+
+def half_way(options: argparse.Namespace, console: Console, root: Path) -> HalfWay:
+    """Find the checkpoint in a finished SFT demo beside ``root``, or train a short one into ``root/sft``; export it to ``root/start``."""
+    seconds: dict[str, float] = {}
+    found = finished_nearby(root.parent, options.seed)
+    if found is None:
+        found = _train(options, console, RunDir.at(root / "sft"), seconds)
+    run, material, answers = found
+    step, exact = int(answers["step"]), float(answers["exact_match"])
+    console.print(
+        f"The start is step {step} of the SFT demo in {shown(run.root)}: it answers {exact:.1%} of the held-out questions.\n",
+        highlight=False,
+    )
+    model = root / "start"
+    export = [*paceline("export"), str(run.checkpoint(step)), "--to", str(model)]
+    seconds["export"] = timed(console, "Export", export, quiet=True)
+    return HalfWay(material, model, exact, seconds)
+
+
+Found = tuple[RunDir, Material, dict[str, Any]]
+
+
+def finished_nearby(parent: Path, seed: int) -> Found | None:
+    """The nearest checkpoint of the finished SFT demos in ``parent`` with the questions of ``seed``; None when none is near enough."""
+    places = [*sorted(parent.glob("demo*")), *sorted(parent.glob("demo*/sft"))] if parent.is_dir() else []
+    demos = [d for place in places if (d := _finished(RunDir.at(place), seed)) is not None]
+    if not demos:
+        return None
+    best = min(demos, key=lambda d: _distance(d[2]))
+    return best if _distance(best[2]) <= NEAR else None
+
+
+def nearest(answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The evaluation whose exact match is nearest to half-way."""
+    return min(answers, key=_distance)
+
+
+def _distance(answers: dict[str, Any]) -> float:
+    return abs(float(answers["exact_match"]) - HALF_WAY)
+
+
+def _finished(run: RunDir, seed: int) -> Found | None:
+    """A demo whose answers were scored, whose questions are those of ``seed``, and that still has the checkpoint."""
+    material = Material(run.root / "material", tuple(held_out(seed, HELD_OUT_QUESTIONS)))
+    if not run.answers_json.is_file() or not material.is_whole():
+        return None
+    trained = [a for a in read_answers(run) if run.checkpoint(int(a["step"])).is_dir()]
+    return (run, material, nearest(trained)) if trained else None
+
+
+def _train(options: argparse.Namespace, console: Console, run: RunDir, seconds: dict[str, float]) -> Found:
+    begun = time.monotonic()
+    try:
+        material = make_material(run.root, seed=options.seed, steps=STEPS, save_steps=SAVE_STEPS, schedule=SCHEDULE)
+    except OSError as error:
+        raise not_writable(run.root, error) from error
+    console.print(
+        f"First {STEPS} supervised steps from nothing, for a model that is right now and then …", highlight=False
+    )
+    argv = [*paceline("train"), str(material.yaml), "--nproc", str(options.nproc)]
+    timed(console, "Supervised training", argv, quiet=True)
+    timed(console, "Answering", answering(run, material.held_out, initial=False), quiet=True)
+    seconds["SFT"] = time.monotonic() - begun
+    return run, material, nearest(read_answers(run))

@@ -1,0 +1,87 @@
+"""What every demo does: a free directory, `paceline` verbs run one after the other, and words when one of them fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.rundir import RunDir
+
+
+def free_directory(wanted: Path | None, default: Path, console: Console) -> RunDir:
+    """The directory to use: the one named, if free; else the default, or the next number when an earlier demo lies there."""
+    if wanted is not None:
+        if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
+            raise ConfigError(
+                Diagnostic(
+                    "demo.not_empty",
+                    "this directory is not empty; the demo overwrites nothing",
+                    str(wanted),
+                    hint="--to NEW_DIR, or no --to for the next free name",
+                )
+            )
+        return RunDir.at(wanted)
+    candidates = (default if n == 1 else default.with_name(f"{default.name}-{n}") for n in range(1, 10_000))
+    chosen = next(c for c in candidates if not c.exists())
+    if chosen != default:
+        console.print(f"{default} holds an earlier demo; this one goes to {chosen}.")
+    return RunDir.at(chosen)
+
+
+def not_writable(place: Path, error: OSError) -> ConfigError:
+    """The demo's files cannot be laid down."""
+    what, found = "the demo's files cannot be written", str(error.strerror or error)
+    return ConfigError(
+        Diagnostic("demo.not_writable", what, str(place), found, "paceline demo --to DIR, a place you may write to")
+    )
+
+
+def paceline(verb: str) -> list[str]:
+    """The command line of a verb with this interpreter."""
+    return [sys.executable, "-m", "paceline.cli.main", verb]
+
+
+def answering(run: RunDir, questions: Path, *, initial: bool) -> list[str]:
+    """The command line that asks every checkpoint of ``run`` (and the model before training) the questions."""
+    argv = [sys.executable, "-m", "paceline.training.answers", str(run.root), "--questions", str(questions)]
+    return [*argv, "--max-new-tokens", "12", *(["--initial"] if initial else [])]
+
+
+def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = False) -> float:
+    """Run a command to its end and return its seconds; ``quiet`` shows its output only when it fails. Raises PacelineError by name."""
+    started = time.monotonic()
+    child = subprocess.Popen(
+        list(argv), stdout=subprocess.PIPE if quiet else None, stderr=subprocess.STDOUT if quiet else None, text=True
+    )
+    try:
+        output, _ = child.communicate()
+    except KeyboardInterrupt:  # the child has it too: let it save and end
+        child.wait()
+        raise
+    if child.returncode:
+        if output:
+            console.print(output, highlight=False, markup=False)
+        raise Stopped(
+            child.returncode,
+            Diagnostic(
+                "demo.step_failed",
+                f"{what} ended with exit code {child.returncode}; the reason stands above",
+                hint="`paceline explain CODE` tells more about a code",
+            ),
+        )
+    return time.monotonic() - started
+
+
+class Stopped(PacelineError):
+    """A step of the demo failed; its exit code is the demo's."""
+
+    def __init__(self, code: int, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic)
+        self.exit_code = code if code > 0 else 128 - code  # type: ignore[assignment]

@@ -1,0 +1,93 @@
+"""What the panels of a run's picture share: colours, names, frames, ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.runlog.history import History
+from paceline.watch.curves import Curve, running_mean
+
+INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
+BLUE, ORANGE, GREEN, PURPLE, RED = "#2f6db3", "#e07b21", "#2a9d5c", "#7a56b3", "#c8372d"
+
+
+def raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
+    """Every step faintly, their running mean on top."""
+    if not curve:
+        return
+    few = len(curve.y) < 20
+    ax.plot(
+        curve.x,
+        curve.y,
+        color=colour,
+        alpha=1.0 if few else 0.25,
+        linewidth=1.6 if few else 0.9,
+        label=label if few else None,
+    )
+    if not few:
+        ax.plot(curve.x, running_mean(curve.y), color=colour, linewidth=1.9, label=label)
+
+
+def frame(ax: Any, history: History, last: int | None) -> None:
+    """What all panels share: grid, ticks, legend; with ``last`` (the last step of the x axis) steps, and marks of restarts."""
+    ax.grid(True, color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(GRID)
+    ax.tick_params(colors=QUIET, labelsize=9, length=0)
+    if last is not None:
+        ax.set_xlim(0, last * 1.02)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_xlabel("step", fontsize=9, color=QUIET)
+        for step in history.restarts:
+            ax.axvline(step, color=RED, linewidth=0.9, linestyle=":", alpha=0.7)
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        ax.legend(handles, labels, fontsize=8.5, frameon=False, labelcolor=INK, loc="best")
+
+
+def title(ax: Any, title: str) -> None:
+    """A panel's name."""
+    ax.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
+
+
+def say_last(ax: Any, curve: Curve, colour: str, pattern: str) -> None:
+    """The last value at the end of its curve."""
+    if curve.y:
+        place = {"xytext": (-4, 7), "textcoords": "offset points", "ha": "right"}
+        ax.annotate(
+            pattern.format(curve.y[-1]),
+            (curve.x[-1], curve.y[-1]),
+            fontsize=9,
+            color=colour,
+            fontweight="bold",
+            **place,
+        )
+
+
+def say_if_empty(ax: Any, has_content: bool, words: str) -> None:
+    """Words in an empty panel."""
+    if not has_content:
+        ax.set_yticks([])
+        ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=11, color=QUIET)
+
+
+def metric(metrics: Mapping[str, float], name: str) -> float:
+    """A number by name; NaN where it is not told."""
+    return metrics.get(name, math.nan)
+
+
+def percents(ax: Any, axis: str = "y") -> None:
+    """Shares as percent on one axis."""
+    from matplotlib.ticker import PercentFormatter
+
+    (ax.yaxis if axis == "y" else ax.xaxis).set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def thousands(ax: Any) -> None:
+    """Thousands with separators on the y axis."""
+    from matplotlib.ticker import FuncFormatter
+
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
