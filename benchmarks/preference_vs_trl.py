@@ -42,7 +42,10 @@ def main() -> None:
     folder = options.to.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     workload.write_tokenizer(folder / "tokenizer")
-    workload.write_rows(folder / "pairs.jsonl", workload.pairs(ROWS))
+    pairs = workload.pairs(ROWS)
+    workload.write_rows(folder / "pairs.jsonl", pairs)
+    for count in (ROWS, options.steps * options.micro_batch * options.accumulation * options.nproc):
+        workload.write_rows(folder / f"turns-{count}.jsonl", [workload.turns(row) for row in pairs[:count]])
     report = []
     for cell in options.cells:
         what, dtype = cell.split(":")

@@ -67,12 +67,10 @@ def make_trainer(options: argparse.Namespace, out: Path, hook: Any) -> Any:
 
     config = {k: v for k, v in workload.LLAMA_56M.items() if k != "model_type"}
     tokenizer = AutoTokenizer.from_pretrained(str(out.parent / "tokenizer"))
-    rows = workload.pairs(options.rows)
-    turns = [
-        {"prompt": [{"role": "user", "content": row["prompt"]}]}
-        | {name: [{"role": "assistant", "content": row[name]}] for name in ("chosen", "rejected")}
-        for row in rows
-    ]
+    needed = options.steps * options.micro_batch * options.accumulation * int(os.environ.get("WORLD_SIZE", "1"))
+    rows = needed if options.cached else options.rows  # what is asked before is not timed
+    file = out.parent / f"turns-{rows}.jsonl"  # from a file: what TRL keeps of it has to be one for all ranks
+    data = Dataset.from_json(str(file), cache_dir=str(out.parent / "datasets"))
     shared = {
         "output_dir": str(out.parent / "trl"), "per_device_train_batch_size": options.micro_batch,
         "gradient_accumulation_steps": options.accumulation, "max_steps": options.steps, "max_length": workload.SEQ_LEN,
@@ -83,11 +81,9 @@ def make_trainer(options: argparse.Namespace, out: Path, hook: Any) -> Any:
         model = LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1, pad_token_id=0))
         arguments = RewardConfig(**shared)
         return RewardTrainer(
-            model=model, args=arguments, train_dataset=Dataset.from_list(turns), processing_class=tokenizer, callbacks=[hook]
+            model=model, args=arguments, train_dataset=data, processing_class=tokenizer, callbacks=[hook]
         )  # fmt: skip
     model = LlamaForCausalLM(LlamaConfig(**config, pad_token_id=0))
-    needed = options.steps * options.micro_batch * options.accumulation * int(os.environ.get("WORLD_SIZE", "1"))
-    data = Dataset.from_list(turns[:needed] if options.cached else turns)  # what is asked before is not timed
     reference = None if options.cached else LlamaForCausalLM(LlamaConfig(**config, pad_token_id=0))
     return DPOTrainer(
         model=model, ref_model=reference, args=DPOConfig(**shared, precompute_ref_log_probs=options.cached),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,13 @@ def prompts(count: int, size: int, seed: int = 0) -> list[dict[str, str]]:
     ]
 
 
-def write_rows(path: Path, found: list[dict[str, str]]) -> None:
+def turns(row: dict[str, str]) -> dict[str, list[dict[str, str]]]:
+    """A pair as TRL's conversations."""
+    answers = {name: [{"role": "assistant", "content": row[name]}] for name in ("chosen", "rejected")}
+    return {"prompt": [{"role": "user", "content": row["prompt"]}], **answers}
+
+
+def write_rows(path: Path, found: Sequence[Mapping[str, object]]) -> None:
     """One JSON object a line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
 
