@@ -13,6 +13,7 @@ from paceline.data.order import ORDER_ALGORITHM, epoch_bins, epoch_documents
 from paceline.data.pack import Bins, efficiency
 from paceline.data.table import TokenTable, decode_labels
 from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.seam.prefixes import with_prefixes
 
 _EPOCHS_KEPT = 2  # the running epoch and the one evaluation or look-ahead asks for
 
@@ -93,7 +94,9 @@ class PackedSource:
         available = len(self.layout(epoch))
         num_rows = sum(0 <= position < available for position in positions)
         batch = build_batch(documents, ids, num_rows)
-        return batch if self.table.group == 1 else replace(batch, group=self.table.group, extras=self._extras(ids))
+        if self.table.group == 1:
+            return batch
+        return with_prefixes(replace(batch, group=self.table.group, extras=self._extras(ids)))
 
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
         """What a batch of pairs knows of each document."""

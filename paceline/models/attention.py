@@ -121,6 +121,8 @@ def packed_attention(
         raise ConfigError(_no_position_bias(module))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     window = kwargs.get("sliding_window") or getattr(module, "sliding_window", None)
+    if layout.shared is not None:
+        query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
     attend = document_attention if layout.context is None else partial(context_attention, document_attention)
     out = attend(
         query,
@@ -133,6 +135,8 @@ def packed_attention(
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
+    if layout.shared is not None:
+        out = layout.shared.kept(out, 2)
     return out.transpose(1, 2), None
 
 

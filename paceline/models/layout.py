@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.context_parallel import ContextBatch, ContextParallel
+from paceline.models.shared_prompts import SharedPrompts
 from paceline.seam.batch import Batch
 
 _ATTRIBUTE = "_paceline_layout"
@@ -21,6 +22,7 @@ _RECORD = "_paceline_record"
 class Layout:
     """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device, the longest document.
 
+    ``shared``: the beginnings that the trunk computes once (``bounds`` are those of whole documents), or None.
     ``context``: the group that the tokens are shared out over (``bounds`` are those of all of them), or None.
     """
 
@@ -28,9 +30,10 @@ class Layout:
     cu_seqlens: Tensor
     max_seqlen: int
     context: ContextParallel | None = None
+    shared: SharedPrompts | None = None
 
     @staticmethod
-    def of(batch: Batch) -> Layout:
+    def of(batch: Batch, shared: SharedPrompts | None = None) -> Layout:
         """The layout of ``batch``; boundaries are read on the CPU, where ``Batch.to`` leaves them."""
         device = batch.input_ids.device
         bounds = tuple(batch.cu_seqlens.tolist())
@@ -39,6 +42,7 @@ class Layout:
             batch.cu_seqlens.to(device=device, dtype=torch.int32, non_blocking=True),
             batch.max_seqlen,
             batch.context if isinstance(batch, ContextBatch) else None,
+            shared,
         )
 
     @staticmethod

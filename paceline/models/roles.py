@@ -15,6 +15,7 @@ from paceline.models.heads import Head, Vocabulary
 from paceline.models.layout import Layout, LayoutSlot
 from paceline.models.precision import LowPrecision
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
+from paceline.models.shared_prompts import SharedPrompts, draws_at_random
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
 
@@ -48,6 +49,7 @@ class RoleModule(nn.Module):
         self._low: LowPrecision | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
+        self._shares = attention.layout == "packed" and not draws_at_random(self._trunk(), hf.config)
         self._call: Callable[..., Any] = self._trunk().__call__
         self.compiled = False
 
@@ -107,14 +109,16 @@ class RoleModule(nn.Module):
         return self.hf.base_model
 
     def _packed(self, batch: Batch) -> Tensor:
-        """Hidden states [1, T, H] of the flat batch."""
-        with self.slot.holding(Layout.of(batch)):
-            return self._call(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                attention_mask=placeholder_mask(batch.input_ids.device),
-                use_cache=False,
+        """Hidden states [1, T, H] of the flat batch; what its documents begin with in common is computed once."""
+        shared = SharedPrompts.of(batch) if self._shares and type(batch) is Batch else None
+        ids, positions = batch.input_ids, batch.position_ids
+        if shared is not None:
+            ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
+        with self.slot.holding(Layout.of(batch, shared)):
+            hidden = self._call(
+                input_ids=ids, position_ids=positions, attention_mask=placeholder_mask(ids.device), use_cache=False
             ).last_hidden_state
+        return hidden if shared is None else shared.full(hidden, 1)
 
     def _padded(self, batch: Batch) -> Tensor:
         """The same through one right-padded row a document: for models whose documents attention alone cannot keep apart."""

@@ -24,6 +24,7 @@ class Batch:
     num_rows       int             real rows in this micro-batch (fillers not counted)
     group          int             documents that belong together and follow each other: 2 for preference pairs (chosen, rejected)
     extras         name -> [D]     what is known of each document: ``margin`` of its pair (float64), …
+    shared         D ints or ()    how many of a document's first tokens are those of the last document before it that shares none; (): not known
     tokens         name -> [1, T]  what is known of each labelled position (elsewhere 0): the log-probability of its label at sampling, …
 
     A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: it touches every parameter and weighs nothing.
@@ -37,6 +38,7 @@ class Batch:
     document_ids: Tensor
     num_rows: int
     group: int = field(default=1, kw_only=True)
+    shared: tuple[int, ...] = field(default=(), kw_only=True)
     extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     tokens: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
 

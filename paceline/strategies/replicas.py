@@ -76,6 +76,7 @@ def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
         max_seqlen=int((edges[1:] - edges[:-1]).max()),
         document_ids=batch.document_ids[first:last],
         num_rows=batch.num_rows if first == 0 else 0,
+        shared=(),  # a document may stand apart from the one it begins like
         extras={name: value[first:last] for name, value in batch.extras.items()},
     )
 

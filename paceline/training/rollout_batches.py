@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.seam.prefixes import with_prefixes
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
             credit[first : first + count] = answer.advantage
         sampled.append(values)
         advantages.append(credit)
-    return Batch(
+    batch = Batch(
         input_ids=torch.tensor([ids], dtype=torch.int64),
         labels=torch.tensor([labels], dtype=torch.int64),
         position_ids=torch.tensor([positions], dtype=torch.int64),
@@ -64,3 +65,4 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
         extras={"counted": torch.tensor([int(a is not None and a.counted) for a in answers], dtype=torch.int64)},
         tokens={"sampled": torch.cat(sampled)[None], "advantage": torch.cat(advantages)[None]},
     )
+    return with_prefixes(batch)

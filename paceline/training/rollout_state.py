@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.seam.batch import Batch
+from paceline.seam.prefixes import with_prefixes
 from paceline.seam.shard import Shard, ShardReader
 
 ROLE = KIND = (
@@ -42,7 +43,7 @@ def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str
 
     rows, ids = torch.stack(read(_ROW)), read("input_ids")
     sizes = [len(x) for x in ids]
-    return Batch(
+    batch = Batch(
         input_ids=torch.cat(ids)[None],
         labels=torch.cat(read("labels"))[None],
         position_ids=torch.cat([torch.arange(n) for n in sizes])[None],
@@ -53,3 +54,4 @@ def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str
         extras={"counted": rows[:, 1].clone()},
         tokens={name: torch.cat(read(_TOKENS + name))[None] for name in fields},
     )
+    return with_prefixes(batch)
