@@ -46,6 +46,7 @@ def demo_further(recipe: Recipe, options: argparse.Namespace, console: Console, 
     start = half_way(options, console, root)
     run, yaml = RunDir.at(root / recipe.algorithm), root / f"{recipe.algorithm}.yaml"
     try:
+        root.mkdir(parents=True, exist_ok=True)
         recipe.lay(root, start, options.seed)
         yaml.write_text(recipe.yaml(root, run, start, options.seed, steps, options.nproc), encoding="utf-8")
     except OSError as error:

@@ -131,6 +131,7 @@ def phases(ax: Any, history: History) -> None:
     shown = [(name, colour, running_mean(values)) for name, colour, values in parts if sum(values) > 0]
     if steps and shown:
         labels, colours = [name for name, _, _ in shown], [colour for _, colour, _ in shown]
-        ax.stackplot(steps, [v for _, _, v in shown], labels=labels, colors=colours, alpha=0.75, linewidth=0)
-        ax.set_ylim(bottom=0)
+        values = [v for _, _, v in shown]
+        ax.stackplot(steps, values, labels=labels, colors=colours, alpha=0.75, linewidth=0)
+        ax.set_ylim(0, 1.5 * max(map(sum, zip(*values, strict=True))))  # room for the legend
     say_if_empty(ax, bool(steps), "not measured")

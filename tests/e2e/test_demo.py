@@ -94,6 +94,7 @@ def test_chat_plot_and_export_follow(demo: tuple[Path, subprocess.CompletedProce
     assert again.stdout == said.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_SECONDS)
 def test_another_algorithm_goes_on_from_a_finished_demo(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     """A demo of three steps, from a checkpoint that is said to be half-way."""
