@@ -23,6 +23,7 @@ def forecast_of_model(
     lora: int | None,
     bits: int | None,
     algorithm: str = "sft",
+    tokens: float | None = None,
 ) -> Forecast:
     """What training ``model`` on ``hardware`` would take. Raises ConfigError with the nearest names of what is not known."""
     from paceline.plan.catalogue import cluster_of
@@ -71,7 +72,9 @@ def forecast_of_model(
                 "quantization": quantization,
             },
         )
-    return forecast(model, Ask(shape, cluster_of(hardware), seq_len, rows or 0, adapter, algorithm=algorithm))
+    return forecast(
+        model, Ask(shape, cluster_of(hardware), seq_len, rows or 0, adapter, algorithm=algorithm, tokens=tokens or 0.0)
+    )
 
 
 def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:

@@ -118,16 +118,20 @@ class HFModelFactory:
         adapter = self._adapt(hf)  # before the kernels: they leave alone what an adapter wraps
         if self.frozen:
             hf.requires_grad_(False)
-        fuse_norms(hf)  # reads its own weight only; and Transformers' own computes in fp32 whatever the model's dtype
-        if options.fused:
-            fuse_mlps(hf)
-            fuse_attention(hf)
+        self.swap_kernels(hf, options)
         module = RoleModule(self.role, hf, choice, self._compute_dtype, options.engine_casts, adapter)
         if self._recompute:
             enable_recompute(hf, module.slot)
         if self._compile:
             module.compile_trunk(**self._compile_options)
         return module
+
+    def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
+        """Paceline's own kernels where they compute what the model's classes do."""
+        fuse_norms(hf)  # reads its own weight only; and Transformers' own computes in fp32 whatever the model's dtype
+        if options.fused:
+            fuse_mlps(hf)
+            fuse_attention(hf)
 
     def _adapt(self, hf: Any) -> Adapter | None:
         """Adapters, then 4-bit weights under them; None where all weights are trained."""

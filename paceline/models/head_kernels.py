@@ -153,7 +153,7 @@ def _to_gradient_(
     logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
     if not (isinstance(slope, float) and slope == 1.0):
         logits.mul_(slope)
-    if logits.data_ptr() != raw.data_ptr():
+    if logits is not raw:
         raw.copy_(logits)
     return nll, hits
 

@@ -38,7 +38,7 @@ def copy_decisions(root: Any, source: Any | None, world: World) -> None:
     said = world.broadcast_json(None if source is None else _decisions(source))
     modules = dict(root.hf.named_modules())
     for name, (kernel, values) in said["kernels"].items():
-        _swap(modules[name], kernel, values)
+        swap_kernel(modules[name], kernel, values)
     root._head.fused, root._head.reason = said["head"]
     if root.adapter is not None:
         root.adapter = replace(root.adapter, base=said["base"])
@@ -47,24 +47,30 @@ def copy_decisions(root: Any, source: Any | None, world: World) -> None:
 
 
 def _decisions(source: Any) -> dict[str, Any]:
-    kernels: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name, module in source.hf.named_modules():
-        if isinstance(module, FusedRMSNorm):
-            kernels[name] = ("norm", {"paceline_eps": module.paceline_eps, "paceline_offset": module.paceline_offset})
-        elif isinstance(module, FusedAttention):
-            kernels[name] = ("attention", {"paceline_passes": dict(module.paceline_passes)})
-        elif isinstance(module, FusedSwiGLU):
-            kernels[name] = ("mlp", {})
     generation = getattr(source.hf, "generation_config", None)
     return {
-        "kernels": kernels,
+        "kernels": kernels_of(source.hf),
         "head": (source._head.fused, source._head.reason),
         "base": None if source.adapter is None else dict(source.adapter.base),
         "generation": None if generation is None else generation.to_dict(),
     }
 
 
-def _swap(module: nn.Module, kernel: str, values: Mapping[str, Any]) -> None:
+def kernels_of(hf: nn.Module) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Which of Paceline's kernels computes a module, with what it was found to pass on, by the module's name."""
+    kernels: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, module in hf.named_modules():
+        if isinstance(module, FusedRMSNorm):
+            kernels[name] = ("norm", {"paceline_eps": module.paceline_eps, "paceline_offset": module.paceline_offset})
+        elif isinstance(module, FusedAttention):
+            kernels[name] = ("attention", {"paceline_passes": dict(module.paceline_passes)})
+        elif isinstance(module, FusedSwiGLU):
+            kernels[name] = ("mlp", {})
+    return kernels
+
+
+def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Any]) -> None:
+    """Let one of ``kernels_of``'s kernels compute ``module``."""
     kind = {"norm": FusedRMSNorm, "attention": FusedAttention, "mlp": FusedSwiGLU}[kernel]
     if not isinstance(module, kind):
         module.__class__ = swapped(kind, type(module))
@@ -89,7 +95,7 @@ def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.
         dist.broadcast(whole, 0)
         if name in mine:
             made[id(mine[name])] = _piece(mine[name], whole, device)
-    _replace(root, made)
+    replace_tensors(root, made)
     left = [name for name, tensor in _tensors(root) if tensor.is_meta]
     if left:
         raise PacelineError(
@@ -124,7 +130,7 @@ def _piece(target: Tensor, whole: Tensor, device: torch.device) -> Tensor:
     return nn.Parameter(shared, target.requires_grad)
 
 
-def _replace(root: nn.Module, made: Mapping[int, Tensor]) -> None:
+def replace_tensors(root: nn.Module, made: Mapping[int, Tensor]) -> None:
     """Put the new tensors wherever the old ones are registered."""
     for module in root.modules():
         for table in (module._parameters, module._buffers, vars(module)):

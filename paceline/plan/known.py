@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.shape import ModelShape, shape_from_config, shape_from_path
+from paceline.plan.shape import ModelShape, config_from_path, shape_from_config
 
 _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
 
@@ -34,12 +34,18 @@ def known_shape(name: str) -> ModelShape | None:
 
 def model_shape(given: str) -> ModelShape:
     """The shape behind ``--model``: a folder or ``config.json``, else a name of the list. Raises ConfigError with the nearest names."""
+    return shape_from_config(named_config(given), given)
+
+
+def named_config(given: str) -> Mapping[str, Any]:
+    """The ``config.json`` behind ``--model``, as ``model_shape``."""
     path = Path(given).expanduser()
     if path.exists() or given.startswith(("/", "./", "../", "~")):
-        return shape_from_path(path)
-    found = known_shape(given)
+        return config_from_path(path)
+    found = _by_plain_name().get(_plain(given))
     if found is not None:
-        return found
+        config: Mapping[str, Any] = found["config"]
+        return config
     plain = {_plain(name): name for name in known_models()}
     near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or ["llama38b", "qwen257b", "gpt2"]
     hint = f"nearest: {', '.join(plain[n] for n in near)}; or a folder with a config.json"

@@ -97,6 +97,12 @@ def scoring(shape: ModelShape) -> ModelShape:
 def shape_from_path(path: str | Path) -> ModelShape:
     """The shape of a local model: a directory with a ``config.json``, or such a file. Raises ConfigError."""
     file = Path(path).expanduser()
+    return shape_from_config(config_from_path(file), str(file / "config.json" if file.is_dir() else file))
+
+
+def config_from_path(path: str | Path) -> dict[str, Any]:
+    """The ``config.json`` of a local model: of a directory, or such a file. Raises ConfigError."""
+    file = Path(path).expanduser()
     file = file / "config.json" if file.is_dir() else file
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -112,7 +118,7 @@ def shape_from_path(path: str | Path) -> ModelShape:
         raise ConfigError(
             Diagnostic("plan.model_config", "a config.json holds one object", str(file), type(config).__name__)
         )
-    return shape_from_config(config, str(file))
+    return config
 
 
 def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> ModelShape | None:

@@ -50,6 +50,16 @@ class World:
         return World(0, 0, 1, 1, chosen, "none", None)
 
     @staticmethod
+    def pretend(world_size: int) -> World:
+        """Rank 0 of a world that is not there: collectives return at once and move nothing. For simulation."""
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        world = World(0, 0, world_size, 1, torch.device("cpu"), "none" if world_size == 1 else "fake", None)
+        if world_size > 1:
+            world._open_group("fake", FakeStore())
+        return world
+
+    @staticmethod
     def open(env: RankEnv, *, device: str, backend: str = "auto", timeout_seconds: float = 1800.0) -> World:
         """Meet the other ranks. ``device`` is ``cpu`` or ``cuda``; ``backend`` ``gloo``, ``nccl`` or ``auto``.
 

@@ -38,7 +38,9 @@ class Peak:
     @property
     def total(self) -> float:
         """All terms."""
-        return sum(getattr(self, f.name) for f in fields(self))
+        states = self.parameters + self.gradients + self.optimizer + self.others
+        moving = self.attention + self.mlp + self.checkpoints + self.logits + self.gathered
+        return states + moving + self.fragments + self.overhead
 
     def to_json(self) -> dict[str, int]:
         """Whole bytes by term."""

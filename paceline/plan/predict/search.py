@@ -40,6 +40,7 @@ class Ask:
     adapter: Adapter | None = None
     flash: bool = True
     algorithm: str = "sft"
+    tokens: float = 0.0  # of the whole training; 0: not known
     corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
 
     def __post_init__(self) -> None:

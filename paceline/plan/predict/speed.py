@@ -61,12 +61,11 @@ class Speed:
 
 def speed_of(work: Work, c: Coefficients) -> Speed:
     """The time of a step and what it goes to."""
-    slots = [_slot(work, c, stage) for stage in work.stages]
-    compute, tensor, gather = max(slots, key=sum)
+    compute, tensor, gather = max((_slot(work, c, stage) for stage in work.stage_kinds), key=sum)
     m = work.accumulation
     send = _send(work, c)
     bubble = (work.pp - 1) / work.stages_a_rank * (compute + tensor + gather + send)
-    reduce = _reduce(work, c, max(work.stage_parameters(s) for s in work.stages), compute)
+    reduce = _reduce(work, c, work.largest_stage, compute)
     return Speed(
         compute=compute * m,
         tensor_parallel=tensor * m,
@@ -190,7 +189,7 @@ def _optimizer(work: Work, c: Coefficients) -> float:
     if work.adapter:
         own = float(work.adapter.parameters)
     else:
-        own = max(work.stage_parameters(s) for s in work.stages)
+        own = work.largest_stage
     if work.zero:
         own /= work.sharers
     return c["optimizer_moves"] * own / work.machine.hbm + c["step_fixed"]
@@ -200,7 +199,7 @@ def _offload(work: Work) -> float:
     """Gradients down and weights up over the host's link, and Adam on the host (about 30 bytes a parameter at 100 GB/s a node)."""
     if work.offload == "none":
         return 0.0
-    own = max(work.stage_parameters(s) for s in work.stages)
+    own = work.largest_stage
     if work.adapter:
         own = float(work.adapter.parameters)
     share = own / (work.sharers if work.zero else 1)

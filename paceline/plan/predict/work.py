@@ -98,12 +98,12 @@ class Work:
     algorithm: str = "sft"
     kernels: str = "eager"
 
-    @property
+    @cached_property
     def world(self) -> int:
         """All ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one rank (its share of the sequence under context parallel)."""
         return self.seq_len * self.micro_batch * self.sequences // self.cp
@@ -124,12 +124,12 @@ class Work:
         """Models trained beside the first."""
         return ROLES.get(self.algorithm, (0, 0))[1]
 
-    @property
+    @cached_property
     def step_tokens(self) -> int:
         """Tokens of an optimizer step over all ranks."""
         return self.seq_len * self.micro_batch * self.sequences * self.accumulation * self.dp
 
-    @property
+    @cached_property
     def sharers(self) -> int:
         """Ranks that share one copy of what ``zero`` shares out."""
         return self.shard or self.dp * self.cp
@@ -162,6 +162,16 @@ class Work:
     def stages(self) -> Sequence[StageCut]:
         """What each of the ``pp`` ranks of a row holds."""
         return cut_by_cost(self) if self.cut_by_cost else even_cut(self)
+
+    @cached_property
+    def stage_kinds(self) -> Sequence[StageCut]:
+        """One stage of every kind: those of a long pipeline are mostly equal."""
+        return list(dict.fromkeys(StageCut(stage.layers, False, stage.head) for stage in self.stages))
+
+    @cached_property
+    def largest_stage(self) -> float:
+        """Parameters of the stage that has most, on one tensor-parallel rank."""
+        return max(self.stage_parameters(stage) for stage in self.stages)
 
     def stage_parameters(self, stage: StageCut) -> float:
         """Whole parameters of a stage on one tensor-parallel rank. A tied embedding is held by both ends of a pipeline."""

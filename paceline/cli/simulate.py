@@ -1,0 +1,147 @@
+"""``paceline plan --simulate``: the plan of a config, or of a named model's fastest layout, run on fake tensors in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+    from paceline.plan.catalogue import Cluster
+    from paceline.plan.plan import Plan
+    from paceline.plan.predict.report import Forecast
+    from paceline.plan.predict.search import Candidate
+    from paceline.plan.predict.simulation import Compared
+
+
+class Simulated:
+    """A plan's rows, simulated beside the closed form, and what was left out and why."""
+
+    def __init__(self, layout: str, rows: list[Compared], reason: str) -> None:
+        self.layout, self.rows, self.reason = layout, rows, reason
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"layout": self.layout, "rows": [row.to_json() for row in self.rows], "not_simulated": self.reason}
+
+    def text(self) -> str:
+        """For a person."""
+        from paceline.plan.predict.simulation import table
+
+        return f"Simulation of {self.layout}\n{table(self.rows, self.reason)}"
+
+
+def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) -> Simulated:
+    """``plan`` on fake tensors beside ``candidate``, its closed form. Raises ConfigError ``plan.no_torch`` without torch."""
+    from paceline.plan.predict.simulation import compare, partly, why_not
+
+    layout = f"{plan.strategy}, {plan.mesh}, micro-batch {plan.batch.micro_batch} of {plan.seq_len} tokens"
+    reason = why_not(plan)
+    answer = {} if reason else _ask({"plan": plan.to_json(), "config": dict(config)})
+    if "missing" in answer:
+        raise ConfigError(
+            Diagnostic(
+                "plan.no_torch",
+                "a simulation runs the real module and needs torch and transformers",
+                "--simulate",
+                answer["missing"],
+                "pip install 'paceline' with its dependencies; or leave --simulate out: the closed form needs neither",
+            )
+        )
+    reason = reason or answer.get("failed", "") or partly(plan)
+    return Simulated(layout, compare(plan, candidate, answer), reason)
+
+
+def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
+    from paceline.cli.process import module_argv, reach_package
+
+    reach_package()
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(job), encoding="utf-8")
+        environ = {**os.environ, "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(module_argv("paceline.simulate", str(asked), str(answer)), env=environ, capture_output=True, text=True)  # fmt: skip
+        if not answer.exists():
+            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+            return {"failed": f"the simulation died with exit code {done.returncode}: {''.join(last)}"[:300]}
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return found
+
+
+def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster: Cluster | None) -> Simulated:
+    """A config's plan; its closed form is the forecast's, or that of a guess at this machine's CPU. Raises ConfigError where the model is not here."""
+    from paceline.plan.hardware import probe_hardware
+    from paceline.plan.known import known_models, named_config
+    from paceline.plan.model_config import model_config
+    from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_candidate
+
+    candidate = told.own if told else None
+    if candidate is None:
+        hardware = probe_hardware(os.environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
+        ask = ask_of(plan, cluster or cluster_of_cpu(hardware, plan.world_size // plan.num_nodes))
+        candidate = planned_candidate(plan, ask) if ask else None
+    if candidate is None:
+        raise ConfigError(
+            Diagnostic(
+                "plan.no_closed_form",
+                "there is no closed form of this plan to set a simulation beside",
+                "--simulate",
+                plan.strategy,
+                "a strategy of Paceline's own, and a model whose config.json is on this machine or in the built-in list",
+            )
+        )
+    try:
+        found: Mapping[str, Any] = model_config(config.model, os.environ)
+    except ConfigError:
+        found = named_config(config.model.name_or_path or next(iter(known_models())))
+    return simulated_plan(plan, found, candidate)
+
+
+def simulated_model(told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None) -> Simulated:
+    """The fastest layout of a forecast that fits and that torch can simulate, as a plan of its own."""
+    from paceline.plan.predict.from_plan import ask_of, planned_candidate
+    from paceline.plan.predict.simulation import why_not
+
+    ranked = sorted((c for c in told.rows if c.fits), key=lambda c: c.step) or list(told.rows)
+    plans = [(c, _plan_of(c, told, config, lora, bits)) for c in ranked]
+    candidate, plan = next(((c, p) for c, p in plans if not why_not(p)), plans[0])
+    ask = ask_of(plan, told.ask.cluster)
+    closed = (planned_candidate(plan, ask) if ask else None) or candidate
+    found = simulated_plan(plan, config, closed)
+    if candidate is not ranked[0]:
+        left = f"{ranked[0].strategy}, which is faster: {why_not(plans[0][1])}"
+        found.reason = f"{left}; {found.reason}" if found.reason else left
+    return found
+
+
+def _plan_of(
+    candidate: Candidate, told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None
+) -> Plan:
+    from paceline.config.schema import Config
+    from paceline.plan.choose import make_plan
+    from paceline.plan.predict.report import settings
+
+    values: dict[str, Any] = {
+        "model": {"config": dict(config), "tokenizer": "none"},
+        "data": {"train": "none.jsonl", "max_length": told.ask.seq_len},
+        "training": settings(candidate),
+    }
+    if lora is not None:
+        values["lora"] = {"r": lora, **({"quantization_bit": bits} if bits else {})}
+    cluster = told.ask.cluster
+    return make_plan(
+        Config.model_validate(values),
+        cluster.hardware(),
+        world_size=cluster.cards,
+        num_nodes=cluster.nodes,
+        launcher="torchrun",
+        run_dir="none",
+    )

@@ -1,0 +1,125 @@
+"""What a simulated step does: collectives by kind and bytes, and what autograd keeps for the backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from paceline.models.precision import compute_copy
+
+_KINDS = (("allreduce", "all-reduce"), ("all_reduce", "all-reduce"), ("reduce_scatter", "reduce-scatter"), ("allgather", "all-gather"),
+          ("all_gather", "all-gather"), ("alltoall", "all-to-all"), ("all_to_all", "all-to-all"), ("broadcast", "broadcast"))  # fmt: skip
+_IGNORED = ("wait_tensor", "barrier", "monitored_barrier")
+
+
+class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the collectives inside; bytes are those of the whole tensor (what is gathered, what is scattered from)."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Looks and passes on."""
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._note(func._opname, args)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, name: str, args: Any) -> None:
+        if name in _IGNORED:
+            return
+        kind = next((kind for part, kind in _KINDS if part in name), name.strip("_"))
+        sizes = [sum(t.numel() * t.itemsize for t in tree_leaves(arg) if isinstance(t, Tensor)) for arg in args[:2]]
+        self.count[kind] += 1
+        self.bytes[kind] += max(sizes, default=0)
+
+
+class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers what a step asks of its numbers, which are not there: every position is labelled, no probability is too small.
+
+    ``x != y`` is taken to be true everywhere and ``x < y`` nowhere, where a position list is made of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._true: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """All but ``nonzero`` is passed on."""
+        if func is torch.ops.aten.nonzero.default and isinstance(args[0], FakeTensor):
+            mask = args[0]
+            rows = mask.numel() if id(mask) in self._true else 0
+            return torch.empty(rows, mask.dim(), dtype=torch.int64, device=mask.device)
+        found = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.ne.Scalar, torch.ops.aten.ne.Tensor):
+            self._true[id(found)] = found
+        return found
+
+
+class Kept:
+    """Bytes that autograd keeps while ``watching``: storages that are no weight's, each once, split where the head begins."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.trunk = 0
+        self.head = 0
+        self._root = root
+        self._seen: set[int] = set()
+        self._alive: list[Tensor] = []
+        self._weights: set[int] = set()
+        self._in_head = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, what is saved is counted. What FSDP2 gathers is told by its type: a parameter, or a view of one."""
+        root: Any = self._root
+        weights = [t for p in root.parameters() for t in (p, compute_copy(p))]
+        self._weights = {_local(t).untyped_storage()._cdata for t in (*weights, *root.buffers())}
+        after = root.hf.base_model.register_forward_hook(self._head_begins)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+                yield
+        finally:
+            after.remove()
+            self._in_head = False
+
+    def forget(self) -> None:
+        """Let go of what was looked at, so that memory is freed."""
+        self._alive.clear()
+        self._seen.clear()
+
+    def _head_begins(self, *_: Any) -> None:
+        self._in_head = True
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen and storage._cdata not in self._weights:
+            self._seen.add(storage._cdata)
+            self._alive.append(tensor)
+            if self._in_head:
+                self.head += storage.nbytes()
+            else:
+                self.trunk += storage.nbytes()
+        return tensor
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """As ``strategies.measure.storage_bytes``, of tensors whose storages have no address."""
+    found = {s._cdata: s.nbytes() for s in (_local(t).untyped_storage() for t in tensors)}
+    return sum(found.values())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor

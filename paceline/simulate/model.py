@@ -1,0 +1,112 @@
+"""The real module on fake tensors: built without storage, computed by the kernels that a small real twin was found fit for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from paceline.config.sections.model import ModelSection
+from paceline.models.factory import HFModelFactory
+from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
+from paceline.plan.plan import Plan
+from paceline.plan.shrink import shrunk
+from paceline.seam.model import WHOLE, BuildOptions
+from paceline.seam.roles import Role
+
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+
+class FakeFactory:
+    """A ``ModelFactory`` whose modules hold fake tensors of ``mode`` on a fake CPU."""
+
+    def __init__(
+        self, plan: Plan, config: Mapping[str, Any], mode: FakeTensorMode, options: BuildOptions | None = None
+    ) -> None:
+        """``options`` take the place of those that a strategy asks for."""
+        self.role = Role.REWARD if plan.algorithm == "reward" else Role.POLICY
+        self._plan, self._config, self._mode, self._options = plan, dict(config), mode, options
+
+    @property
+    def hf_config(self) -> Mapping[str, object]:
+        """The model's ``config.json``."""
+        return self._config
+
+    def __call__(self, options: BuildOptions = WHOLE) -> nn.Module:
+        """As ``HFModelFactory``; what probes of real weights decide is decided by the twin."""
+        options = self._options or options
+        with _disable_current_modes():
+            twin = _Decided(ModelSection(config=shrunk(self._config)), self.role, **self._arguments())(options)
+            section = ModelSection(config=self._config)
+            factory = _Decided(section, self.role, decided=kernels_of(twin.hf), **self._arguments())
+            module = factory(replace(options, device=torch.device("meta")))
+        module._head.fused, module._head.reason = twin._head.fused, twin._head.reason
+        low = (
+            self._options is not None and self._options.engine_casts
+        )  # then an engine's 16-bit weights are what computes
+        with self._mode:
+            _give_fake_storage(module, getattr(torch, self._plan.precision.compute) if low else None)
+        vars(module)["to"] = lambda *_, **__: module  # it is where it should be, and fake tensors cannot be moved
+        return module
+
+    def _arguments(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "compute_dtype": getattr(torch, plan.precision.compute),
+            "attention": plan.config.get("model", {}).get("attn_implementation") or "auto",
+            "recompute": plan.recompute,
+            "master_dtype": getattr(torch, plan.precision.master),
+            "adapter": plan.adapter,
+        }
+
+
+class _Decided(HFModelFactory):
+    """Swaps the kernels it is told of; without being told, those that probes find fit."""
+
+    def __init__(
+        self, model: ModelSection, role: Role, decided: Mapping[str, Any] | None = None, **arguments: Any
+    ) -> None:
+        super().__init__(model, role, **arguments)
+        self._decided = None if decided is None else {_NUMBER.sub(".0", n): found for n, found in decided.items()}
+
+    def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
+        """What the twin's first layer was swapped to, every layer is."""
+        if self._decided is None:
+            super().swap_kernels(hf, options)
+            return
+        for name, module in list(hf.named_modules()):
+            found = self._decided.get(_NUMBER.sub(".0", name))
+            if found is not None:
+                swap_kernel(module, *found)
+
+
+def _give_fake_storage(module: nn.Module, weights: torch.dtype | None) -> None:
+    """A fake tensor on the CPU stands for every meta tensor of ``module``: weights (in another dtype where one is given), their
+    low-precision copies, buffers, plain attributes."""
+    made: dict[int, Tensor] = {}
+    for part in module.modules():
+        for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
+            if isinstance(tensor, Tensor) and tensor.is_meta and id(tensor) not in made:
+                made[id(tensor)] = _fake(tensor, weights)
+    replace_tensors(module, made)
+    low = getattr(module, "_low", None)
+    if low is not None:
+        low._masters = [made.get(id(master), master) for master in low._masters]
+
+
+def _fake(tensor: Tensor, weights: torch.dtype | None) -> Tensor:
+    parameter = isinstance(tensor, nn.Parameter)
+    dtype = weights if weights is not None and parameter else tensor.dtype
+    storage = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
+    if not parameter:
+        return storage
+    fake = nn.Parameter(storage, requires_grad=tensor.requires_grad)
+    for name, value in vars(tensor).items():  # what precision notes on a weight: its copy, its dtype
+        setattr(fake, name, _fake(value, None) if isinstance(value, Tensor) else value)
+    return fake

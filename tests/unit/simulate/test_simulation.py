@@ -1,0 +1,92 @@
+"""A simulated step beside the closed form: states byte for byte, activations within 5 %, collectives by count and bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from paceline.config.schema import Config
+from paceline.plan.catalogue import cluster_of
+from paceline.plan.choose import make_plan
+from paceline.plan.plan import Plan
+from paceline.plan.predict.from_plan import ask_of, planned_candidate
+from paceline.plan.predict.simulation import Compared, compare, partly, table, why_not
+from paceline.simulate.run import simulate
+
+LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2,
+         "num_hidden_layers": 4, "vocab_size": 1000, "max_position_embeddings": 512}  # fmt: skip
+
+
+def plan_of(hardware: str, strategy: str, config: dict[str, Any] = LLAMA, **training: Any) -> Plan:
+    cluster = cluster_of(hardware)
+    lora = training.pop("lora", None)
+    values = {
+        "model": {"config": config, "tokenizer": "none"},
+        "data": {"train": "none.jsonl", "max_length": 256},
+        "training": {"distributed_strategy": strategy, "gradient_accumulation_steps": 3, **training},
+        **({"lora": lora} if lora else {}),
+    }
+    made = Config.model_validate(values)
+    return make_plan(
+        made, cluster.hardware(), world_size=cluster.cards, num_nodes=cluster.nodes, launcher="torchrun", run_dir="none"
+    )
+
+
+def rows_of(plan: Plan, hardware: str, config: dict[str, Any] = LLAMA) -> dict[str, Compared]:
+    ask = ask_of(plan, cluster_of(hardware))
+    candidate = planned_candidate(plan, ask) if ask else None
+    assert candidate is not None
+    return {row.what: row for row in compare(plan, candidate, simulate(plan, config))}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(recompute: bool) -> None:
+    plan = plan_of("512xH100", "fsdp", gradient_checkpointing=recompute)
+    rows = rows_of(plan, "512xH100")
+    states = [rows[name] for name in ("parameters", "gradients", "optimizer")]
+    assert all(row.simulated and row.apart == 0 for row in states), states
+    assert rows["activations"].apart == pytest.approx(0, abs=0.05)
+    assert rows["head, for its backward"].apart == pytest.approx(0, abs=0.05)
+    sent = [row for name, row in rows.items() if "a step" in name]
+    assert len(sent) == 4 and all(row.simulated and row.apart == 0 for row in sent), sent
+    assert not dist.is_initialized()
+
+
+def test_a_large_model_scatters_its_gradients_after_every_micro_batch() -> None:
+    plan = plan_of("16xH100", "fsdp")
+    small = rows_of(plan, "16xH100")["reduce-scatters a step"]
+    engine = {**plan.engine, "whole_gradient_bytes": 1}
+    from dataclasses import replace
+
+    large = rows_of(replace(plan, engine=engine), "16xH100")["reduce-scatters a step"]
+    assert small.apart == large.apart == 0 and large.simulated == 3 * (small.simulated or 0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "family"), [("single", "llama"), ("ddp", "qwen2"), ("zero2", "llama"), ("zero3", "mistral")]
+)
+def test_engines_that_read_memory_have_their_activations_simulated(strategy: str, family: str) -> None:
+    hardware = "H100" if strategy == "single" else "8xH100"
+    config = {**LLAMA, "model_type": family}
+    plan = plan_of(hardware, strategy, config)
+    rows = rows_of(plan, hardware, config)
+    assert rows["activations"].apart == pytest.approx(0, abs=0.05)
+    has_states = strategy in ("single", "ddp")
+    assert (rows["optimizer"].simulated is not None) is has_states and (not has_states or rows["optimizer"].apart == 0)
+    assert bool(partly(plan)) is (strategy != "single")
+
+
+def test_what_torch_cannot_simulate_has_a_reason() -> None:
+    assert "pipeline" in why_not(
+        plan_of("8xH100", "pipeline", gradient_accumulation_steps=4, parallelism={"pp_size": 4})
+    )
+    assert "nonzero" in why_not(plan_of("8xH100", "fsdp", parallelism={"tp_size": 2}))
+    assert why_not(plan_of("8xH100", "fsdp")) == ""
+
+
+def test_a_disagreement_is_printed() -> None:
+    said = table([Compared("activations", 100.0, 120.0), Compared("gradients", 100.0, 105.0)], "a reason")
+    assert "DISAGREEMENT: activations: the closed form is +20% off" in said and said.count("DISAGREEMENT") == 1
+    assert "not simulated: a reason" in said and all(len(line) <= 100 for line in said.splitlines())
