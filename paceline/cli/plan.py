@@ -89,7 +89,7 @@ def plan(
     ledger: Ledger = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a training would do, how much memory it needs and how fast it will be, and why. Starts nothing, imports no torch (but for --simulate)."""
+    """Show what a training would do, how much memory it needs and how fast it will be, and why. Starts nothing; only --simulate needs torch."""
     if ledger:
         from paceline.cli.ledger import told_ledger
 
