@@ -44,7 +44,11 @@ def main() -> None:
     workload.write_tokenizer(folder / "tokenizer")
     pairs = workload.pairs(ROWS)
     workload.write_rows(folder / "pairs.jsonl", pairs)
-    for count in (ROWS, options.steps * options.micro_batch * options.accumulation * options.nproc):
+    few = options.steps * options.micro_batch * options.accumulation * options.nproc
+    workload.write_rows(
+        folder / "pairs-few.jsonl", pairs[:few]
+    )  # where a reference is asked before: what a run of these steps takes
+    for count in (ROWS, few):
         workload.write_rows(folder / f"turns-{count}.jsonl", [workload.turns(row) for row in pairs[:count]])
     report = []
     for cell in options.cells:
@@ -95,7 +99,7 @@ def paceline(folder: Path, what: str, dtype: str, options: argparse.Namespace) -
     name = f"paceline-{what}-{dtype}"
     config: dict[str, Any] = {
         "model": {"config": workload.LLAMA_56M, "tokenizer": str(folder / "tokenizer")},
-        "data": {"train": str(folder / "pairs.jsonl"), "max_length": workload.SEQ_LEN},
+        "data": {"train": str(folder / ("pairs-few.jsonl" if reference == "cached" else "pairs.jsonl")), "max_length": workload.SEQ_LEN},
         "training": {
             "algorithm": algorithm, "mixed_precision": "bf16" if dtype == "bfloat16" else "no", "max_steps": options.steps,
             "per_device_train_batch_size": options.micro_batch, "gradient_accumulation_steps": options.accumulation, "learning_rate": 1e-4,

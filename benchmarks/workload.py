@@ -27,6 +27,10 @@ LLAMA_56M: dict[str, Any] = {
     "max_position_embeddings": SEQ_LEN,
     "tie_word_embeddings": False,
 }
+LLAMA_ROLLOUT: dict[str, Any] = {
+    **LLAMA_56M, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+PROMPT, ANSWER, GROUP = 32, 64, 4  # tokens, tokens, answers to a prompt
 
 
 def lengths(count: int, seed: int = 0) -> list[int]:
