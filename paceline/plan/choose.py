@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from paceline import __version__
@@ -16,6 +17,8 @@ from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions, adapter_of, check_adapter
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.engine import Job, resolve_engine, resolve_mesh
+from paceline.plan.fastest import NAME as FASTEST
+from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, knob_decisions, optimizer_spec
 from paceline.plan.memory import memory_of
@@ -74,6 +77,9 @@ def make_plan(
     found = check_world(hardware, world_size, num_nodes)
     if shape is None and model.get("config"):
         shape = _attempt(lambda: shape_from_config(model["config"]), found)
+    if training["distributed_strategy"] == FASTEST and not found:
+        job_of = partial(make_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape, others=others, provenance=provenance)  # fmt: skip
+        return plan_fastest(config, hardware, shape, world_size, num_nodes, job_of)
     if shape is not None and training["algorithm"] == "reward":
         shape = scoring(shape)
     facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)

@@ -82,7 +82,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if (
         t.distributed is False
-        and t.distributed_strategy not in ("auto", *_ONE_PROCESS)
+        and t.distributed_strategy not in ("auto", "fastest", *_ONE_PROCESS)
         and ":" not in t.distributed_strategy
     ):
         yield c.problem(

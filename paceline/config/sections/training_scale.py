@@ -26,7 +26,19 @@ from paceline.config.sections.types import (
 )
 
 ALGORITHMS = ("sft", "reward", "dpo", "ppo", "grpo")
-STRATEGIES = ("auto", "single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3")
+STRATEGIES = (
+    "auto",
+    "fastest",
+    "single",
+    "data_parallel",
+    "ddp",
+    "fsdp",
+    "pipeline",
+    "deepspeed",
+    "zero1",
+    "zero2",
+    "zero3",
+)
 
 
 def to_path_or_mapping(value: Any) -> Any:
@@ -97,7 +109,7 @@ class ScaleFields(Section):
     )
     distributed_strategy: Text = Field(
         default="auto",
-        description="auto, single, data_parallel, ddp, fsdp, pipeline, deepspeed, zero1, zero2, zero3, or your own as module:Class.",
+        description="auto (the rule for the model's size, checked against memory), fastest (the layout predicted to be fastest of those that fit), single, data_parallel, ddp, fsdp, pipeline, deepspeed, zero1, zero2, zero3, or your own as module:Class.",
     )
     strategy_options: Mapping = Field(
         default={}, description="Options handed to a strategy of your own (module:Class)."

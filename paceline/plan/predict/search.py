@@ -18,6 +18,7 @@ from paceline.plan.shape import ModelShape
 MARGIN = 0.92  # a layout fits when its predicted peak stays below this share of the card's memory
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
+TIE = 0.01
 FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights with 16-bit copies beside them
 SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # FSDP2: fp32 shards, gathered in 16 bit
@@ -142,8 +143,16 @@ def best_of_each(found: list[Candidate]) -> list[Candidate]:
 
 def fastest(found: list[Candidate]) -> Candidate | None:
     """The fastest that fits; None when none does."""
-    fitting = [candidate for candidate in found if candidate.fits]
-    return max(fitting, key=_rank) if fitting else None
+    return next(iter(ranked(found)), None)
+
+
+def ranked(found: list[Candidate]) -> list[Candidate]:
+    """Those that fit, the fastest first; of those that no prediction tells from the fastest (``TIE``) the plainest strategy comes first."""
+    fitting = sorted((c for c in found if c.fits), key=_rank, reverse=True)
+    order = {family.name: place for place, family in enumerate(FAMILIES)}
+    tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
+    plainest = sorted(tied, key=lambda c: order.get(c.strategy, len(order)))
+    return [*plainest, *fitting[len(tied) :]]
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:

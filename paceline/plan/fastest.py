@@ -1,0 +1,138 @@
+"""``distributed_strategy: fastest``: the layout that the search finds fastest among those that fit, as a plan like any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.adapter import adapter_of
+from paceline.plan.hardware import Hardware
+from paceline.plan.plan import Decision, Plan
+from paceline.plan.predict.from_plan import adapter_work, cluster_of_cpu, cluster_of_hardware
+from paceline.plan.predict.report import settings, short_mesh
+from paceline.plan.predict.search import GIB, Ask, Candidate, best_of_each, ranked, search
+from paceline.plan.shape import ModelShape
+
+NAME = "fastest"
+KEY = "training.distributed_strategy"
+TRIED = 4  # layouts of a strategy that the config may rule out before the strategy is
+
+
+def plan_fastest(
+    config: Config,
+    hardware: Hardware,
+    shape: ModelShape | None,
+    world_size: int,
+    num_nodes: int,
+    make: Callable[[Config], Plan],
+) -> Plan:
+    """The plan that ``make`` makes of the config with the layout written into it; what was passed over is said in its decisions.
+
+    The rows of an optimizer step stay as the config has them. Raises ConfigError: nothing to choose by, nothing fits, or nothing can be planned.
+    """
+    asked = _ask(config, hardware, shape, world_size, num_nodes)
+    found = [c for c in search(asked) if _may_be(c, hardware)]
+    refused: dict[str, str] = {}
+    tries: Counter[str] = Counter()
+    for candidate in ranked(found):
+        tries[candidate.strategy] += 1
+        if tries[candidate.strategy] > TRIED:
+            continue
+        try:
+            plan = make(_written(config, candidate))
+        except ConfigError as error:
+            refused.setdefault(candidate.strategy, error.diagnostics[0].what)
+            continue
+        return _explained(plan, config, candidate, found, refused)
+    raise ConfigError(_nothing(found, refused))
+
+
+def _ask(config: Config, hardware: Hardware, shape: ModelShape | None, world_size: int, num_nodes: int) -> Ask:
+    values = config.to_json()
+    training = values["training"]
+    taken = [key for key in ("parallelism", "fsdp", "deepspeed") if training.get(key)]
+    if taken:
+        raise ConfigError(
+            *(
+                Diagnostic(
+                    "plan.fastest_chooses",
+                    "the fastest layout is searched for, and this key names one",
+                    f"training.{key}",
+                    str(training[key])[:60],
+                    f"leave {key} out, or distributed_strategy: auto",
+                )
+                for key in taken
+            )
+        )
+    per_node = max(1, world_size // max(1, num_nodes))
+    cluster = cluster_of_cpu(hardware, per_node) if hardware.device == "cpu" else cluster_of_hardware(hardware, num_nodes)  # fmt: skip
+    if shape is None or cluster is None:
+        missing = "the model's size" if shape is None else f"the speed of {hardware.device_name}"
+        raise ConfigError(
+            Diagnostic(
+                "plan.fastest_unknown",
+                f"a search needs {missing}, which is not known",
+                KEY,
+                NAME,
+                "distributed_strategy: auto",
+            )
+        )
+    rows = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"] * world_size
+    return Ask(
+        shape=shape,
+        cluster=replace(cluster, cards=world_size),
+        seq_len=int(values["data"]["max_length"]),
+        rows=rows,
+        adapter=adapter_work(shape, adapter_of(values.get("lora"))),
+        flash=values["model"]["attn_implementation"] != "eager",
+        algorithm=training["algorithm"],
+    )
+
+
+def _may_be(candidate: Candidate, hardware: Hardware) -> bool:
+    engine = "zero" in candidate.strategy and candidate.work.world > 1
+    if engine and hardware.packages is not None and "deepspeed" not in hardware.packages:
+        return False
+    return hardware.device != "cpu" or candidate.work.offload == "none"  # there is no other memory to move to
+
+
+def _written(config: Config, candidate: Candidate) -> Config:
+    """The config with the layout's ``training`` keys."""
+    values: dict[str, Any] = config.to_json()
+    values["training"] = {**values["training"], **settings(candidate)}
+    return Config.from_json(values)
+
+
+def _explained(plan: Plan, config: Config, taken: Candidate, found: list[Candidate], refused: dict[str, str]) -> Plan:
+    speed = taken.work.step_tokens / taken.step
+    how = f"{short_mesh(taken)}, micro-batch {taken.work.micro_batch} × {taken.work.accumulation}{', recomputed' if taken.work.recompute == 'full' else ''}"
+    reason = f"the fastest of {len(found)} layouts that were predicted: {how}: {speed:,.0f} tokens/s, {taken.bytes / GIB:.1f} GiB of a limit of {taken.limit / GIB:.1f}"
+    others = []
+    for best in best_of_each(found):
+        if best.strategy == taken.strategy:
+            continue
+        why = (
+            best.binding
+            or refused.get(best.strategy)
+            or f"not faster: {best.work.step_tokens / best.step:,.0f} tokens/s"
+        )
+        others.append(Decision(f"not {best.strategy}", short_mesh(best), why))
+    decisions = tuple(replace(d, reason=reason) if d.subject == KEY else d for d in plan.decisions)
+    return replace(plan, strategy_reason=reason, decisions=(*decisions, *others), config_digest=config.digest())
+
+
+def _nothing(found: list[Candidate], refused: dict[str, str]) -> Diagnostic:
+    why = [f"{name}: {what}" for name, what in refused.items()]
+    why += [f"{c.strategy}: {c.binding}" for c in best_of_each(found) if c.binding]
+    return Diagnostic(
+        "plan.fastest_nothing",
+        "no layout of this job fits, or none that fits can be started",
+        KEY,
+        "; ".join(why)[:400],
+        "more memory or cards, a shorter data.max_length, or lora",
+    )
