@@ -12,7 +12,7 @@ from paceline.plan.known import model_shape
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients, spread
 from paceline.plan.predict.links import Group, bandwidth, pass_time
 from paceline.plan.predict.peak import in_flight, peak_of, worst_peak
-from paceline.plan.predict.search import Ask, best_of_each, fastest, search
+from paceline.plan.predict.search import TIE, Ask, best_of_each, fastest, search
 from paceline.plan.predict.speed import speed_of, token_flops
 from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
 
@@ -125,7 +125,7 @@ def test_a_group_over_nodes_is_as_fast_as_its_adapters() -> None:
 def test_the_search_finds_what_fits_and_says_what_binds_the_rest() -> None:
     found = search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
     best = fastest(found)
-    assert best is not None and best.fits and all(c.step >= best.step for c in found if c.fits)
+    assert best is not None and best.fits and all(c.step * (1 + TIE) >= best.step for c in found if c.fits)
     rows = {c.strategy: c for c in best_of_each(found)}
     assert not rows["ddp"].fits and "of 79" in rows["ddp"].binding and "optimizer" in rows["ddp"].binding
     assert rows["fsdp"].fits and rows["fsdp"].binding == ""
