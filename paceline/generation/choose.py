@@ -15,7 +15,8 @@ def choose(logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: T
     if sampling.temperature <= 0:
         tokens = wide.argmax(-1)
     else:
-        wide = wide / sampling.temperature
+        if sampling.temperature != 1:
+            wide = wide / sampling.temperature
         kept = keep_likeliest(wide, sampling)
         tokens = (kept + gumbel(streams, places, wide.shape[-1])).argmax(-1)
     chosen = wide.gather(1, tokens[:, None]).squeeze(1)

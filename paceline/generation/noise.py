@@ -13,6 +13,7 @@ _FIRST, _SECOND = (
     -4265267296055464877,
 )  # 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53: MurmurHash3's finaliser
 _SIGNED = 1 << 63
+_CACHED = 1 << 17  # numbers of 8 bytes
 
 
 def stream_of(seed: int, *parts: int) -> int:
@@ -28,17 +29,22 @@ def gumbel(streams: Tensor, places: Tensor, vocabulary: int) -> Tensor:
     token unless the two best lie that close together.
     """
     keys = _mixed(streams + (places + 1) * _GOLDEN)
-    ids = torch.arange(1, vocabulary + 1, device=streams.device)
-    bits = _mixed(keys[:, None] + ids[None, :] * _GOLDEN)
-    uniform = (bits.bitwise_right_shift_(40).bitwise_and_(0xFFFFFF)).to(torch.float32).add_(0.5).mul_(2.0**-24)
-    return uniform.log_().neg_().log_().neg_()
+    ids = torch.arange(1, vocabulary + 1, device=streams.device).mul_(_GOLDEN)
+    noise = torch.empty(len(keys), vocabulary, device=streams.device)
+    rows = max(1, _CACHED // vocabulary)
+    for start in range(0, len(keys), rows):  # a few rows at a time stay in the processor's cache
+        bits = _mixed(keys[start : start + rows, None] + ids[None, :])
+        uniform = noise[start : start + rows].copy_(bits.bitwise_right_shift_(40).bitwise_and_(0xFFFFFF))
+        uniform.add_(0.5).mul_(2.0**-24).log_().neg_().log_().neg_()
+    return noise
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """MurmurHash3's 64-bit finaliser, elementwise on int64 with wrap-around."""
-    x ^= (x >> 33).bitwise_and_(0x7FFFFFFF)
-    x *= _FIRST
-    x ^= (x >> 33).bitwise_and_(0x7FFFFFFF)
-    x *= _SECOND
-    x ^= (x >> 33).bitwise_and_(0x7FFFFFFF)
+    """MurmurHash3's 64-bit finaliser, elementwise and in place on int64 with wrap-around."""
+    shifted = torch.empty_like(x)
+    for factor in (_FIRST, _SECOND, 1):
+        torch.bitwise_right_shift(x, 33, out=shifted)
+        x.bitwise_xor_(shifted.bitwise_and_(0x7FFFFFFF))
+        if factor != 1:
+            x.mul_(factor)
     return x
