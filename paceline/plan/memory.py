@@ -74,8 +74,8 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
 
 
 def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
-    """Of each model that ``rank`` keeps, the trained one that the algorithm is about first: frozen ones are shared out by FSDP, whole under every
-    other strategy (ZeRO included)."""
+    """Of each model that ``rank`` keeps, the trained one that the algorithm is about first: frozen ones are shared out by FSDP and ZeRO-3, whole
+    under every other strategy."""
     own = "reward" if plan.algorithm == "reward" else "policy"
     found = {own: model_states(replace(plan, models={}), rank)}
     for role, model in plan.models.items():
@@ -87,6 +87,8 @@ def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
 
 def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:
     """A model that is only asked; one that starts from the policy's weights has the policy's adapter."""
+    from paceline.plan.memory_zero import zero_states
+
     adapter = plan.adapter if named is None else None
     listed = None if plan.shape is None else pieces_of(plan.shape, adapter, SIZES[plan.precision.master])
     if listed is None:
@@ -95,6 +97,8 @@ def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | No
         replace(tp_share(p, plan.mesh.tp, vocabulary=bool(plan.engine.get("loss_parallel"))), trained=False)
         for p in listed
     ]
+    if plan.engine.get("zero_stage") == 3:
+        return ModelStates(zero_states(plan, frozen, rank).parameters, 0, 0)
     kept = _sharded(plan, frozen, rank) if plan.strategy == "fsdp" else _whole(plan, frozen)
     return ModelStates(kept.parameters, 0, 0)
 

@@ -26,7 +26,7 @@ from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
 from paceline.strategies import deepspeed_measure, deepspeed_state, deepspeed_tensor_parallel, deepspeed_zero3
 from paceline.strategies.base import Handles, Strategy, add_evaluation, evaluating
-from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
+from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, zero_stage
 from paceline.strategies.deepspeed_start import start_engine
 from paceline.strategies.handle import Handle
 from paceline.strategies.optimizer import build_optimizer
@@ -70,16 +70,16 @@ class DeepSpeed(Strategy):
     # --- life of a model -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
-        """Build the whole model, start the engine over it (a frozen one stays whole and without an engine)."""
+        """Build the whole model, start the engine over it (a frozen one has an engine under ZeRO-3 alone, which shares out its weights)."""
         if optimizer is None:
-            return super().prepare(role, build, None)
+            return self._frozen(role, build) if self.stage == 3 else super().prepare(role, build, None)
         low = self.stage > 0 and self.plan.precision.compute in ("bfloat16", "float16")
         root = build(BuildOptions(fused=self.stage < 3 and self.plan.mesh.tp == 1, engine_casts=low))
         root = root.to(self.world.device)
         check_optimizer(optimizer, self.stage)
         if self.plan.mesh.tp > 1:
             deepspeed_tensor_parallel.prepare_root(root, self.stage)
-        config = engine_config(self.plan)
+        config = engine_config(self.plan, role.value)
         built = build_optimizer(optimizer, root.plain_named_parameters())  # type: ignore[operator]
         if self.plan.mesh.cp > 1:
             check_context_parallel(root, self.plan.mesh.cp, ULYSSES)
@@ -93,6 +93,23 @@ class DeepSpeed(Strategy):
         scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler and not self.stage else None
         root.refresh_compute_weights()  # type: ignore[operator]
         return Handle(role, root, engine, built, scaler)
+
+    def _frozen(self, role: Role, build: ModelFactory) -> Handle:
+        """A model that is only asked, in partitions: DeepSpeed's own ZeRO-3 inference. Each forward is a collective."""
+        low = self.plan.precision.compute in ("bfloat16", "float16")
+        root = build(BuildOptions(fused=False, engine_casts=low)).to(self.world.device)
+        root.requires_grad_(False).eval()
+        engine = start_engine(self.world, asking_config(self.plan, role.value), root, None)
+        self._engines.append(engine)
+        deepspeed_zero3.register_head(root)
+        return Handle(role, root, engine)
+
+    def release(self, handle: Handle) -> None:
+        """Its engine goes with it."""
+        if handle.module in self._engines:
+            engine: Any = handle.module
+            self._engines.remove(engine)
+            engine.destroy()
 
     def zero_grad(self, handle: Handle) -> None:
         """Partitions of an abandoned window, too."""

@@ -34,8 +34,8 @@ def zero_stage(plan: Any) -> int:
     return STAGES.get(getattr(plan, "strategy", ""), 0)
 
 
-def engine_config(plan: Any) -> dict[str, Any]:
-    """A fresh JSON for ``deepspeed.initialize``. Raises ConfigError for float64 masters, which no ZeRO stage keeps."""
+def engine_config(plan: Any, role: str = "") -> dict[str, Any]:
+    """A fresh JSON for ``deepspeed.initialize`` of the model of ``role``. Raises ConfigError for float64 masters, which no ZeRO stage keeps."""
     stage = zero_stage(plan)
     if stage and plan.precision.master == "float64":
         raise ConfigError(
@@ -67,7 +67,7 @@ def engine_config(plan: Any) -> dict[str, Any]:
     config["gradient_clipping"] = 0.0
     if stage == 3 and plan.mesh.cp > 1:  # its other way of reducing divides by other ranks
         config.setdefault("zero_optimization", {})["reduce_scatter"] = True
-    _own_drive_folders(config.get("zero_optimization") or {}, plan.run_dir)
+    _own_drive_folders(config.get("zero_optimization") or {}, plan.run_dir, role)
     config["zero_allow_untested_optimizer"] = True  # what cannot be partitioned is refused by name before
     config["zero_force_ds_cpu_optimizer"] = (
         False  # torch's fused AdamW runs on the CPU as well, and resumes bit for bit
@@ -75,14 +75,22 @@ def engine_config(plan: Any) -> dict[str, Any]:
     return config
 
 
-def _own_drive_folders(zero: dict[str, Any], run_dir: str) -> None:
-    """A folder of this run's own for what is on NVMe: DeepSpeed names its files by rank and parameter only, so two runs would share them."""
+def asking_config(plan: Any, role: str) -> dict[str, Any]:
+    """The same for a model without an optimizer, whose weights ZeRO-3 shares out."""
+    config = engine_config(plan, role)
+    config.get("zero_optimization", {}).pop("offload_optimizer", None)
+    return config
+
+
+def _own_drive_folders(zero: dict[str, Any], run_dir: str, role: str) -> None:
+    """A folder of this model's own for what is on NVMe: DeepSpeed names its files by rank and parameter only, and empties the folder that it starts
+    in, so two runs (and two models of a run) would take each other's."""
     own = f"paceline-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"
     for name in ("offload_optimizer", "offload_param"):
         block = zero.get(name) or {}
         if block.get("device") == "nvme":
             given = block.get("nvme_path")
-            block["nvme_path"] = str(Path(given) / own) if given else str(Path(run_dir) / "nvme")
+            block["nvme_path"] = str((Path(given) / own if given else Path(run_dir) / "nvme") / role)
 
 
 def minimal(plan: Any) -> dict[str, Any]:

@@ -18,9 +18,13 @@ _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def start_engine(
-    world: World, config: dict[str, Any], root: nn.Module, optimizer: torch.optim.Optimizer, sequence_parallel: int = 1
+    world: World,
+    config: dict[str, Any],
+    root: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    sequence_parallel: int = 1,
 ) -> Any:
-    """``deepspeed.initialize`` around ``root`` and a torch optimizer over its trained parameters. Collective.
+    """``deepspeed.initialize`` around ``root`` and a torch optimizer over its trained parameters (None: nothing is trained). Collective.
 
     ``sequence_parallel``: ranks that share each sequence (Ulysses); ZeRO shards and averages over them as well.
 
@@ -40,7 +44,7 @@ def start_engine(
             engine, *_ = deepspeed.initialize(
                 model=root,
                 optimizer=optimizer,
-                model_parameters=[p for p in root.parameters() if p.requires_grad],
+                model_parameters=[p for p in root.parameters() if p.requires_grad] or None,
                 config=config,
                 mpu=_sequence_groups(sequence_parallel),
                 dist_init_required=None,

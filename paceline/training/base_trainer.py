@@ -24,7 +24,7 @@ from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle
-from paceline.training.session import DTYPES
+from paceline.training.models_of import DTYPES
 
 
 class BaseTrainer(DDP):

@@ -49,7 +49,7 @@ def ask_reference(session: Any, strategy: Any, handles: dict[Role, Any], policy:
 
     def compute(source: PackedSource) -> Column:
         if role not in handles:
-            handles[role] = strategy.prepare(role, session.frozen_factory(role), None)
+            handles[role] = strategy.prepare(role, session.models.frozen(role), None)
         return reference_column(strategy, handles, role, source, cut)
 
     cache = ReferenceCache(session.world, session.prepared.path / "reference", key)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from paceline.algorithms.registry import ALGORITHMS
 from paceline.checkpoint.resume import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
@@ -18,13 +16,12 @@ from paceline.core.rundir import RunDir
 from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
-from paceline.models.factory import HFModelFactory
 from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.plan import Plan
-from paceline.plan.roles import model_named, reads_prompts
+from paceline.plan.roles import reads_prompts
 from paceline.runlog import events
-from paceline.runtime.device import matmul_rate, memory_bytes
+from paceline.runtime.device import memory_bytes
 from paceline.runtime.seed import seed_for
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
@@ -32,9 +29,9 @@ from paceline.seam.window import Window
 from paceline.strategies.registry import make_strategy
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
-from paceline.training.metrics import Throughput
+from paceline.training.metrics import Throughput, computed_parameters, peak_rate
+from paceline.training.models_of import DTYPES, Models
 from paceline.training.reference import ask_reference
-from paceline.training.rollout_judge import check_reward_model
 from paceline.training.rollout_setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
@@ -46,7 +43,6 @@ from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
 
 _NOT_THE_ALGORITHMS = ("ref_model", "precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights")
 Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -62,16 +58,21 @@ class Session:
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more of each document, by split
     said: list[str] = field(default_factory=list)  # what was done before the first step, for the log
 
+    @property
+    def models(self) -> Models:
+        """What the models of the roles are built by."""
+        return Models(self.plan, self.config, self.prepared, self.world.device)
+
     def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
         """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
         if self.world.device.type == "cpu":
             keep_heap()
         algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
-        factories = {role: self.trained_factory(role) for role in algorithm.trains}
+        factories = {role: self.models.trained(role) for role in algorithm.trains}
         handles = {role: strategy.prepare(role, build, self.optimizer()) for role, build in factories.items()}
         for role in algorithm.frozen:
-            handles[role] = strategy.prepare(role, self.frozen_factory(role), None)
+            handles[role] = strategy.prepare(role, self.models.frozen(role), None)
         if self.plan.reference == "cached":
             ask_reference(self, strategy, handles, factories[Role.POLICY])
         source = self.source(train=True)
@@ -99,54 +100,6 @@ class Session:
         section = getattr(self.config.training, self.plan.algorithm, None)
         options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
-
-    def trained_factory(self, role: Role) -> HFModelFactory:
-        """A model that is trained: from the weights named for it, or those that training starts from. An adapter to go on with is the policy's."""
-        named, adapter = self.named_model(role), self.plan.adapter
-        if role is not Role.VALUE:
-            return self.factory(role)
-        own = adapter if adapter is None else {**adapter, "start": None}
-        return self.factory(role, adapter=own, **({"model": named} if named is not None else {}))
-
-    def frozen_factory(self, role: Role) -> HFModelFactory:
-        """A model that is only asked: the one named for it, or the one that training starts from."""
-        named = self.named_model(role)
-        if named is None:
-            return self.factory(role, frozen=True)
-        if role is Role.REWARD:
-            check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
-        return self.factory(role, frozen=True, model=named, adapter=None)
-
-    def named_model(self, role: Role) -> Any:
-        """The ``model:`` section of another model than the one that training starts from, or None."""
-        name = model_named(self.plan.config["training"], role.value)
-        if name is None:
-            return None
-        return self.config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None})
-
-    def factory(self, role: Role, **changed: Any) -> HFModelFactory:
-        precision = self.plan.precision
-        values: dict[str, Any] = {
-            "model": self.config.model,
-            "role": role,
-            "vocab_size": self.prepared.vocab_size,
-            "seed": self.config.training.seed,
-            "compute_dtype": DTYPES[precision.compute],
-            "attention": self.plan.attention,
-            "recompute": self.plan.recompute,
-            "device": self.world.device,
-            "compile": self.plan.compile,
-            "compile_options": self.compile_options(),
-            "master_dtype": DTYPES[precision.master],
-            "adapter": self.plan.adapter,
-        }
-        return HFModelFactory(**{**values, **changed})
-
-    def compile_options(self) -> dict[str, str]:
-        """``torch.compile``'s backend and mode, where the config names them."""
-        t = self.config.training
-        asked = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
-        return {name: value for name, value in asked.items() if value}
 
     def optimizer(self) -> OptimizerSpec:
         spec = dict(self.plan.optimizer)
@@ -319,20 +272,6 @@ class Session:
             published(events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes())
 
         return save
-
-
-def computed_parameters(shape: Any, adapter: Any, reference: str = "", trained: int = 1) -> int:
-    """Weights that count for MFU at 6 FLOP a token: under an adapter a weight has no gradient of its own, which leaves 4 of the 6; a reference
-    asked in every step adds the 2 of its forward; of ``trained`` models each counts."""
-    whole = int(shape.matmul_parameters) if shape else 0
-    sixths = (6 if adapter is None else 4) * trained + (2 if reference in ("live", "adapter") else 0)
-    return whole * sixths // 6
-
-
-def peak_rate(device: torch.device, compute: torch.dtype) -> float:
-    """What MFU divides by (FLOP/s): a processor without instructions for ``compute`` is used through float32, so the faster of both counts."""
-    rate = matmul_rate(device, compute)
-    return rate if device.type == "cuda" or compute == torch.float32 else max(rate, matmul_rate(device, torch.float32))
 
 
 def best_rule(training: Any, names: Sequence[str]) -> BestRule:

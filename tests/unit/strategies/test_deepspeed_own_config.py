@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from paceline.plan.mesh import Mesh
 from paceline.runtime.world import World
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.strategies.deepspeed import check_optimizer
-from paceline.strategies.deepspeed_config import averages_gradients, engine_config, zero_stage
+from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, zero_stage
 from paceline.strategies.deepspeed_library import _load_async_io, library
 from paceline.strategies.deepspeed_parts import Place
 from paceline.strategies.deepspeed_start import check_packed
@@ -92,6 +93,15 @@ def test_two_runs_do_not_share_a_folder_on_the_drive() -> None:
         and all(path.startswith("/drive/paceline-") for path in paths)
         and block["nvme_path"] == "/drive"
     )
+
+
+def test_two_models_of_a_run_do_not_share_a_folder_and_a_frozen_one_has_no_optimizer() -> None:
+    zero = {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "nvme"}}
+    run = plan("zero3", config={"zero_optimization": zero})
+    value, judge = engine_config(run, "value")["zero_optimization"], asking_config(run, "reward")["zero_optimization"]
+    assert value["offload_param"]["nvme_path"] == value["offload_optimizer"]["nvme_path"]
+    assert {Path(z["offload_param"]["nvme_path"]).name for z in (value, judge)} == {"value", "reward"}
+    assert "offload_optimizer" not in judge and "offload_optimizer" in zero
 
 
 def test_sums_instead_of_means_are_known() -> None:

@@ -1,0 +1,76 @@
+"""From a plan to the models of an algorithm's roles: what each is built from, and how it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.config.schema import Config
+from paceline.data.prepare import Prepared
+from paceline.models.factory import HFModelFactory
+from paceline.plan.plan import Plan
+from paceline.plan.roles import model_named
+from paceline.seam.roles import Role
+from paceline.training.rollout_judge import check_reward_model
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Models:
+    """Makes the factories that strategies build models by."""
+
+    plan: Plan
+    config: Config
+    prepared: Prepared
+    device: torch.device
+
+    def trained(self, role: Role) -> HFModelFactory:
+        """A model that is trained: from the weights named for it, or those that training starts from. An adapter to go on with is the policy's."""
+        named, adapter = self._named(role), self.plan.adapter
+        if role is not Role.VALUE:
+            return self._factory(role)
+        own = adapter if adapter is None else {**adapter, "start": None}
+        return self._factory(role, adapter=own, **({"model": named} if named is not None else {}))
+
+    def frozen(self, role: Role) -> HFModelFactory:
+        """A model that is only asked: the one named for it, or the one that training starts from."""
+        named = self._named(role)
+        if named is None:
+            return self._factory(role, frozen=True)
+        if role is Role.REWARD:
+            check_reward_model(str(named.name_or_path), self.prepared.tokenizer_path)
+        return self._factory(role, frozen=True, model=named, adapter=None)
+
+    def _named(self, role: Role) -> Any:
+        """The ``model:`` section of another model than the one that training starts from, or None."""
+        name = model_named(self.plan.config["training"], role.value)
+        if name is None:
+            return None
+        return self.config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None})
+
+    def _factory(self, role: Role, **changed: Any) -> HFModelFactory:
+        precision = self.plan.precision
+        values: dict[str, Any] = {
+            "model": self.config.model,
+            "role": role,
+            "vocab_size": self.prepared.vocab_size,
+            "seed": self.config.training.seed,
+            "compute_dtype": DTYPES[precision.compute],
+            "attention": self.plan.attention,
+            "recompute": self.plan.recompute,
+            "device": self.device,
+            "compile": self.plan.compile,
+            "compile_options": self._compile_options(),
+            "master_dtype": DTYPES[precision.master],
+            "adapter": self.plan.adapter,
+        }
+        return HFModelFactory(**{**values, **changed})
+
+    def _compile_options(self) -> dict[str, str]:
+        """``torch.compile``'s backend and mode, where the config names them."""
+        t = self.config.training
+        asked = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
+        return {name: value for name, value in asked.items() if value}
