@@ -166,14 +166,15 @@ def read_run(run_dir: Path, launched: float, nproc: int, warm_up: int) -> Measur
     )
 
 
-def read_steps(run_dir: Path, launched: float, nproc: int, units: int) -> Measured:
-    """The same of a run whose steps are preceded by rollouts: ``units`` (completions) over the wall-clock time from the end of one step to the next."""
+def read_steps(run_dir: Path, launched: float, nproc: int, units: int, passes: int = 1) -> Measured:
+    """The same of a run whose steps are preceded by rollouts: ``units`` (completions of a rollout) over the wall-clock time from the end of one
+    rollout's steps (``passes`` of them) to the end of the next."""
     from paceline.core.rundir import RunDir
     from paceline.runlog.eventlog import read_events
     from paceline.runlog.events import Step
 
     ranks = [[r for r in read_events(RunDir.at(run_dir).events(k)) if isinstance(r.event, Step)] for k in range(nproc)]
-    ends = [record.time for record in ranks[0]]
+    ends = [record.time for record in ranks[0]][passes - 1 :: passes]
     peak = max(e.event.memory_bytes or 0 for records in ranks for e in records if isinstance(e.event, Step))
     return Measured(units * (len(ends) - 1) / (ends[-1] - ends[0]), peak, ends[0] - launched)
 

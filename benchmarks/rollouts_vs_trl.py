@@ -1,6 +1,6 @@
-"""Paceline against TRL's GRPOTrainer, side by side: same model, prompts, lengths and processes; completions a second over whole steps.
+"""Paceline against TRL's GRPOTrainer and PPOTrainer, side by side: same model, prompts, lengths and processes; completions a second over whole steps.
 
-    python benchmarks/rollouts_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--rounds 3] [--steps 6] [--quick]
+    python benchmarks/rollouts_vs_trl.py --trl-python /path/to/trlvenv/bin/python [--trl-ppo /path/to/trl-1.10] [--rounds 3] [--steps 6] [--quick]
 
 Prints a line a cell and writes ``result.json`` into ``--to``. Answers have all the same length on both sides: TRL is told not to end before, and a
 model of random weights says its end token once in 32,000.
@@ -18,18 +18,23 @@ import workload
 from measure import ROOT, Measured, environment, median, ranks_of, read_steps, run, torchrun
 
 GOAL, MEMORY_GOAL = 2.0, 1.0
+CELLS = ["grpo:float32:0.0", "grpo:float32:0.04", "ppo:float32:0.05"]
 
 
 def main() -> None:
     """All cells, alternated."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--trl-python", required=True, help="the interpreter of an environment with trl==1.16.0")
+    parser.add_argument(
+        "--trl-ppo",
+        help="where trl==1.10.0 lies (pip install --target DIR --no-deps trl==1.10.0); PPO is left out without",
+    )
     parser.add_argument("--to", type=Path, default=Path("outputs/benchmark-rollouts"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="optimizer steps a run, the first not counted")
+    parser.add_argument("--steps", type=int, default=6, help="rollouts a run, the first not counted")
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--answers", type=int, default=16, help="a process and step")
-    parser.add_argument("--cells", nargs="*", default=["float32:0.0", "float32:0.04"], metavar="DTYPE:BETA")
+    parser.add_argument("--cells", nargs="*", default=CELLS, metavar="ALGORITHM:DTYPE:KL")
     parser.add_argument("--quick", action="store_true", help="one round of two steps: does it run at all")
     options = parser.parse_args()
     if options.quick:
@@ -40,11 +45,14 @@ def main() -> None:
     workload.write_rows(folder / "prompts.jsonl", workload.prompts(400, workload.PROMPT))
     report = []
     for cell in options.cells:
-        dtype, beta = cell.split(":")
+        algorithm, dtype, beta = cell.split(":")
+        if algorithm == "ppo" and not options.trl_ppo:
+            print(f"{cell}: left out, no --trl-ppo")
+            continue
         ours, theirs = [], []
         for _ in range(options.rounds):
-            theirs.append(trl(folder, dtype, beta, options))
-            ours.append(paceline(folder, dtype, beta, options))
+            theirs.append(trl(folder, algorithm, dtype, beta, options))
+            ours.append(paceline(folder, algorithm, dtype, beta, options))
         speed = median([m.tokens_per_second for m in ours]), median([m.tokens_per_second for m in theirs])
         memory = median([m.peak_bytes for m in ours]), median([m.peak_bytes for m in theirs])
         found = {
@@ -56,35 +64,53 @@ def main() -> None:
         (folder / "result.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
-def trl(folder: Path, dtype: str, beta: str, options: argparse.Namespace) -> Measured:
+def trl(folder: Path, algorithm: str, dtype: str, beta: str, options: argparse.Namespace) -> Measured:
     """TRL once."""
     out = folder / "trl_result"
+    side = "trl_ppo_side.py" if algorithm == "ppo" else "trl_rollout_side.py"
     arguments = ["--out", str(out), "--steps", str(options.steps), "--dtype", dtype, "--answers", str(options.answers), "--beta", beta]  # fmt: skip
-    argv = [*torchrun(options.trl_python, options.nproc), str(ROOT / "benchmarks" / "trl_rollout_side.py"), *arguments]
-    launched = run(argv, folder / f"trl-{dtype}-{beta}.log", environment(PYTHONPATH=""))
+    argv = [*torchrun(options.trl_python, options.nproc), str(ROOT / "benchmarks" / side), *arguments]
+    path = options.trl_ppo if algorithm == "ppo" else ""
+    launched = run(argv, folder / f"trl-{algorithm}-{dtype}-{beta}.log", environment(PYTHONPATH=path))
     return ranks_of(out, options.nproc, launched)
 
 
-def paceline(folder: Path, dtype: str, beta: str, options: argparse.Namespace) -> Measured:
-    """Paceline once, through ``paceline train``; a step's seconds are those of its rollout and of its training."""
-    name = f"paceline-{dtype}-{beta}"
+def paceline(folder: Path, algorithm: str, dtype: str, beta: str, options: argparse.Namespace) -> Measured:
+    """Paceline once, through ``paceline train``; what counts is the wall-clock time from step to step."""
+    name = f"paceline-{algorithm}-{dtype}-{beta}"
+    ppo = algorithm == "ppo"
+    passes = workload.PPO_EPOCHS if ppo else 1
+    reward = {"name": "length", "options": {"target": 100, "unit": "characters"}}
+    if ppo:
+        reward = {"name": "model", "options": {"model": str(reward_model(folder))}}
     config: dict[str, Any] = {
         "model": {"config": workload.LLAMA_ROLLOUT, "tokenizer": str(folder / "tokenizer")},
         "data": {"train": str(folder / "prompts.jsonl"), "max_length": workload.SEQ_LEN},
         "training": {
-            "algorithm": "grpo", "mixed_precision": "bf16" if dtype == "bfloat16" else "no", "max_steps": options.steps,
+            "algorithm": algorithm, "mixed_precision": "bf16" if dtype == "bfloat16" else "no", "max_steps": options.steps * passes,
             "per_device_train_batch_size": options.answers, "gradient_accumulation_steps": 1, "learning_rate": 1e-5, "save_strategy": "no",
             "report_to": [], "logging_steps": 1, "use_cpu": True, "overwrite_output_dir": True, "output_dir": str(folder / name),
-            "rollout": {"num_generations": workload.GROUP, "max_completion_length": workload.ANSWER, "temperature": 1.0,
-                        "rewards": [{"name": "length", "options": {"target": 100, "unit": "characters"}}]},
-            "grpo": {"beta": float(beta)},
+            "rollout": {"num_generations": 1 if ppo else workload.GROUP, "max_completion_length": workload.ANSWER, "temperature": 1.0, "rewards": [reward]},
+            algorithm: {"kl_coef": float(beta), "num_ppo_epochs": passes} if ppo else {"beta": float(beta)},
         },
     }  # fmt: skip
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(path), "--nproc", str(options.nproc)]
     launched = run(argv, folder / f"{name}.log", environment(PACELINE_CACHE=str(folder / "cache")))
-    return read_steps(folder / name, launched, options.nproc, options.answers * options.nproc)
+    return read_steps(folder / name, launched, options.nproc, options.answers * options.nproc, passes)
+
+
+def reward_model(folder: Path) -> Path:
+    """A judge of random weights, of the policy's size."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    config = {k: v for k, v in workload.LLAMA_ROLLOUT.items() if k != "model_type"}
+    place = folder / "reward-model"
+    if not place.exists():
+        LlamaForSequenceClassification(LlamaConfig(**config, pad_token_id=0, num_labels=1)).save_pretrained(place)
+        workload.write_tokenizer(place)
+    return place
 
 
 if __name__ == "__main__":

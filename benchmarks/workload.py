@@ -30,7 +30,7 @@ LLAMA_56M: dict[str, Any] = {
 LLAMA_ROLLOUT: dict[str, Any] = {
     **LLAMA_56M, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
-PROMPT, ANSWER, GROUP = 32, 64, 4  # tokens, tokens, answers to a prompt
+PROMPT, ANSWER, GROUP, PPO_EPOCHS = 32, 64, 4, 4  # tokens, tokens, answers to a prompt, epochs over a rollout
 
 
 def lengths(count: int, seed: int = 0) -> list[int]:
