@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from paceline.core.units import human_count, human_seconds
-from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate, host_bytes
+from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate
 
 HOURS_BETWEEN_FAILURES = 50_000.0  # of one card; Llama 3's 405B run: 419 interruptions in 54 days on 16,384 (arXiv:2407.21783) is one in 50,000 h
 SECONDS_TO_SAVE = 60.0
@@ -47,9 +47,7 @@ def advice(ask: Ask, found: Sequence[Candidate], chosen: Candidate | None) -> li
     """Sentences for a person."""
     if chosen is None:
         return _what_would_fit(ask, found)
-    host = host_bytes(chosen.work)
-    said = [f"host memory: {host / GIB:.0f} GiB a node for what is offloaded"] if host else []
-    return [*said, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
+    return [_bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
 
 
 def _what_would_fit(ask: Ask, found: Sequence[Candidate]) -> list[str]:

@@ -99,7 +99,20 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
         flash=plan.attention != "eager",
         algorithm=plan.algorithm,
         corrections=corrections,
+        **_length(plan),
     )
+
+
+def _length(plan: Plan) -> dict[str, Any]:
+    """Steps where the config fixes them, checkpoints kept, what is offloaded to disk."""
+    training, engine = plan.config.get("training", {}), plan.engine
+    steps = max(0, int(training.get("max_steps") or 0))
+    every = float(training.get("save_steps") or 0)
+    saves = 1 if training.get("save_strategy") == "no" or not steps else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)  # fmt: skip
+    kept = min(saves, int(training.get("save_total_limit") or saves))
+    places = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+    nvme = frozenset(part for part, key in places.items() if engine.get(key) == "nvme")
+    return {"steps": steps, "kept": kept, "nvme": nvme}
 
 
 def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.core.units import human_count
 from paceline.plan.predict.advice import advice, escalated
 from paceline.plan.predict.coefficients import spread
+from paceline.plan.predict.outlook import outlook
 from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate, best_of_each, fastest, search
 
 WIDTH = 100
@@ -62,6 +63,7 @@ class Forecast:
             "planned": candidate_json(self.own) if self.own else None,
             "chosen": candidate_json(self.chosen) if self.chosen else None,
             "auto": {"chosen": self.ruled.strategy if self.ruled else None, "steps": list(self.steps)},
+            "outlook": outlook(shown, self.ask).to_json() if (shown := self.own or self.chosen) else None,
             "advice": list(self.advice),
         }
 
@@ -182,6 +184,9 @@ def text(f: Forecast) -> str:
         lines.append(_row(c, mark))
     lines += ["", *_chosen(f)]
     lines += _wrapped("auto", "; ".join(f.steps))
+    shown = f.own or f.chosen
+    if shown is not None:
+        lines += _wrapped("whole", outlook(shown, f.ask).text())
     for sentence in f.advice:
         lines += _wrapped("note", sentence)
     low, high = spread("memory")

@@ -41,7 +41,10 @@ class Ask:
     adapter: Adapter | None = None
     flash: bool = True
     algorithm: str = "sft"
-    tokens: float = 0.0  # of the whole training; 0: not known
+    tokens: float = 0.0  # of the whole training, or its steps; 0: not known
+    steps: int = 0
+    kept: int = 1  # checkpoints
+    nvme: frozenset[str] = frozenset()  # of optimizer and parameters, what is moved to disk in place of host memory
     corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
 
     def __post_init__(self) -> None:
