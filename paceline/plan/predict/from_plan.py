@@ -128,6 +128,7 @@ def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
         parameters=float(states["parameters"]),
         gradients=float(states["gradients"]),
         optimizer=float(states["optimizer"] + states["counters"]),
+        others=0.0,  # the states above are those of all models
     )
     offload = candidate.work.offload
     if offload != "none":  # counted exactly, but on the host

@@ -20,6 +20,7 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.memory import memory_of, model_states, moments
 from paceline.plan.parameters import parameters_of
 from paceline.plan.plan import Plan
+from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_candidate
 from paceline.plan.roles import named_shapes
 from paceline.plan.shape import scoring, shape_from_config
 from paceline.seam.roles import Role
@@ -201,6 +202,11 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
         assert roles["reward"]["parameters"] == pytest.approx(4 * sum(judged) / shared, abs=4 * 64)
         assert roles["value"]["optimizer"] == pytest.approx(8 * sum(judged) / (1 if strategy in ("single", "ddp") else 2), abs=8 * 64)  # fmt: skip
         assert Plan.from_json(json.loads(plan.dumps())) == plan
+        ask = ask_of(plan, cluster_of_cpu(CPU, world))
+        candidate = planned_candidate(plan, ask) if ask else None
+        assert candidate is not None  # what is foretold of a rank's memory counts each model once
+        peak = candidate.peak
+        assert peak.parameters + peak.gradients + peak.optimizer + peak.others == sum(plan.memory["largest"].values())
     told = explain(plan)
     for role, kind in (("policy", "trained"), ("reference", "frozen"), ("value", "trained"), ("reward", "frozen")):
         assert f"of them the {role}, {kind}" in told
