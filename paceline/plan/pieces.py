@@ -73,12 +73,32 @@ def _is_router(shape: ModelShape, module: str) -> bool:
 
 
 def _frozen(parameter: Parameter, adapter: Mapping[str, Any], master_bytes: int, linear: bool) -> Piece:
-    """A weight of the base model: as it is, or packed to half a byte (its scales lie beside and are not counted). A fresh head is trained."""
+    """A weight of the base model: as it is, or packed to half a byte (its scales lie beside: ``scale_bytes``). A fresh head is trained."""
     if parameter.name == SCORE:
         return Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
     if linear and adapter.get("quantization"):
         return Piece(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
     return Piece(parameter.name, parameter.shape, False, parameter.decays, master_bytes)
+
+
+def scale_bytes(shape: ModelShape, adapter: Mapping[str, Any] | None) -> int:
+    """What lies beside the packed weights of a 4-bit base on every rank: a scale a block of 64 numbers (fp32; with double quantisation a byte,
+    and an fp32 scale a block of 256 of those), as bitsandbytes keeps them."""
+    quantization = (adapter or {}).get("quantization")
+    if not quantization:
+        return 0
+    found = 0
+    for parameter in parameters_of(shape):
+        module, _, leaf = parameter.name.rpartition(".")
+        if (
+            leaf == "weight"
+            and len(parameter.shape) == 2
+            and parameter.layer is not None
+            and not _is_router(shape, module)
+        ):
+            blocks = -(-parameter.numel // 64)
+            found += blocks + 4 * -(-blocks // 256) if quantization.get("double_quant") else 4 * blocks
+    return found
 
 
 def _of_stages(listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int, ...], count: int) -> tuple[Parameter, ...]:  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -70,13 +71,15 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
         sizes["intermediate"] = _whole(config[EXPERTS[family][4]], EXPERTS[family][4], where)
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
+        close = difflib.get_close_matches(family, FAMILY_SIZES, n=2)
+        near = f"; or model_type: {' or '.join(close)}" if close else ""
         raise ConfigError(
             Diagnostic(
                 "plan.model_sizes",
                 f"'{family}' is not a family known here, and these sizes are missing",
                 where,
                 ", ".join(missing),
-                "write them out",
+                "; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
             )
         )
     return _build(family, sizes, config, where)
@@ -172,6 +175,12 @@ def _whole(value: Any, name: str, where: str) -> int:
     return value
 
 
+def _nearest(number: int, asked: int) -> str:
+    """The divisors of ``number`` next to ``asked``."""
+    legal = [d for d in range(1, number + 1) if number % d == 0]
+    return " or ".join(map(str, [*[d for d in legal if d < asked][-1:], *[d for d in legal if d > asked][:1]]))
+
+
 def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where: str) -> ModelShape:
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     if "head_dim" not in sizes and hidden % heads:
@@ -181,7 +190,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
                 "hidden_size is not a multiple of num_attention_heads",
                 where,
                 f"{hidden} and {heads}",
-                "a multiple, or head_dim",
+                f"num_attention_heads: {_nearest(hidden, heads)}, or head_dim",
             )
         )
     kv_heads = heads if family in ("gpt2", "gpt_neox") else sizes.get("kv_heads") or heads  # those know no other number
@@ -192,7 +201,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
                 "num_attention_heads is not a multiple of num_key_value_heads",
                 where,
                 f"{heads} and {kv_heads}",
-                "a divisor",
+                f"num_key_value_heads: {_nearest(heads, kv_heads)}",
             )
         )
     tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))

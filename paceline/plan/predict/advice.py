@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from paceline.core.units import human_count, human_seconds
-from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate
+from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate, near_rows
 
 HOURS_BETWEEN_FAILURES = 50_000.0  # of one card; Llama 3's 405B run: 419 interruptions in 54 days on 16,384 (arXiv:2407.21783) is one in 50,000 h
 SECONDS_TO_SAVE = 60.0
@@ -47,7 +47,11 @@ def advice(ask: Ask, found: Sequence[Candidate], chosen: Candidate | None) -> li
     """Sentences for a person."""
     if chosen is None:
         return _what_would_fit(ask, found)
-    return [_bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
+    said = []
+    if ask.rows % ask.cluster.cards:
+        near = " or ".join(map(str, near_rows(ask)))
+        said.append(f"{ask.rows} rows a step are no multiple of {ask.cluster.cards} cards: strategies that give every card rows of its own are left out; {near} rows bring them in")  # fmt: skip
+    return [*said, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
 
 
 def _what_would_fit(ask: Ask, found: Sequence[Candidate]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.plan.catalogue import Cluster, card_named
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import SIZES
-from paceline.plan.pieces import pieces_of
+from paceline.plan.pieces import pieces_of, scale_bytes
 from paceline.plan.plan import Plan
 from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, own_kernels, predicted
 from paceline.plan.predict.work import Adapter, Machine, Storage, Work
@@ -125,7 +125,7 @@ def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
         return candidate
     peak = replace(
         candidate.peak,
-        parameters=float(states["parameters"]),
+        parameters=float(states["parameters"] + scale_bytes(ask.shape, plan.adapter)),
         gradients=float(states["gradients"]),
         optimizer=float(states["optimizer"] + states["counters"]),
         others=0.0,  # the states above are those of all models

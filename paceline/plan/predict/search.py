@@ -49,7 +49,8 @@ class Ask:
 
     def __post_init__(self) -> None:
         if not self.rows:
-            object.__setattr__(self, "rows", max(128, 2 * self.cluster.cards))
+            cards = self.cluster.cards
+            object.__setattr__(self, "rows", max(-(-128 // cards), 2) * cards)
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,10 @@ def fastest(found: list[Candidate]) -> Candidate | None:
 
 
 def ranked(found: list[Candidate]) -> list[Candidate]:
-    """Those that fit, the fastest first; of those that no prediction tells from the fastest (``TIE``) the plainest strategy comes first."""
+    """Those that fit, the fastest first. Of those that no prediction tells from the fastest (``TIE``) whole copies come first, then the smallest."""
     fitting = sorted((c for c in found if c.fits), key=_rank, reverse=True)
-    order = {family.name: place for place, family in enumerate(FAMILIES)}
     tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
-    plainest = sorted(tied, key=lambda c: order.get(c.strategy, len(order)))
-    return [*plainest, *fitting[len(tied) :]]
+    return [*sorted(tied, key=lambda c: (c.strategy != "ddp", c.bytes)), *fitting[len(tied) :]]
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
@@ -245,10 +244,15 @@ def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
     return [p for p in divisors(cards) if p <= shape.layers and (p <= 16 or p % 8 == 0)]
 
 
-def _no_layout(ask: Ask) -> Diagnostic:
+def near_rows(ask: Ask) -> list[int]:
+    """The nearest rows a step that all cards can share."""
     cards = ask.cluster.cards
     lower = max(1, ask.rows // cards) * cards
-    near = sorted({lower, lower + cards})
+    return sorted({lower, lower + cards})
+
+
+def _no_layout(ask: Ask) -> Diagnostic:
+    cards, near = ask.cluster.cards, near_rows(ask)
     return Diagnostic(
         "plan.rows_cards",
         f"{ask.rows} rows a step cannot be shared out evenly over {cards} cards by any strategy",

@@ -9,10 +9,11 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.plan.catalogue import cluster_of
 from paceline.plan.known import model_shape
+from paceline.plan.predict.advice import advice
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients, spread
 from paceline.plan.predict.links import Group, bandwidth, pass_time
 from paceline.plan.predict.peak import in_flight, peak_of, worst_peak
-from paceline.plan.predict.search import TIE, Ask, best_of_each, fastest, search
+from paceline.plan.predict.search import TIE, Ask, best_of_each, fastest, ranked, search
 from paceline.plan.predict.speed import speed_of, token_flops
 from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
 
@@ -156,3 +157,21 @@ def test_spreads_are_around_one() -> None:
 
 def test_full_precision_storage_is_what_it_says() -> None:
     assert peak_of(work(storage=Storage(4, 4, 8), zero=0), C, 0).optimizer == 8 * 8030261248
+
+
+def test_rows_that_some_strategies_cannot_share_are_told_with_the_nearest() -> None:
+    ask = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=12)
+    said = advice(ask, search(ask), fastest(search(ask)))
+    assert any(
+        "12 rows a step are no multiple of 8 cards" in sentence and "8 or 16 rows" in sentence for sentence in said
+    )
+    assert Ask(model_shape("llama-3-8b"), cluster_of("7xH100")).rows == 133, (
+        "without being asked for, rows that all cards can share"
+    )
+
+
+def test_of_equal_speed_the_smaller_is_taken() -> None:
+    found = search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
+    best = ranked(found)[0]
+    tied = [c for c in found if c.fits and c.step <= min(c.step for c in found if c.fits) * (1 + TIE)]
+    assert len(tied) > 1 and best.bytes == min(c.bytes for c in tied)

@@ -165,3 +165,23 @@ def test_a_missing_folder_is_not_taken_for_a_hub_name() -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         shape_of(SimpleNamespace(config=None, name_or_path="./nowhere", revision=None))
     assert shape_of(SimpleNamespace(config=None, name_or_path=None, revision=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hint"),
+    [
+        ({"hidden_size": 100, "num_attention_heads": 7}, "num_attention_heads: 5 or 10"),
+        ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 4}, "num_key_value_heads: 3 or 6"),
+    ],
+)
+def test_heads_that_do_not_divide_are_answered_with_the_nearest(sizes: dict[str, int], hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        shape_from_config({"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 100, **sizes})
+    assert hint in caught.value.diagnostics[0].hint
+
+
+def test_a_family_with_sizes_missing_is_answered_with_their_keys_and_a_near_family() -> None:
+    with pytest.raises(ConfigError) as caught:
+        shape_from_config({"model_type": "lama", "hidden_size": 64})
+    hint = caught.value.diagnostics[0].hint
+    assert "num_hidden_layers: …" in hint and "model_type: llama" in hint
