@@ -144,8 +144,8 @@ def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
         attention, mlp = attention * c["compiled"], mlp * c["compiled"]
     if (
         work.recompute == "selective"
-    ):  # products' results and the attention's output stay, elementwise ones are made again
-        attention, mlp = 2.0 * (h + q + 2 * kv), 2.0 * (h + 2 * inner)
+    ):  # torchtitan's: the attention's output and every second product's (q, v, gate, down) stay
+        attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)
     if work.adapter is not None:
         attention, mlp = attention * c["frozen_attention"], mlp * c["frozen_mlp"]
     split = work.tp
@@ -196,7 +196,11 @@ def _gathered(work: Work, c: Coefficients, whole: float, stage: StageCut, slots:
             far = 0.25 if work.tp > 2 * work.machine.node else 1.0
             crowd = c["gathered_pipeline"] * far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05
         found += c["gathered"] * crowd * work.tokens * h * (slots if work.recompute == "none" else 1)
-    if work.zero == 3:
+    if (
+        work.zero == 3 and work.pp > 1
+    ):  # torch's pipelines gather once a window: weights stay, gradients are added up whole
+        found += (2.0 + 4.0) * whole if work.adapter is None else 2.0 * whole
+    elif work.zero == 3:
         layer = work.layer_parameters / work.tp
         ends = work.embedding_parameters * (int(stage.embedding) + int(stage.head)) / work.tp
         found += 2.0 * (2 if work.prefetch else 1) * layer + 4.0 * layer + c["root_unit"] * 2.0 * ends
