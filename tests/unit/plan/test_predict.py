@@ -13,7 +13,7 @@ from paceline.plan.predict.advice import advice
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients, spread
 from paceline.plan.predict.links import Group, bandwidth, pass_time
 from paceline.plan.predict.peak import in_flight, peak_of, worst_peak
-from paceline.plan.predict.search import TIE, Ask, best_of_each, fastest, ranked, search
+from paceline.plan.predict.search import TIE, Ask, Candidate, best_of_each, fastest, ranked, search
 from paceline.plan.predict.speed import speed_of, token_flops
 from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
 
@@ -175,3 +175,17 @@ def test_of_equal_speed_the_smaller_is_taken() -> None:
     best = ranked(found)[0]
     tied = [c for c in found if c.fits and c.step <= min(c.step for c in found if c.fits) * (1 + TIE)]
     assert len(tied) > 1 and best.bytes == min(c.bytes for c in tied)
+
+
+def test_autotp_with_zero_one_beats_zero_three_on_a_very_slow_network_only_and_takes_more_memory() -> None:
+    base = cluster_of("16xA100")
+
+    def rows(outside: float) -> tuple[Candidate, Candidate]:
+        slow = replace(base, machine=replace(base.machine, outside=outside))
+        best = {c.strategy: c for c in best_of_each(search(Ask(model_shape("llama-2-13b"), slow)))}
+        return best["zero3"], best["autotp + zero1"]
+
+    gathered, exchanged = rows(base.machine.outside)
+    assert gathered.step < exchanged.step and gathered.bytes < exchanged.bytes
+    gathered, exchanged = rows(1.25e9 / 8)
+    assert exchanged.step < 0.8 * gathered.step and gathered.speed.data_parallel > exchanged.speed.data_parallel
