@@ -148,8 +148,8 @@ def work_of(plan: Plan, ask: Ask) -> Work:
     elif plan.strategy in ("fsdp", "pipeline") and mesh.dp_shard > 1:
         zero, storage, shard = 3, SHARDED, mesh.dp_shard * mesh.cp
     low = plan.precision.compute in ("bfloat16", "float16")
+    size = float(SIZES.get(plan.precision.compute, 4))
     if not low:
-        size = float(SIZES.get(plan.precision.compute, 4))
         storage = Storage(size, size, 2 * size)
     return Work(
         shape=ask.shape,
@@ -173,6 +173,7 @@ def work_of(plan: Plan, ask: Ask) -> Work:
         offload=_offload(engine),
         algorithm=plan.algorithm,
         kernels=own_kernels(ask, zero, tp, deepspeed="zero_stage" in engine),
+        element=size,
     )
 
 

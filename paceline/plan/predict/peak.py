@@ -52,12 +52,12 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
     stage = work.stages[place]
     whole = work.stage_parameters(stage)
     parameters, gradients, optimizer = _states(work, whole)
-    attention, mlp = _kept(work, c)
+    attention, mlp = (count * work.element / 2 for count in _kept(work, c))
     slots = stage.layers * in_flight(work, place)
     layer = attention + mlp
     checkpoints = 0.0
     if work.recompute == "full":
-        one = c["checkpoint"] * 2.0 * work.tokens * work.shape.hidden_size
+        one = c["checkpoint"] * work.element * work.tokens * work.shape.hidden_size
         checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
         attention = mlp = 0.0
     logits = _logits(work, c) if stage.head and work.algorithm != "reward" else 0.0  # a scalar head
@@ -146,7 +146,9 @@ def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
         work.recompute == "selective"
     ):  # torchtitan's: the attention's output and every second product's (q, v, gate, down) stay
         attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)
-    if work.adapter is not None:
+    if (
+        work.adapter is not None and work.kernels == "eager"
+    ):  # under Paceline's kernels as much is kept as without (simulated)
         attention, mlp = attention * c["frozen_attention"], mlp * c["frozen_mlp"]
     split = work.tp
     if work.tp > 1 and not work.sequence_parallel:  # norms and residuals stay whole: Korthikanti's 10 + 24/t
@@ -175,9 +177,9 @@ def _visited(work: Work) -> float:
 def _logits(work: Work, c: Coefficients) -> float:
     """Logits, their fp32 copy, its softmax and gradients, as long as they are whole."""
     if work.kernels != "eager":  # chunks of logits, and the head's gradient made in the forward (models.head_kernels)
-        return (
-            3.0 * LOGIT_CHUNK + 4.0 * work.embedding_parameters / work.tp + 2.0 * work.tokens * work.shape.hidden_size
-        )
+        trained = work.adapter is None or work.adapter.full_modules > 0
+        gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
+        return 3.0 * LOGIT_CHUNK + gradient + work.element * work.tokens * work.shape.hidden_size
     if work.fused_loss:
         return c["fused_logits"] * 2**30
     return c["logits"] * work.tokens * work.shape.vocab / work.tp

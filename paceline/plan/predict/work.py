@@ -97,6 +97,7 @@ class Work:
     prefetch: bool = True
     algorithm: str = "sft"
     kernels: str = "eager"
+    element: float = 2.0  # bytes of an activation's number
 
     @cached_property
     def world(self) -> int:

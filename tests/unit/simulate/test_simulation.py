@@ -90,3 +90,10 @@ def test_a_disagreement_is_printed() -> None:
     said = table([Compared("activations", 100.0, 120.0), Compared("gradients", 100.0, 105.0)], "a reason")
     assert "DISAGREEMENT: activations: the closed form is +20% off" in said and said.count("DISAGREEMENT") == 1
     assert "not simulated: a reason" in said and all(len(line) <= 100 for line in said.splitlines())
+
+
+@pytest.mark.parametrize("changed", [{"lora": {"r": 8}}, {"mixed_precision": "no"}])
+def test_adapters_and_full_precision_keep_what_the_closed_form_says(changed: dict[str, Any]) -> None:
+    rows = rows_of(plan_of("8xH100", "fsdp", **changed), "8xH100")
+    assert rows["activations"].apart == pytest.approx(0, abs=0.06)
+    assert rows["head, for its backward"].apart == pytest.approx(0, abs=0.1)
