@@ -28,7 +28,7 @@ from paceline.seam.model import BuildOptions
 from paceline.seam.roles import Ask
 
 NLL = frozenset({Ask.NLL, Ask.CORRECT})
-EVERYTHING = frozenset(Ask) - {Ask.SCORES}
+EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES}
 LENGTHS = (5, 12, 3, 9, 1)  # 30 tokens: a multiple of 2
 EVEN = {"vocab_size": 98, "num_key_value_heads": 2}  # two ranks can share it
 TP_FAMILIES = ("llama_tied", "qwen3", "gemma2", "phi", "phi3", "cohere", "gpt_neox")

@@ -13,7 +13,7 @@ from paceline.models.heads import Head
 from paceline.seam.batch import IGNORE_INDEX
 from paceline.seam.roles import Ask
 
-EVERYTHING = frozenset(Ask) - {Ask.SCORES}
+EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES}
 ROWS, HIDDEN, VOCAB = 13, 6, 29
 THREE_ROWS = 3 * VOCAB * 8  # bytes: chunks of three rows in fp64
 SHAPES = [
