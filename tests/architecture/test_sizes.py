@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from sources import sources
 
 SHOWN = 10
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_sizes_are_printed() -> None:
@@ -24,3 +26,9 @@ def test_sizes_are_printed() -> None:
         for length, name in sorted(rows, reverse=True)[:SHOWN]:
             print(f"  {length:>5}  {name}")
     assert files and functions and classes
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their bare name: two of one name stop the whole collection."""
+    names = [path.stem for path in TESTS.rglob("test_*.py")]
+    assert len(names) > 100 and sorted({n for n in names if names.count(n) > 1}) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from cells import FINETUNING, LARGER, PRECISIONS, VARIANTS, Cell, Variant, exact, matrix, preferences
+from cells import FINETUNING, LARGER, PRECISIONS, VARIANTS, Cell, Variant, exact, matrix, preferences, rollouts
 from check import Checker
 from support import write_rows, write_tokenizer
 from table import SUPPORT_MD, load, markdown
@@ -69,7 +69,7 @@ def test_a_strategy_that_is_wrong_fails_the_suite(checker: Checker, name: str, s
 def test_the_matrix_is_whole_and_the_page_is_made_from_it() -> None:
     support = load()
     run = {c["cell"] for c in support["cells"]}
-    assert {c.name for c in [*matrix(), *exact()]} <= run <= {c.name for c in [*matrix(), *exact(), *preferences()]}
+    assert {c.name for c in [*matrix(), *exact(), *preferences(), *rollouts()]} == run
     assert len(matrix()) == len(VARIANTS) * len(FINETUNING) * (len(PRECISIONS) - 1)
     assert {v.nproc for v in (*VARIANTS, *LARGER)} == {1, 2, 4, 8}
     assert SUPPORT_MD.read_text(encoding="utf-8") == markdown(support)
@@ -77,13 +77,27 @@ def test_the_matrix_is_whole_and_the_page_is_made_from_it() -> None:
 
 
 def test_the_cells_that_must_work_do() -> None:
-    works = {(c["strategy"], c["finetuning"], c["precision"]) for c in load()["cells"] if c["result"] == "works"}
-    must = {(name, kind, p) for name in MUST_ADAPT for kind in ("full", "LoRA") for p in ("fp32", "bf16")}
-    must |= {(name, "full", p) for name in MUST_FULL for p in ("fp32", "bf16")}
-    must |= {(name, "QLoRA", p) for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2") for p in ("fp32", "bf16")}
+    works = {
+        tuple(c[k] for k in ("algorithm", "strategy", "finetuning", "precision"))
+        for c in load()["cells"]
+        if c["result"] == "works"
+    }
+    must = {("sft", name, kind, p) for name in MUST_ADAPT for kind in ("full", "LoRA") for p in ("fp32", "bf16")}
+    must |= {("sft", name, "full", p) for name in MUST_FULL for p in ("fp32", "bf16")}
+    must |= {
+        ("sft", name, "QLoRA", p) for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2") for p in ("fp32", "bf16")
+    }
+    others = ("reward", "dpo", "grpo", "ppo")
+    must |= {(a, name, kind, "fp32") for a in others for name in MUST_LEARN for kind in ("full", "LoRA")}
+    must |= {
+        (a, name, kind, "fp64") for a in others for name in ("ddp", "fsdp full_shard") for kind in ("full", "LoRA")
+    }
+    must |= {(a, "tp", "full", p) for a in ("dpo", "grpo") for p in ("fp32", "fp64")}
+    must |= {("dpo", name, "QLoRA", "fp32") for name in ("single", "ddp", "fsdp full_shard")}
     assert sorted(must - works) == []
 
 
+MUST_LEARN = ("single", "ddp", "fsdp full_shard", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 MUST_ADAPT = (
     "single", "ddp", "fsdp full_shard", "fsdp shard_grad_op", "fsdp hybrid_shard (2 × 2)", "ZeRO-1", "ZeRO-2", "ZeRO-3",
     "ZeRO-3, CPU offload",
