@@ -117,7 +117,7 @@ def predicted_speed(row: Row, sets: Mapping[str, Coefficients]) -> float:
     return speed_of(row.work, {**sets["default"], **sets.get(row.system, {})}).tokens_per_second_per_rank
 
 
-def fit_memory(rows: Sequence[Row], rounds: int = 7) -> Sets:
+def fit_memory(rows: Sequence[Row], rounds: int) -> Sets:
     """All sets; nanotron's is fitted first and the default starts from it, for its rows are by far the most."""
     rows = [row for row in rows if row.memory or (row.ran and row.system in ONLY_RAN)]
     sets: Sets = {"default": dict(MEMORY_START)}
@@ -149,7 +149,7 @@ def _safety(own: Sequence[Row], c: Coefficients) -> float:
     return MOST_SAFETY
 
 
-def fit_speed(rows: Sequence[Row], rounds: int = 7) -> Sets:
+def fit_speed(rows: Sequence[Row], rounds: int) -> Sets:
     """All sets, in the same order."""
     rows = [row for row in rows if row.speed]
     sets: Sets = {"default": dict(SPEED_START)}

@@ -12,7 +12,8 @@ from planner_rows import Row
 from paceline.plan.predict.peak import worst_peak
 from paceline.plan.predict.work import why_not_run
 
-FITS = 0.92  # of what torch reports as the card's memory
+FITS = 0.95  # of what torch reports as the card's memory: a prediction below that is said to run
+MARGIN = 0.92  # … and below that it is chosen
 ENOUGH = 20  # rows that make a cell one can choose in
 
 
@@ -57,12 +58,12 @@ def speed_errors(rows: Sequence[Row], sets: Sets) -> list[float]:
     return [predicted_speed(row, sets) / row.speed - 1 for row in rows if row.speed]
 
 
-def fits(row: Row, sets: Sets) -> bool:
-    """Whether the planner would say that this row runs."""
+def fits(row: Row, sets: Sets, share: float = FITS) -> bool:
+    """Whether the planner would say that this row runs (``share``: of the card that it may take)."""
     if why_not_run(row.work):
         return False
     c = {**sets["default"], **sets.get(row.system, {})}
-    return worst_peak(row.work, c)[1].total <= FITS * row.work.machine.memory
+    return worst_peak(row.work, c)[1].total <= share * row.work.machine.memory
 
 
 def fits_right(rows: Sequence[Row], sets: Sets) -> float:
@@ -84,7 +85,7 @@ def picks(rows: Sequence[Row], memory: Sets, speed: Sets) -> list[Pick]:
         ran = [row for row in listed if row.speed]
         if len(listed) < ENOUGH or not ran:
             continue
-        allowed = [row for row in listed if fits(row, memory)]
+        allowed = [row for row in listed if fits(row, memory, MARGIN)]
         if not allowed:
             continue
         chosen = max(allowed, key=lambda row: predicted_speed(row, speed))

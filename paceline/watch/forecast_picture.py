@@ -97,18 +97,18 @@ def _gib(row: Candidate, term: str) -> float:
 
 
 def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
-    speeds = [row.work.step_tokens / row.step / row.work.world if row.fits else 0.0 for row in rows]
+    speeds = [row.work.step_tokens / row.step / row.work.world if row.safe else 0.0 for row in rows]
     most = max([*speeds, 1.0])
     axes.barh(range(len(rows)), speeds, height=0.68, color=[FASTEST if row is chosen else SLOWER for row in rows])
     for place, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
         said = (
             f"{speed:,.0f}  MFU {row.speed.mfu / row.time_factor:.0%}"
-            if row.fits
+            if row.safe
             else "does not fit"
             if not row.impossible
             else row.impossible
         )
-        axes.text(speed + 0.012 * most, place, said, va="center", fontsize=8.5, color=INK if row.fits else "#c8372d")
+        axes.text(speed + 0.012 * most, place, said, va="center", fontsize=8.5, color=INK if row.safe else "#c8372d")
     axes.set_xlim(0, 1.38 * most)
     axes.set_title("tokens a second a card", fontsize=9, color=QUIET, loc="left", pad=5)
     axes.tick_params(axis="y", labelleft=False, length=0)

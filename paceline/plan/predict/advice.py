@@ -31,12 +31,12 @@ def escalated(ask: Ask, found: Sequence[Candidate]) -> tuple[Candidate | None, l
             layouts = [c for c in found if c.strategy == strategy and c.work.recompute == recompute]
             if not layouts:
                 continue
-            fitting = [c for c in layouts if c.fits]
+            fitting = [c for c in layouts if c.safe]
             with_it = f"{strategy}{' with recomputation' if recompute == 'full' else ''}"
             if fitting:
                 taken = min(fitting, key=lambda c: c.step)
                 said.append(
-                    f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.limit / MARGIN / GIB:.0f} at micro-batch {taken.work.micro_batch}: fits"
+                    f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.card / GIB:.0f} at micro-batch {taken.work.micro_batch}: fits"
                 )
                 return taken, said
             said.append(f"{with_it}: {min(layouts, key=lambda c: c.bytes).binding}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh
-from paceline.plan.predict.search import GIB, MARGIN, WHOLE, ZERO, Ask, own_kernels, predicted
+from paceline.plan.predict.search import GIB, WHOLE, ZERO, Ask, own_kernels, predicted
 from paceline.plan.predict.work import Work
 from paceline.plan.shape import ModelShape
 from paceline.plan.strategy import Chosen
@@ -54,8 +54,8 @@ def escalate(
         kernels = own_kernels(ask, stage, 1, deepspeed=stage > 0)
         layout = replace(work, zero=stage, storage=ZERO if stage else WHOLE, kernels=kernels)
         candidate = predicted(name, layout, Mesh(dp_shard=world_size), ask)
-        if candidate.fits:
-            fits = f"{name} fits: {candidate.bytes / GIB:.0f} GiB of {candidate.limit / MARGIN / GIB:.0f}"
+        if candidate.safe:
+            fits = f"{name} fits: {candidate.bytes / GIB:.0f} GiB of {candidate.card / GIB:.0f}"
             return replace(chosen, strategy=name, reason="; ".join([chosen.reason, *said, fits]))
         said.append(f"{name} does not fit: {candidate.binding}")
     help_ = (

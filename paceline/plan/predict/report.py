@@ -11,7 +11,7 @@ from paceline.core.units import human_count
 from paceline.plan.predict.advice import advice, escalated
 from paceline.plan.predict.coefficients import spread
 from paceline.plan.predict.outlook import outlook
-from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate, best_of_each, fastest, search
+from paceline.plan.predict.search import GIB, Ask, Candidate, best_of_each, fastest, search
 
 WIDTH = 100
 TERMS = (
@@ -101,6 +101,7 @@ def candidate_json(c: Candidate) -> dict[str, Any]:
         "memory_terms": c.peak.to_json(),
         "fullest_stage": c.place,
         "fits": c.fits,
+        "safe": c.safe,
         "binding": c.binding,
         "step_seconds": round(c.step, 4),
         "time_terms": {k: round(v, 4) for k, v in asdict(c.speed).items() if k in TIME},
@@ -217,8 +218,8 @@ def _row(c: Candidate, mark: str) -> str:
     moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.logits) / GIB
     micro = f"{c.work.micro_batch}×{c.work.accumulation}{'r' if c.work.recompute == 'full' else ''}"
     head = f"{mark} {name:<20} {short_mesh(c):<21} {micro:>8} {c.bytes / GIB:>6.1f} {states:>6.1f} {moving:>5.1f}"
-    if not c.fits:
-        return f"{head} no: {textwrap.shorten(_why(c), WIDTH - len(head) - 5, placeholder='…')}"
+    if not c.safe:
+        return f"{head} {'tight' if c.fits else 'no'}: {textwrap.shorten(_why(c), WIDTH - len(head) - (8 if c.fits else 5), placeholder='…')}"
     return (
         f"{head} {c.step:>7.2f} {c.work.step_tokens / c.step / c.work.world:>6.0f} {c.speed.mfu / c.time_factor:>4.0%}"
     )
@@ -229,7 +230,7 @@ def _why(c: Candidate) -> str:
         return c.impossible
     terms = c.peak.to_json()
     most = max(terms, key=lambda name: terms[name])
-    return f"{c.bytes / GIB:.0f} of {c.limit / MARGIN / GIB:.0f}, {most.removesuffix('s')}"
+    return f"{c.bytes / GIB:.0f} of {c.card / GIB:.0f}, {most.removesuffix('s')}"
 
 
 def short_mesh(c: Candidate) -> str:

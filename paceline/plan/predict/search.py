@@ -15,7 +15,8 @@ from paceline.plan.predict.speed import Speed, speed_of
 from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
 from paceline.plan.shape import ModelShape
 
-MARGIN = 0.92  # a layout fits when its predicted peak stays below this share of the card's memory
+FITS = 0.95  # a layout runs when its predicted peak stays below this share of the card's memory …
+MARGIN = 0.92  # … and is chosen below this one
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
 TIE = 0.01
@@ -74,7 +75,18 @@ class Candidate:
         return self.peak.total * self.memory_factor
 
     @property
+    def card(self) -> float:
+        """Bytes of the card, as torch reports them."""
+        return self.limit / MARGIN
+
+    @property
     def fits(self) -> bool:
+        """Whether it is expected to run."""
+        return not self.impossible and self.bytes <= FITS * self.card
+
+    @property
+    def safe(self) -> bool:
+        """Whether it fits with the margin that a choice keeps."""
         return not self.impossible and self.bytes <= self.limit
 
     @property
@@ -84,14 +96,16 @@ class Candidate:
 
     @property
     def binding(self) -> str:
-        """What keeps it from running: ``91 GB of 80, most of it optimizer``; empty when it fits."""
+        """What keeps it from being chosen: ``91 GiB of 80, most of it optimizer``; empty when nothing does."""
         if self.impossible:
             return self.impossible
-        if self.fits:
+        if self.safe:
             return ""
+        if self.fits:
+            return f"{self.bytes / GIB:.1f} GiB of {self.card / GIB:.1f}: fits with less to spare than a choice keeps"
         terms = self.peak.to_json()
         most = max(terms, key=lambda name: terms[name])
-        return f"{self.bytes / GIB:.0f} GiB of {self.limit / MARGIN / GIB:.0f}, most of it {most.replace('_', ' ')} ({terms[most] * self.memory_factor / GIB:.0f})"
+        return f"{self.bytes / GIB:.0f} GiB of {self.card / GIB:.0f}, most of it {most.replace('_', ' ')} ({terms[most] * self.memory_factor / GIB:.0f})"
 
 
 @dataclass(frozen=True)
@@ -152,14 +166,14 @@ def fastest(found: list[Candidate]) -> Candidate | None:
 
 def ranked(found: list[Candidate]) -> list[Candidate]:
     """Those that fit, the fastest first. Of those that no prediction tells from the fastest (``TIE``) whole copies come first, then the smallest."""
-    fitting = sorted((c for c in found if c.fits), key=_rank, reverse=True)
+    fitting = sorted((c for c in found if c.safe), key=_rank, reverse=True)
     tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
     return [*sorted(tied, key=lambda c: (c.strategy != "ddp", c.bytes)), *fitting[len(tied) :]]
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
     """Fitting first, then speed; of equal speed the smaller memory. Those that do not fit by how little they lack."""
-    if candidate.fits:
+    if candidate.safe:
         return True, round(candidate.work.step_tokens / candidate.step, 3), -candidate.bytes
     return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
 
