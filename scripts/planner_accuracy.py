@@ -32,7 +32,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "paceline" / "plan" / "data" / "coefficients.json"
 REPORT = ROOT / "docs" / "planner_accuracy.md"
 FOLDS_OF_A_GROUP = 8
-ROUNDS = 5  # of the descent, in the folds and for what is shipped: two more fit the noise (memory's 90th percentile grows)
+ROUNDS = (
+    5  # of the descent, in the folds and for what is shipped: two more fit the noise (memory's 90th percentile grows)
+)
 
 
 class Judged:
