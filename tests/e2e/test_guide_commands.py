@@ -182,9 +182,8 @@ def test_torch_distributed_launch(guide: Guide) -> None:
     guide.check(world_size=2)
 
 
-@pytest.mark.parametrize(
-    "spelling", ["--local-rank={rank}", pytest.param("--local_rank={rank}", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("spelling", ["--local-rank={rank}", "--local_rank={rank}"])
 def test_both_spellings_of_local_rank(spelling: str, guide: Guide) -> None:
     port = free_port()
     ranks = [
@@ -199,6 +198,7 @@ def test_both_spellings_of_local_rank(spelling: str, guide: Guide) -> None:
     guide.check(world_size=2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None, reason="accelerate is not installed"
 )
@@ -211,6 +211,7 @@ def test_accelerate_launch(guide: Guide) -> None:
     guide.check(world_size=2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpirun(guide: Guide) -> None:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -267,6 +268,7 @@ def test_deepspeed(guide: Guide) -> None:
     assert guide.result()["strategy"] == "deepspeed"
 
 
+@pytest.mark.slow
 def test_a_second_run_does_not_overwrite_the_first(guide: Guide) -> None:
     guide.environ["PACELINE_TRAINING__OVERWRITE_OUTPUT_DIR"] = "false"
     assert guide("python main.py --config config.yaml").code == 0

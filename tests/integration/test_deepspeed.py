@@ -35,13 +35,13 @@ def zero(stage: int, **section: Any) -> dict[str, Any]:
 CPU: dict[str, Any] = {"device": "cpu"}
 TP: dict[str, Any] = {"tensor_parallel": {"autotp_size": 2}}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "zero2": (2, {"strategy": "zero2", "engine": {"config": zero(2)}}),
     "zero3": (2, {"strategy": "zero3", "engine": {"config": zero(3)}}),
     "autotp": (4, {"strategy": "zero1", "mesh": {"tp": 2, "dp_shard": 2}, "engine": {"config": {**zero(1), **TP}}}),
     "ulysses": (2, {"strategy": "zero1", "mesh": {"cp": 2}, "engine": {"config": zero(1)}}),
 }
 SLOW: dict[str, tuple[int, dict[str, Any]]] = {
     "zero1": (2, {"strategy": "zero1"}),
+    "zero2": (2, {"strategy": "zero2", "engine": {"config": zero(2)}}),
     "bf16": (2, {"strategy": "zero2", "compute": "bfloat16", "engine": {"config": {**zero(2), **LOW}}}),
     "stage 0": (2, {"strategy": "deepspeed", "engine": {"zero_stage": 0}}),
     "stage 0 in bf16": (2, {"strategy": "deepspeed", "compute": "bfloat16", "engine": {"zero_stage": 0}}),

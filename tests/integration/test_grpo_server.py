@@ -43,7 +43,7 @@ def server(grpo: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[str]
         log.close()
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_server_changes_no_loss(
     lora: bool, grpo: Callable[..., dict[str, Any]], server: str, paceline: Callable[..., Run], tmp_path: Path
 ) -> None:

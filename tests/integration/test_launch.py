@@ -38,6 +38,8 @@ rank = int(os.environ["RANK"])
 open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
 def up():
     os.rename(f"{folder}/pid-{rank}", f"{folder}/up-{rank}")
+def line(text):  # one write: under PYTHONUNBUFFERED print makes several, which the ranks' lines on one pipe tear apart
+    os.write(1, (text + "\\n").encode())
 stop = []
 def graceful():
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
@@ -46,13 +48,13 @@ def until_stopped():
         time.sleep(0.02)
 if mode == "env":
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
-    print(" ".join(os.environ[n] for n in names), int(os.environ["MASTER_PORT"]) > 0, flush=True)
+    line(" ".join(os.environ[n] for n in names) + f" {int(os.environ['MASTER_PORT']) > 0}")
 elif mode == "code":
     sys.exit(int(sys.argv[3 + rank]))
 elif mode == "wait":
-    graceful(); up(); until_stopped(); print("saved", flush=True); sys.exit(75)
+    graceful(); up(); until_stopped(); line("saved"); sys.exit(75)
 elif mode == "slow-save":  # rank 1 saves for a while after rank 0 has ended
-    graceful(); up(); until_stopped(); time.sleep(3.0 * rank); print("saved", flush=True); sys.exit(75)
+    graceful(); up(); until_stopped(); time.sleep(3.0 * rank); line("saved"); sys.exit(75)
 elif mode == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN); up(); time.sleep(600)
 elif mode == "deaf-unless-killed":
@@ -68,7 +70,7 @@ elif mode == "sum":
     import torch, torch.distributed as dist
     dist.init_process_group("gloo")
     total = torch.tensor([float(rank + 1)]); dist.all_reduce(total)
-    print("sum", total.item(), dist.get_world_size(), flush=True)
+    line(f"sum {total.item()} {dist.get_world_size()}")
     dist.barrier(); dist.destroy_process_group()
 """
 
