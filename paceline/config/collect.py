@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, Refused
 from paceline.config.recognised import RECOGNISED
-from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
+from paceline.config.schema import SECTIONS, field_of, homes_of, is_text, nested_model, takes_mapping
 from paceline.config.source import ENVIRONMENT, FOREIGN, Entry, Source, holds_secret, shown
 from paceline.config.spelling import known_names, same
 from paceline.config.yaml_tree import Node
@@ -227,10 +227,10 @@ class Collector:
     def _unknown(self, name: str, known: tuple[str, ...], where: str, source: Source) -> None:
         if any(p.code == "sec.secret_on_cli" and p.where == source.place() for p in self.problems):
             return
-        owner = next((s for s in SECTIONS if s != where and name in SECTIONS[s].model_fields), None)
+        homes = [home for home in homes_of(name) if home != where]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        if owner:
-            hint = f"'{name}' belongs under {owner}:"
+        if homes:
+            hint = f"'{name}' belongs under {' or '.join(f'{home}:' for home in homes)}"
         elif near:
             hint = f"did you mean '{near[0]}'?"
         else:

@@ -107,6 +107,19 @@ def nested_model(info: FieldInfo) -> type[Section] | None:
     return None
 
 
+def homes_of(name: str) -> list[str]:
+    """Every section, inner ones with their dots (``training.rollout``), that has a key of this name."""
+    todo: list[tuple[str, Any]] = list(SECTIONS.items())
+    homes = []
+    while todo:
+        path, model = todo.pop(0)
+        if name in model.model_fields:
+            homes.append(path)
+        inner = {f"{path}.{key}": nested_model(info) for key, info in model.model_fields.items()}
+        todo += [(key, found) for key, found in inner.items() if found is not None]
+    return homes
+
+
 def takes_mapping(info: FieldInfo) -> bool:
     """Whether the field is a free-form mapping."""
     kinds = (info.annotation, *get_args(info.annotation))

@@ -180,6 +180,8 @@ def test_precision_flags_over_layers(load, text, override, result):
         ("data:\n  train:\n    - path: x\n      colums: {a: b}\n", 4, "columns"),
         ("data:\n  train:\n    path: x\n    colums: {a: b}\n", 4, "columns"),
         ("training:\n  packing: true\n", 2, "data:"),
+        ("training:\n  num_generations: 4\n", 2, "belongs under training.rollout:"),
+        ("training:\n  beta: 0.1\n", 2, "training.dpo: or training.grpo:"),
         ("lora:\n  rnk: 2\n", 2, "rank"),
         ("training:\n  gradient_acumulation_steps: 2\n", 2, "gradient_accumulation_steps"),
         ("launch: {nprocs: 2}\n", 1, "nproc"),
