@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.config.layers import Merged
-from paceline.config.schema import SECTIONS, Config, field_of, nested_model
+from paceline.config.schema import SECTIONS, Config, field_of, homes_of, item_model, nested_model
 from paceline.config.source import Entry, shown
 from paceline.core.diagnostics import Diagnostic
 
@@ -88,7 +88,7 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
         where = f"{entry.source.file}:{line}" if line else where
     full = f"{path}.{inner}".strip(".")
     if error["type"] == "extra_forbidden":
-        return _unknown_inside(full, loc, where)
+        return _unknown_inside(path, full, loc[-1], where)
     if error["type"] == "missing":
         return Diagnostic(
             "config.value", f"{full} is missing", where=where, found=shown(path, error["input"]), hint=f"{loc[-1]}: …"
@@ -142,18 +142,17 @@ def _line_keys(inner: str) -> list[str]:
     return keys + ([".".join(parts[1:])] if parts and parts[0].isdigit() and len(parts) > 1 else [])
 
 
-def _unknown_inside(full: str, loc: list[str], where: str) -> Diagnostic:
-    from paceline.config.sections.data import Dataset
-
-    known = tuple(Dataset.model_fields) if loc[0] in ("train", "eval") else ()
-    near = difflib.get_close_matches(loc[-1], known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}"
+def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
+    """A key that nobody knows inside an item of the list at ``path``, or inside a section of one."""
+    info = field_of(path)
+    model = item_model(info) if info is not None else None
+    known = tuple(model.model_fields) if model is not None else ("the keys that docs/config.md lists",)
+    near = difflib.get_close_matches(key, known, n=1)
+    homes = [home for home in homes_of(key) if home != path]
+    elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
+    hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}{elsewhere}"
     return Diagnostic(
-        "config.unknown_key",
-        f"there is no key '{loc[-1]}' in a data set of data.{loc[0]}",
-        where=where,
-        found=full,
-        hint=hint,
+        "config.unknown_key", f"there is no key '{key}' in an item of {path}", where=where, found=full, hint=hint
     )
 
 

@@ -107,6 +107,14 @@ def nested_model(info: FieldInfo) -> type[Section] | None:
     return None
 
 
+def item_model(info: FieldInfo) -> type[Section] | None:
+    """The section class that a list of sections holds (``rewards``), or None."""
+    if get_origin(info.annotation) is not tuple:
+        return None
+    kinds = (kind for kind in get_args(info.annotation) if isinstance(kind, type) and issubclass(kind, Section))
+    return next(kinds, None)
+
+
 def homes_of(name: str) -> list[str]:
     """Every section, inner ones with their dots (``training.rollout``), that has a key of this name."""
     todo: list[tuple[str, Any]] = list(SECTIONS.items())

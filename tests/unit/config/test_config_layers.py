@@ -180,6 +180,12 @@ def test_precision_flags_over_layers(load, text, override, result):
         ("data:\n  train:\n    - path: x\n      colums: {a: b}\n", 4, "columns"),
         ("data:\n  train:\n    path: x\n    colums: {a: b}\n", 4, "columns"),
         ("training:\n  packing: true\n", 2, "data:"),
+        ("training:\n  rollout:\n    rewards:\n      - {name: length, weigt: 2}\n", 4, "weight"),
+        (
+            "training:\n  rollout:\n    rewards:\n      - {name: length, timeout: 2}\n",
+            4,
+            "one of name, weight, options; 'timeout' is a key of training.rollout.server:",
+        ),
         ("training:\n  num_generations: 4\n", 2, "belongs under training.rollout:"),
         ("training:\n  beta: 0.1\n", 2, "training.dpo: or training.grpo:"),
         ("lora:\n  rnk: 2\n", 2, "rank"),
