@@ -13,14 +13,19 @@ def choose(logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: T
     """(tokens int64 [B], log-probabilities [B]) from logits [B, V]; ``streams`` and ``places`` int64 [B] name the noise (see ``noise.gumbel``)."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.temperature <= 0:
-        tokens = wide.argmax(-1)
+        tokens = largest(wide)
     else:
         if sampling.temperature != 1:
             wide = wide / sampling.temperature
         kept = keep_likeliest(wide, sampling)
-        tokens = (kept + gumbel(streams, places, wide.shape[-1])).argmax(-1)
+        tokens = largest(kept + gumbel(streams, places, wide.shape[-1]))
     chosen = wide.gather(1, tokens[:, None]).squeeze(1)
     return tokens, chosen - wide.logsumexp(-1)
+
+
+def largest(scores: Tensor) -> Tensor:
+    """int64 [B]: the first of the largest in each row of [B, V]; NumPy's search goes over a row ten times as fast as torch's on a CPU."""
+    return torch.from_numpy(scores.numpy().argmax(-1)) if scores.device.type == "cpu" else scores.argmax(-1)
 
 
 def keep_likeliest(logits: Tensor, sampling: RolloutSampling) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.models.precision import compute_copy, low_dtype, product_dtype
 
 CHUNK_BYTES = 64 * 2**20
-_CACHE_BYTES = 2**20
+_CACHE_BYTES = 2**20  # of wide logits that elementwise work goes over at a time on a CPU
 _TINY = 1e-30  # below this a probability has lost its digits: the row's loss is taken from its logits again
 
 
@@ -64,6 +64,14 @@ class Products:
         for start in range(rows.start, rows.stop, step):
             yield slice(start, min(start + step, rows.stop))
 
+    def blocks(self, rows: slice, raw: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """(rows of the call, their part of a chunk's ``raw``): on a CPU so few at a time that they stay in the cache, for work of several passes."""
+        size = max(1, rows.stop - rows.start)
+        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if raw.device.type == "cpu" else size
+        for start in range(0, rows.stop - rows.start, step):
+            part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
+            yield part, raw[start : start + step]
+
     def logits(self, rows: slice, out: Tensor | None = None) -> Tensor:
         """[rows, V] in ``wide``; ``out`` (flat, in ``product``) is the buffer to write the product to."""
         return self.finish(self.raw(rows, out))
@@ -109,7 +117,7 @@ class FusedNll(torch.autograd.Function):
         head = Products(hidden, weight, bias, shape)
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
+        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
         total = hidden.new_zeros((), dtype=head.wide)
         right = labels.new_zeros(())
@@ -123,7 +131,7 @@ class FusedNll(torch.autograd.Function):
                 )
                 total += nll
                 right += hits
-            _accumulate(head, rows, raw, grad_hidden, grad_weight, grad_bias)
+            accumulate(head, rows, raw, grad_hidden, grad_weight, grad_bias)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(right)
@@ -176,13 +184,13 @@ def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Te
     return nll.sum()
 
 
-def _weight_gradient(weight: Tensor, labels: Tensor, head: Products) -> Tensor:
+def weight_gradient(weight: Tensor, labels: Tensor, head: Products) -> Tensor:
     """[V, H] to be filled by the first chunk; zeros where there is none."""
     make = torch.empty_like if labels.numel() else torch.zeros_like
     return make(weight, dtype=head.wide)
 
 
-def _accumulate(
+def accumulate(
     head: Products,
     rows: slice,
     grad: Tensor,
@@ -219,57 +227,3 @@ def nll_sums(
         if correct:
             right += (logits.argmax(-1) == labels[rows]).sum()
     return total, right
-
-
-class TokenStats(torch.autograd.Function):
-    """(log p(label) [L], entropy [L], correct): logits are computed again, a chunk at a time, in the backward.
-
-    d log p/d logit = onehot - p; d entropy/d logit_j = -p_j (log p_j + entropy). Entropy is zeros unless asked for.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """fp32 [L], fp32 [L], int64 scalar."""
-        head = Products(hidden, weight, bias, shape)
-        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
-        right = labels.new_zeros(())
-        for rows in head.chunks():
-            logits = head.logits(rows)
-            sums[rows] = torch.logsumexp(logits, -1)
-            logp[rows] = logits.gather(1, labels[rows, None]).squeeze(1) - sums[rows]
-            right += (logits.argmax(-1) == labels[rows]).sum()
-            if entropy:
-                p = (logits - sums[rows, None]).exp_()
-                spread[rows] = sums[rows] - p.mul_(logits).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
-        ctx.shape, ctx.entropy = shape, entropy
-        ctx.mark_non_differentiable(right)
-        return logp, spread, right
-
-    @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """One more forward of the head, a chunk at a time."""
-        hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
-        head = Products(hidden, weight, bias, ctx.shape)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
-        for rows in head.chunks():
-            logits = head.logits(rows)
-            slope = head.slope(logits)
-            logs = logits.sub_(sums[rows, None])
-            p = logs.exp()
-            g = p * -grad_logp[rows, None]
-            g.scatter_add_(1, labels[rows, None], grad_logp[rows, None].to(g.dtype))
-            if ctx.entropy:
-                g.sub_(p.mul_(logs.add_(spread[rows, None])).mul_(grad_entropy[rows, None]))
-            _accumulate(head, rows, g.mul_(slope), grad_hidden, grad_weight, grad_bias)
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
-            None, None, None,
-        )  # fmt: skip

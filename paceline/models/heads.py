@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, TokenStats, nll_sums
+from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, nll_sums
 from paceline.models.regions import local
+from paceline.models.token_stats import TokenStats, Wanted
 from paceline.seam.batch import IGNORE_INDEX
 from paceline.seam.roles import Ask
 
@@ -74,12 +75,12 @@ class Vocabulary(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
     def stats(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class WholeVocabulary:
-    """The losses of ``head_kernels``."""
+    """The losses of ``head_kernels`` and ``token_stats``."""
 
     def nll(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
@@ -90,10 +91,10 @@ class WholeVocabulary:
         return nll_sums(hidden, weight, bias, labels, shape, correct)
 
     def stats(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(log p(label) [L], entropy [L], number of correct argmaxes)."""
-        return TokenStats.apply(hidden, weight, bias, labels, shape, entropy)  # type: ignore[no-any-return, no-untyped-call]
+        return TokenStats.apply(hidden, weight, bias, labels, shape, wanted)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Head:
@@ -149,7 +150,8 @@ class Head:
         weight, bias = local(self._linear.weight), local(self._linear.bias)
         out: dict[str, Tensor] = {}
         if Ask.LOGPROBS in ask or Ask.ENTROPY in ask:
-            logp, entropy, right = self.vocabulary.stats(hidden, weight, bias, labels, self.shape, Ask.ENTROPY in ask)
+            wanted = Wanted(Ask.ENTROPY in ask, Ask.CORRECT in ask, torch.is_grad_enabled())
+            logp, entropy, right = self.vocabulary.stats(hidden, weight, bias, labels, self.shape, wanted)
             out = {
                 Ask.LOGPROBS.value: logp,
                 Ask.ENTROPY.value: entropy,

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.models.head_kernels import HeadShape, Products, _accumulate, _weight_gradient
+from paceline.models.head_kernels import HeadShape, Products, accumulate, weight_gradient
 from paceline.models.regions import Group, enter
+from paceline.models.token_stats import Wanted
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class VocabularyPart:
         return total, right
 
     def stats(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, entropy: bool
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(log p(label) [L], entropy [L], number of correct argmaxes)."""
         entered = enter(hidden, self.group)
-        return ParallelStats.apply(entered, weight, bias, labels, shape, entropy, self)  # type: ignore[no-any-return, no-untyped-call]
+        return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def rows(self, logits: Tensor, labels: Tensor, *, correct: bool, entropy: bool = False) -> _Rows:
         """What a chunk [r, V/n] gives over the whole vocabulary; the lowest column wins where several are the largest."""
@@ -106,7 +107,7 @@ class ParallelNll(torch.autograd.Function):
         head = Products(hidden, weight, bias, shape)
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
+        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
         total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
         for rows in head.chunks():
@@ -117,7 +118,7 @@ class ParallelNll(torch.autograd.Function):
             slope = head.slope(logits)
             p = logits.sub_(found.sums[:, None]).exp_()
             _minus_onehot_(p, found.target, found.inside, torch.ones_like(found.sums))
-            _accumulate(head, rows, p.mul_(slope), grad_hidden, grad_weight, grad_bias)
+            accumulate(head, rows, p.mul_(slope), grad_hidden, grad_weight, grad_bias)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(right)
@@ -137,7 +138,7 @@ class ParallelNll(torch.autograd.Function):
 
 
 class ParallelStats(torch.autograd.Function):
-    """``head_kernels.TokenStats`` over a part of the vocabulary; the backward needs no communication."""
+    """``token_stats.TokenStats`` over a part of the vocabulary, nothing kept; the backward needs no communication."""
 
     @staticmethod
     def forward(
@@ -147,7 +148,7 @@ class ParallelStats(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         shape: HeadShape,
-        entropy: bool,
+        wanted: Wanted,
         part: VocabularyPart,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """fp32 [L], fp32 [L], int64 scalar: the same on all ranks."""
@@ -155,25 +156,28 @@ class ParallelStats(torch.autograd.Function):
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
         right = labels.new_zeros(())
         for rows in head.chunks():
-            found = part.rows(head.logits(rows), labels[rows], correct=True, entropy=entropy)
+            found = part.rows(head.logits(rows), labels[rows], correct=wanted.correct, entropy=wanted.entropy)
             sums[rows], logp[rows] = found.sums, found.picked - found.sums
             right += found.right
             if found.spread is not None:
                 spread[rows] = found.sums - found.spread
         ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
-        ctx.shape, ctx.entropy, ctx.start = shape, entropy, part.start
+        ctx.shape, ctx.start = shape, part.start
         ctx.mark_non_differentiable(right)
+        ctx.set_materialize_grads(False)
         return logp, spread, right
 
     @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
         """One more forward of the head, a chunk at a time."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         head = Products(hidden, weight, bias, ctx.shape)
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = _weight_gradient(weight, labels, head) if need_weight else None
+        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        if grad_logp is None:
+            grad_logp = torch.zeros_like(sums)
         width = weight.shape[0]
         for rows in head.chunks():
             logits = head.logits(rows)
@@ -183,9 +187,9 @@ class ParallelStats(torch.autograd.Function):
             g = p * -grad_logp[rows, None]
             local = labels[rows] - ctx.start
             _minus_onehot_(g, local.clamp(0, width - 1), (local >= 0) & (local < width), -grad_logp[rows])
-            if ctx.entropy:
+            if grad_entropy is not None:
                 g.sub_(p.mul_(logs.add_(spread[rows, None])).mul_(grad_entropy[rows, None]))
-            _accumulate(head, rows, g.mul_(slope), grad_hidden, grad_weight, grad_bias)
+            accumulate(head, rows, g.mul_(slope), grad_hidden, grad_weight, grad_bias)
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             None if grad_weight is None else grad_weight.to(weight.dtype),

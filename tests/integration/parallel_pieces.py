@@ -22,6 +22,7 @@ from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import all_reduced, block_of
 from paceline.models.roles import RoleModule
 from paceline.models.tensor_parallel import apply_tensor_parallel
+from paceline.models.token_stats import Wanted
 from paceline.runtime.world import World
 from paceline.seam.batch import Batch
 from paceline.seam.model import BuildOptions
@@ -145,7 +146,7 @@ def head(world: World) -> dict[str, float]:
             mine = [x.requires_grad_() for x in mine]
             args = (mine[0], mine[1], mine[2] if bias is not None else None, labels, shape)
             nll, hits = part.nll(*args, True)
-            stats = part.stats(*args, True)
+            stats = part.stats(*args, Wanted(True, True))
             with torch.no_grad():
                 again, more_hits = part.nll(*args, True)
             nll_error = [(x + logp.sum()).detach().abs() for x in (nll, again)]

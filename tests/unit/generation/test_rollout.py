@@ -10,10 +10,10 @@ import torch
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.generation.choose import choose, keep_likeliest
+from paceline.generation.choose import choose, keep_likeliest, largest
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.generation.noise import gumbel, stream_of
+from paceline.generation.noise import gumbel, mixed, stream_of, top_bits
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.seam.batch import IGNORE_INDEX, Batch
@@ -189,6 +189,23 @@ def test_noise_is_gumbel_and_a_function_of_its_place_alone() -> None:
     assert abs(float(torch.corrcoef(near)[0, 1])) < 0.06
     assert not torch.equal(noise[0], gumbel(streams[:1], places[:1] + 1, 500)[0])
     assert stream_of(1, 23) != stream_of(12, 3)
+
+
+def test_noise_on_a_cpu_has_the_bits_that_a_device_computes() -> None:
+    streams = torch.tensor([stream_of(1, 2, i) for i in range(70)] + [0, -1, 2**63 - 1, -(2**63)])
+    places, golden = torch.arange(74) % 5, -7046029254386353131
+    keys = mixed(streams + (places + 1) * golden)
+    for size in (1, 3, 1000):
+        bits = top_bits(keys, torch.arange(1, size + 1) * golden)
+        assert int(bits.min()) >= 0 and int(bits.max()) < 1 << 24
+        uniform = (bits.float() + 0.5) * 2.0**-24
+        assert torch.equal(gumbel(streams, places, size), -torch.log(-torch.log(uniform)))
+
+
+def test_the_first_of_the_largest_is_taken() -> None:
+    scores = torch.tensor([[1.0, 3.0, 3.0], [-torch.inf, -torch.inf, -torch.inf], [0.0, torch.nan, 5.0]])
+    for dtype in (torch.float32, torch.float64):
+        assert largest(scores.to(dtype)).tolist() == scores.argmax(-1).tolist() == [1, 0, 1]
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from model_families import FAMILIES, build_family, make_batch, reference_logits
 from torch import Tensor
 
-from paceline.models.head_kernels import FusedNll, HeadShape, TokenStats, nll_sums
+from paceline.models.head_kernels import FusedNll, HeadShape, Products, nll_sums
 from paceline.models.heads import Head
+from paceline.models.token_stats import KEPT_CHUNKS, TokenStats, Wanted
 from paceline.seam.batch import IGNORE_INDEX
 from paceline.seam.roles import Ask
 
@@ -64,16 +65,42 @@ def test_fused_loss_equals_autograd(shape: HeadShape, bias: bool) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_token_statistics_equal_autograd(shape: HeadShape, bias: bool) -> None:
     hidden, weight, b, labels = _inputs(bias)
-    logp, entropy, _ = TokenStats.apply(hidden, weight, b, labels, shape, True)
+    logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, Wanted(True, True))
     logs = torch.log_softmax(_plain(hidden, weight, b, shape), dim=-1)
     expected_logp = logs.gather(1, labels[:, None]).squeeze(1)
     expected_entropy = -(logs.exp() * logs).sum(-1)
     torch.testing.assert_close(logp, expected_logp)
     torch.testing.assert_close(entropy, expected_entropy)
+    assert int(right) == int((logs.argmax(-1) == labels).sum())
     mix = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
     ours = (logp * mix).sum() + (entropy * mix.flip(0)).sum()
     theirs = (expected_logp * mix).sum() + (expected_entropy * mix.flip(0)).sum()
     _same_gradients(ours, theirs, [x for x in (hidden, weight, b) if x is not None])
+
+
+@pytest.mark.parametrize("rows", [ROWS, 3, 2], ids=["one chunk kept", "all chunks kept", "some computed again"])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_logits_are_kept_once_and_as_many_as_there_is_room_for(
+    rows: int, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, (hidden, weight, b, labels) = HeadShape(scale, None, rows * 8 * VOCAB), _inputs(True)
+    assert b is not None
+    products: list[int] = []
+    raw = Products.raw
+    monkeypatch.setattr(Products, "raw", lambda self, *a: (products.append(1), raw(self, *a))[1])
+    logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, Wanted())
+    assert not entropy.any() and int(right) == 0  # not asked for
+    chunks = len(products)
+    kept = chunks if chunks <= KEPT_CHUNKS else KEPT_CHUNKS - 1
+    expected = torch.log_softmax(_plain(hidden, weight, b, shape), dim=-1).gather(1, labels[:, None]).squeeze(1)
+    mix, wanted = torch.linspace(-1, 2, ROWS, dtype=torch.float64), [hidden, weight, b]
+    theirs = torch.autograd.grad((expected * mix).sum(), wanted)
+    for again in (chunks - kept, chunks):  # a second backward through the same graph has nothing kept
+        del products[:]
+        ours = torch.autograd.grad((logp * mix).sum(), wanted, retain_graph=True)
+        assert len(products) == again
+        for a, e in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, e)
 
 
 def test_a_label_of_vanishing_probability_keeps_its_loss() -> None:

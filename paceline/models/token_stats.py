@@ -1,0 +1,119 @@
+"""What a head says of each token: log-probability and entropy, with the logits kept for the backward as far as there is room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.models.head_kernels import HeadShape, Products, accumulate, weight_gradient
+
+KEPT_CHUNKS = 3  # of logits: what one chunk's gradient, probabilities and logits would take in a backward that computes them again
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which of the two besides log-probabilities are asked for, and whether a backward will follow."""
+
+    entropy: bool = False
+    correct: bool = False
+    backward: bool = True
+
+
+class TokenStats(torch.autograd.Function):
+    """(log p(label) [L], entropy [L], number of correct argmaxes); what is not wanted is zeros.
+
+    d log p/d logit = onehot - p; d entropy/d logit_j = -p_j (log p_j + entropy). Up to ``KEPT_CHUNKS`` chunks of logits wait for the backward, which
+    turns them into their gradient in place; where there are more, one chunk's room is left to compute the others in, again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """fp32 [L], fp32 [L] (fp64 for fp64 input), int64 scalar."""
+        head = Products(hidden, weight, bias, shape)
+        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
+        right = labels.new_zeros(())
+        chunks = list(head.chunks())
+        room = _kept(len(chunks)) if wanted.backward else 0
+        buffer = head.buffer() if len(chunks) > room else None
+        kept = []
+        for i, rows in enumerate(chunks):
+            raw = head.raw(rows, None if i < room else buffer)
+            for part, block in head.blocks(rows, raw):
+                logits = head.finish(block)
+                sums[part], mean = _moments(logits, wanted.entropy)
+                logp[part] = logits.gather(1, labels[part, None]).squeeze(1) - sums[part]
+                if mean is not None:
+                    spread[part] = sums[part] - mean
+                if wanted.correct:
+                    right += (logits.argmax(-1) == labels[part]).sum()
+            if i < room:
+                kept.append(raw)
+        ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
+        ctx.shape, ctx.kept = shape, kept
+        ctx.mark_non_differentiable(right)
+        ctx.set_materialize_grads(False)
+        return logp, spread, right
+
+    @staticmethod
+    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
+        """Kept logits serve once: a second backward through a retained graph computes all of them again."""
+        hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
+        kept, ctx.kept = ctx.kept, []
+        head = Products(hidden, weight, bias, ctx.shape)
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
+        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        if grad_logp is None:
+            grad_logp = torch.zeros_like(sums)
+        chunks = list(head.chunks())
+        buffer = head.buffer() if len(chunks) > len(kept) else None
+        for i, rows in enumerate(chunks):
+            raw = kept[i] if i < len(kept) else head.raw(rows, buffer)
+            finished = i < len(kept) and head.product == head.wide  # the forward has finished these in place
+            for part, block in head.blocks(rows, raw):
+                logits = block if finished else head.finish(block)
+                slope = head.slope(logits)
+                logs = logits.sub_(sums[part, None])
+                more = None if grad_entropy is None else (spread[part, None], grad_entropy[part, None])
+                g = _slopes_(logs, labels[part, None], grad_logp[part, None], more)
+                if not (isinstance(slope, float) and slope == 1.0):
+                    g.mul_(slope)
+                if g is not block:
+                    block.copy_(g)
+            accumulate(head, rows, raw, grad_hidden, grad_weight, grad_bias)
+        return (
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
+            None, None, None,
+        )  # fmt: skip
+
+
+def _kept(chunks: int) -> int:
+    """How many of a call's chunks wait for the backward."""
+    return chunks if chunks <= KEPT_CHUNKS else KEPT_CHUNKS - 1
+
+
+def _moments(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """(log Σ exp(logit) [r], Σ p · logit [r] where it is wanted) of [r, V]."""
+    if not entropy:
+        return torch.logsumexp(logits, -1), None
+    top = logits.amax(-1, keepdim=True)
+    weights = (logits - top).exp_()
+    total = weights.sum(-1)
+    return total.log() + top.squeeze(-1), weights.mul_(logits).sum(-1) / total
+
+
+def _slopes_(logs: Tensor, target: Tensor, grad: Tensor, more: tuple[Tensor, Tensor] | None) -> Tensor:
+    """dLoss/d logit of [r, V] from ``logs`` = log p, which it overwrites; ``more``: (entropy, the gradient of the entropy), [r, 1] each."""
+    if more is None:
+        return logs.exp_().mul_(-grad).scatter_add_(1, target, grad.to(logs.dtype))
+    p = logs.exp()
+    extra = p.mul(logs.add_(more[0])).mul_(more[1])
+    return logs.copy_(p.mul_(-grad).scatter_add_(1, target, grad.to(logs.dtype)).sub_(extra))
