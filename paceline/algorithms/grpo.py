@@ -66,7 +66,7 @@ class GRPO(OnPolicy):
         self.frozen = frozen_roles(bool(beta) and reference != "adapter", reward_model)
 
     def asked(self) -> Sequence[Asked]:
-        old = [Asked("old", Role.POLICY, Ask.LOGPROBS)] if self.updates_per_rollout > 1 else []
+        old = [Asked("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if self.updates_per_rollout > 1 else []
         return old + ([Asked("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
 
     def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:

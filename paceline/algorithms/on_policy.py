@@ -19,11 +19,15 @@ Sum = Callable[[Sequence[float]], list[float]]  # over all ranks that see differ
 
 @dataclass(frozen=True)
 class Asked:
-    """One forward over a rollout's micro-batches without gradients: ``ask`` of ``role``, kept as the field ``name`` of ``Batch.tokens``."""
+    """One forward over a rollout's micro-batches without gradients: ``ask`` of ``role``, kept as the field ``name`` of ``Batch.tokens``.
+
+    ``known``: the field that holds the same already where sampling computes as training does; empty: none.
+    """
 
     name: str
     role: Role
     ask: Ask
+    known: str = ""
 
 
 class OnPolicy(Algorithm):

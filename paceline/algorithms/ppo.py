@@ -78,7 +78,7 @@ class PPO(OnPolicy):
 
     def asked(self) -> Sequence[Asked]:
         reference = [Asked("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.has_reference else []
-        return [Asked("old", Role.POLICY, Ask.LOGPROBS), Asked("values", Role.VALUE, Ask.VALUES), *reference]
+        return [Asked("old", Role.POLICY, Ask.LOGPROBS, "sampled"), Asked("values", Role.VALUE, Ask.VALUES), *reference]
 
     def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """The scores themselves, clipped, then less the penalty for an answer that was cut off; tokens are credited in ``credited``."""

@@ -115,6 +115,7 @@ _BACKEND = {
     "rollout.one_answer": "GRPO compares the answers to one prompt with each other. With one answer there is nothing to compare: every advantage is 0.",
     "rollout.filter_groups": "filter_groups leaves out prompts whose answers score the same, because GRPO learns nothing of them. PPO values each answer by itself.",
     "rollout.greedy": "At temperature 0 every answer to a prompt is the same one, and every advantage is 0.",
+    "rollout.correction": "rollout_correction compares the log-probabilities of sampling with those of training; old_logprobs: sampling says that they are the same.",
     "rollout.groups": "A rollout has to hold whole groups: its number of answers (batch sizes count answers) is a multiple of `num_generations`.",
     "rollout.steps": "`steps_per_generation` counts micro-batches and has to be a multiple of `gradient_accumulation_steps`: a rollout is cut into whole optimizer steps.",
     "rollout.no_spread": "In every group of a rollout all rewards are equal (or none was judged): all advantages are 0 and the step learns nothing but the KL.",

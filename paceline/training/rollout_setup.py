@@ -45,6 +45,13 @@ def updates_per_pass(rollout: RolloutOptions, accumulation: int) -> int:
     return (rollout.steps_per_generation or accumulation) // accumulation
 
 
+def sampling_exact(options: RolloutOptions, compute: str) -> bool:
+    """Whether log-probabilities of sampling stand for those that training would compute: as asked, or where only the order of additions differs."""
+    if options.old_logprobs == "auto":
+        return options.server is None and compute in ("float32", "float64")
+    return options.old_logprobs == "sampling"
+
+
 @dataclass
 class RolloutSetup:
     """Builds the windows of an on-policy run; ``session`` gives world, plan, config and prepared data."""
@@ -108,6 +115,7 @@ class RolloutSetup:
             leader=not (place.pp or place.cp or place.tp),
             shown=options.num_samples_shown,
             filter_groups=options.filter_groups,
+            sampling_exact=sampling_exact(options, session.plan.precision.compute),
         )
 
     def _server(self) -> RolloutServer:

@@ -66,6 +66,7 @@ class RolloutWindows:
     leader: bool = True
     shown: int = 2
     filter_groups: bool = False
+    sampling_exact: bool = False  # what ``Asked.known`` names is taken for what would be asked
     reader: ShardReader | None = None  # of the checkpoint that the run goes on from
     current: Rollout | None = None
     judge: ModelJudge | None = None
@@ -239,6 +240,9 @@ class RolloutWindows:
             for j in range(cut.accumulation):
                 batch = answer_batch([answers[p] for p in cut.positions(step, j, 1 << 62)], self.pad_id, self.dtype)
                 for asked in self.algorithm.asked():
+                    if asked.known and self.sampling_exact:
+                        batch = with_tokens(batch, asked.name, batch.at_labels(asked.known))
+                        continue
                     placed = self.strategy.place(batch)
                     out = self.strategy.asked(self.handles, asked.role, placed, frozenset({asked.ask}))
                     batch = with_tokens(batch, asked.name, out[asked.ask.value])

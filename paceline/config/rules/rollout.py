@@ -159,6 +159,21 @@ def groups(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def old_logprobs(c: Context) -> Iterator[Diagnostic]:
+    """rollout.correction"""
+    options, own = _rollout(c), c.config.training.grpo
+    if options is None or c.config.training.algorithm != "grpo" or own is None or own.rollout_correction == "none":
+        return
+    if options.old_logprobs == "sampling":
+        yield c.problem(
+            "rollout.correction",
+            "what training finds likely is taken from sampling, and the correction weighs the one against the other: every weight would be 1",
+            f"{_ROLLOUT}.old_logprobs",
+            "training.grpo.rollout_correction",
+            hint="old_logprobs: recompute, or rollout_correction: none",
+        )
+
+
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
     t = c.config.training
@@ -176,4 +191,4 @@ def sections(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-ROLLOUT_RULES: tuple[Rule, ...] = (strategies, rewards, reward_models, ppo, lengths, groups, sections)
+ROLLOUT_RULES: tuple[Rule, ...] = (strategies, rewards, reward_models, ppo, lengths, groups, old_logprobs, sections)

@@ -86,6 +86,10 @@ class RolloutOptions(Section):
         description="Micro-batches a rollout is cut into, a multiple of gradient_accumulation_steps; one optimizer step's worth when empty.",
     )
     generation_rows: Int = Field(default=64, ge=1, description="Answers a process decodes together.")
+    old_logprobs: Annotated[str, Word("auto", "sampling", "recompute")] = Field(
+        default="auto",
+        description="Log-probabilities of π_old: those of sampling, or a forward of training's; auto takes sampling's in float32 and float64 without a server.",
+    )
     server: ServerOptions | None = Field(
         default=None,
         description="Answers are written by this server, and not by the processes that train: `{url: http://127.0.0.1:8000}`.",

@@ -167,6 +167,7 @@ CASES = [
     case("train.algorithm_section", _t(algorithm="grpo", ppo={"lam": 0.9}), _t(algorithm="ppo", ppo={"lam": 0.9}), severity=WARNING),
     case("rollout.one_answer", _t(algorithm="grpo", rollout={"num_generations": 1}), _t(algorithm="grpo", rollout={"num_generations": 2}), severity=WARNING),
     case("rollout.filter_groups", _t(algorithm="ppo", rollout={"filter_groups": True, "rewards": ["ended"]}), _t(algorithm="grpo", rollout={"filter_groups": True, "rewards": ["ended"]})),
+    case("rollout.correction", _t(algorithm="grpo", rollout={"old_logprobs": "sampling"}, grpo={"rollout_correction": "mask"}), _t(algorithm="grpo", grpo={"rollout_correction": "mask"})),
     case("rollout.greedy", _t(algorithm="grpo", rollout={"temperature": 0}), _t(algorithm="grpo", rollout={"temperature": 0.1}), severity=WARNING),
     case("rollout.server_url", _t(algorithm="grpo", rollout={"server": {"url": "localhost:8000"}}), _t(algorithm="grpo", rollout={"server": {"url": "http://localhost:8000"}})),
     case("rollout.server_url", _t(algorithm="grpo", rollout={"server": {"url": "http://h:port"}}), _t(algorithm="grpo", rollout={"server": {"url": "https://h"}})),

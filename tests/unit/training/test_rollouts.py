@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from paceline.algorithms.grpo import GRPO
 from paceline.algorithms.ppo import PPO
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
+from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.plan.batch import BatchSplit
@@ -21,6 +23,7 @@ from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
 from paceline.seam.window import Window
 from paceline.training.rollout_cut import AnswerRows, RolloutCut
+from paceline.training.rollout_setup import sampling_exact
 from paceline.training.rollouts import RolloutWindows
 from paceline.training.windows import Cut, count_epochs
 
@@ -179,6 +182,29 @@ def credits_of(row: tuple[Any, ...]) -> list[float]:
 def test_passes_go_over_the_same_answers() -> None:
     steps = all_ranks(1, 2, 1, updates=2, passes=2)
     assert steps[0] == steps[2] and steps[1] == steps[3] and steps[0] != steps[1] and steps[4] != steps[0]
+
+
+def test_the_older_policy_is_not_asked_where_sampling_was_exact() -> None:
+    def fields(exact: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        source = replace(windows(Ranks(0, {}), Cut(4, 1, 0, 1), passes=2), sampling_exact=exact)
+        tokens = [b.tokens for w in source for b in w.micro_batches]
+        assert all(set(found) == set(source.algorithm.fields()) for found in tokens)
+        return [(found["old"], found["sampled"]) for found in tokens]
+
+    assert all(torch.equal(old, sampled) for old, sampled in fields(True))
+    assert not any(torch.equal(old, sampled) for old, sampled in fields(False))
+
+
+@pytest.mark.parametrize(
+    ("asked", "compute", "server", "exact"),
+    [("auto", "float32", False, True), ("auto", "float64", False, True), ("auto", "bfloat16", False, False), ("auto", "float16", False, False),
+     ("auto", "float32", True, False), ("sampling", "bfloat16", True, True), ("recompute", "float64", False, False)],
+)  # fmt: skip
+def test_when_sampling_counts_as_exact(asked: str, compute: str, server: bool, exact: bool) -> None:
+    options = RolloutOptions.model_validate(
+        {"old_logprobs": asked, **({"server": {"url": "http://localhost:8000"}} if server else {})}
+    )
+    assert sampling_exact(options, compute) is exact
 
 
 def test_a_rollout_is_told_once_and_every_rank_has_something_to_do() -> None:
