@@ -13,16 +13,17 @@ from paceline.plan.predict.speed import speed_of
 Coefficients = dict[str, float]
 Sets = dict[str, Coefficients]
 TOO_LOW, MOST_SAFETY = 0.038, 0.015
+UNDER_ADAPTER = 3.0  # … of a small table too, where a fold without its largest model is left with few rows
 UNDER = 6.0  # an underestimate of memory costs a run, an overestimate some speed
 # Where the fit starts: structure (norm's two saved tensors, four inner ones of SwiGLU, 2 + 4 + 4 bytes a logit) and plain guesses.
 MEMORY_START: Coefficients = {
     "norm": 6.0, "query": 6.0, "keys": 6.0, "gated": 4.0, "compiled": 0.85, "frozen_attention": 0.8, "frozen_mlp": 0.8, "logits": 11.0, "fused_logits": 0.5,
-    "gathered": 3.2, "gathered_pipeline": 1.2, "root_unit": 1.0, "bucket": 5e8, "replica": 0.6, "fragments": 0.02,
+    "gathered": 2.0, "gathered_ends": 40.0, "gathered_pipeline": 3.0, "root_unit": 1.0, "bucket": 5e8, "replica": 0.6, "fragments": 0.02,
     "states_slack": 0.15, "overhead": 0.3, "communicators": 0.3, "checkpoint": 1.0, "segments": 0.2,
     "safety": 0.0,
 }  # fmt: skip
 SPEED_START: Coefficients = {
-    "kernel": 0.6, "width": 60.0, "rows": 100.0, "attention": 0.45, "elementwise": 10.0, "compiled_time": 0.8, "launch": 4.0,
+    "kernel": 0.75, "width": 60.0, "rows": 100.0, "attention": 0.45, "elementwise": 20.0, "compiled_time": 0.8, "launch": 4.0,
     "loss_moves": 10.0, "low_precision": 1.4, "four_bits": 1.3, "selective_passes": 0.15, "tensor_exposed": 0.6, "tensor_hidden": 1.2,
     "tensor_pipeline": 0.0, "tensor_nodes": 0.0, "link_inside": 0.9, "link_outside": 0.7, "link_fall": 0.3, "hop": 20.0,
     "overlap": 0.6, "zero_overlap": 0.1, "overlap_slow": 0.03, "never_hidden": 0.3, "reduce_bytes": 4.0, "send": 1.0,
@@ -30,7 +31,7 @@ SPEED_START: Coefficients = {
 }  # fmt: skip
 # What each system's rows may move; a system without rows of a kind keeps the default's.
 MEMORY_MOVES: dict[str, tuple[str, ...]] = {
-    "nanotron": ("norm", "gated", "logits", "gathered", "gathered_pipeline", "replica", "fragments", "states_slack", "overhead", "communicators", "segments"),
+    "nanotron": ("norm", "gated", "logits", "gathered", "gathered_ends", "gathered_pipeline", "replica", "fragments", "states_slack", "overhead", "communicators", "segments"),
     "default": ("logits", "root_unit", "overhead", "compiled", "fragments"),
     "litgpt": ("norm", "logits", "frozen_attention", "frozen_mlp", "overhead", "states_slack"),
     "titan": ("logits", "root_unit", "overhead", "compiled"),
@@ -69,7 +70,7 @@ STARTED_FROM_NANOTRON = (
 LIMITS = {
     "kernel": 1.2, "attention": 0.8, "compiled_time": 1.0, "compiled": 1.0, "overlap": 1.0, "zero_overlap": 1.0, "never_hidden": 1.0, "link_outside": 1.0,
     "link_inside": 1.5, "low_precision": 1.9, "four_bits": 1.9, "send": 3.0, "rows": 2000.0, "elementwise": 30.0, "frozen_mlp": 1.0,
-    "frozen_attention": 1.0, "norm": 16.0, "selective_passes": 0.5, "checkpoint": 12.0, "gathered": 6.0, "states_slack": 0.3,
+    "frozen_attention": 1.0, "norm": 16.0, "selective_passes": 0.5, "checkpoint": 12.0, "gathered": 6.0, "states_slack": 0.3, "overhead": 1.8, "communicators": 2.0,
 }  # fmt: skip
 FLOORS = {
     "norm": 2.0,
@@ -124,9 +125,18 @@ def fit_memory(rows: Sequence[Row], rounds: int) -> Sets:
     for system in ("nanotron", "default", *(s for s in MEMORY_MOVES if s not in ("nanotron", "default"))):
         own = _own(rows, system, MEMORY_MOVES)
         start = {**(sets["nanotron"] if system == "default" and "nanotron" in sets else sets["default"])}
+        if system in OF_ADAPTERS:
+            start = dict(MEMORY_START)
         if system == "default":
-            start |= {"compiled": 0.85, "gathered_pipeline": 0.0, "segments": 0.0, "norm": EAGER["norm"]}
-        under = 1.5 if system in OF_ADAPTERS else UNDER
+            start |= {
+                "compiled": 0.85,
+                "gathered": 4.0,
+                "gathered_ends": 0.0,
+                "gathered_pipeline": 0.0,
+                "segments": 0.0,
+                "norm": EAGER["norm"],
+            }
+        under = UNDER_ADAPTER if system in OF_ADAPTERS else UNDER
 
         def loss(c: Coefficients, own: list[Row] = own, system: str = system, under: float = under) -> float:
             errors = [memory_error(row, c) for row in own]

@@ -119,6 +119,7 @@ def parse(row: dict[str, Any]) -> Row | None:
         adapter=adapter,
         offload="all" if "cpu offload" in text else "none",
         cut_by_cost=system == "nanotron",
+        ring=True,
         low_precision="fp4" if "fp4" in text else "fp8" if "fp8" in text or "float8" in text else "",
         system=system,
     )  # fmt: skip

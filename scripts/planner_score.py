@@ -13,7 +13,7 @@ from paceline.plan.predict.peak import worst_peak
 from paceline.plan.predict.work import why_not_run
 
 FITS = 0.95  # of what torch reports as the card's memory: a prediction below that is said to run
-MARGIN = 0.92  # … and below that it is chosen
+MARGIN = 0.90  # … and below that it is chosen
 ENOUGH = 20  # rows that make a cell one can choose in
 
 

@@ -79,8 +79,9 @@ def forecast_of_model(
 
 def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
     """The forecast of a config's job beside its own layout; None on a CPU, an unlisted card, or a model whose size is not known."""
+    from paceline.cli.lengths import epoch_lengths
     from paceline.plan.hardware import Hardware
-    from paceline.plan.predict.from_plan import ask_of, cluster_of_hardware, planned_candidate
+    from paceline.plan.predict.from_plan import ask_of, cluster_of_hardware, of_length, planned_candidate
     from paceline.plan.predict.report import forecast
 
     if plan.device != "cuda":
@@ -96,6 +97,7 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
     ask = ask_of(plan, cluster, learnt) if cluster else None
     if ask is None:
         return None
+    ask = of_length(ask, plan, epoch_lengths(plan.config))
     name = str(plan.config.get("model", {}).get("name_or_path") or plan.shape.model_type if plan.shape else "model")
     return forecast(name, ask, own=planned_candidate(plan, ask))
 

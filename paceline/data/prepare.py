@@ -74,20 +74,11 @@ def prepare(
     processes that prepare the same set do the work once. Raises DataError with every reason known at that point.
     """
     say: Report = report or (lambda progress: None)
-    train, evaluation = _sets(data)
+    train, evaluation = sets_of(data)
     spec = tokenizer_spec(model)
     setup = Setup(spec, "assistant" if pairs else data.train_on, data.max_length, data.on_too_long, pairs, prompts)
     say(PrepareProgress("fingerprint"))
-    key = fingerprint(
-        {
-            "code": code_version(),
-            "tokenizer": tokenizer_digest(spec, cache_dir),
-            "train": [_identity(s, cache_dir) for s in train],
-            "eval": [_identity(s, cache_dir) for s in evaluation],
-            "options": [setup.pairs, setup.prompts, setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
-            "split": [data.validation_split, seed] if data.validation_split else None,
-        }
-    )
+    key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
     meta, damage = store.find(key)
     from_cache = meta is not None
@@ -118,7 +109,7 @@ def prepare(
                             "data.cache_dir: a sound disk",
                         )
                     )
-    prepared = _open(store, key, meta, data, from_cache=from_cache)
+    prepared = opened(store, key, meta, data, from_cache=from_cache)
     say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
     if damage:
         what = "the prepared data was damaged and has been made anew"
@@ -130,7 +121,24 @@ def prepare(
     return prepared
 
 
-def _sets(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
+def key_of(
+    data: DataSection, setup: Setup, train: list[DataSet], evaluation: list[DataSet], seed: int, cache_dir: Path
+) -> str:
+    """The fingerprint of what is prepared."""
+    return fingerprint(
+        {
+            "code": code_version(),
+            "tokenizer": tokenizer_digest(setup.tokenizer, cache_dir),
+            "train": [_identity(s, cache_dir) for s in train],
+            "eval": [_identity(s, cache_dir) for s in evaluation],
+            "options": [setup.pairs, setup.prompts, setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
+            "split": [data.validation_split, seed] if data.validation_split else None,
+        }
+    )
+
+
+def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
+    """(to train on, held out) as the config names them. Raises DataError."""
     if not data.train:
         raise DataError(
             Diagnostic(
@@ -172,7 +180,8 @@ def _num_proc(asked: int | None, sets: list[DataSet]) -> int:
     return max(1, min(cpus, size // _BYTES_A_PROCESS))
 
 
-def _open(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, from_cache: bool) -> Prepared:
+def opened(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, from_cache: bool) -> Prepared:
+    """The set that ``meta`` describes, memory-mapped."""
     folder = store.folder(key)
     weights = tuple(float(s.weight) for s in data.train)
     has_eval = EVAL in meta["files"]

@@ -47,7 +47,7 @@ def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
             layer.bias = nn.Parameter(linear.bias.detach().to(compute), requires_grad=False)
         before += linear.weight.nbytes
         layer = layer.to(linear.weight.device)  # packs the weight
-        after += layer.weight.nbytes + sum(t.nbytes for t in _statistics(layer.quant_state))
+        after += layer.weight.nbytes + sum(t.nbytes for t in scales_of(layer))
         # In evaluation bitsandbytes re-packs the weight for an avx512bf16 kernel that has no backward: every gradient
         # after the first evaluation would be None, without an error, and train() does not undo it.
         layer.support_avx512bf16_for_cpu = False
@@ -87,7 +87,11 @@ def _frozen_linears(hf: Any, frozen: bool = True) -> Iterator[tuple[nn.Module, s
                 yield parent, name, child
 
 
-def _statistics(state: Any) -> Iterator[torch.Tensor]:
-    yield state.absmax
-    if state.nested:
-        yield state.state2.absmax
+def scales_of(root: nn.Module) -> Iterator[torch.Tensor]:
+    """What lies beside the packed weights of ``root`` and its modules: a scale a block, with double quantisation those of the scales too."""
+    for module in root.modules():
+        state = getattr(module, "quant_state", None)
+        if state is not None:
+            yield state.absmax
+            if state.nested:
+                yield state.state2.absmax

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from paceline import __version__
-from paceline.config.foreign.deepspeed import batch_of
 from paceline.config.rules import Facts, check
 from paceline.config.schema import Config
 from paceline.config.source import Source
-from paceline.core.diagnostics import Diagnostic, errors
-from paceline.core.errors import ConfigError
-from paceline.plan.adapter import adapter_decisions, adapter_of, check_adapter
-from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.engine import Job, resolve_engine, resolve_mesh
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan.adapter import adapter_decisions
 from paceline.plan.fastest import NAME as FASTEST
 from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
-from paceline.plan.knobs import choose_attention, choose_backend, knob_decisions, optimizer_spec
+from paceline.plan.knobs import choose_attention, choose_backend, knob_decisions
 from paceline.plan.memory import memory_of
-from paceline.plan.mesh import Mesh
-from paceline.plan.plan import Decision, Plan, Precision
-from paceline.plan.precision import choose_precision
-from paceline.plan.predict.escalate import escalate
+from paceline.plan.plan import Decision, Plan
+from paceline.plan.resolve import Resolved, attempt, resolve
 from paceline.plan.roles import other_models, reads_prompts
-from paceline.plan.rollout import check_rollout, rollout_decisions
+from paceline.plan.rollout import rollout_decisions
 from paceline.plan.shape import ModelShape, scoring, shape_from_config
-from paceline.plan.strategy import Chosen, choose_strategy
-
-T = TypeVar("T")
 
 
 def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: str, shape: ModelShape | None) -> Facts:
@@ -72,93 +63,68 @@ def make_plan(
     ``shape`` may be left out when ``model.config`` is given; ``others`` are those of other models, by name; ``provenance`` lets findings name ``file:line``. Raises ConfigError with
     every finding at once: the config rules with what is known now, and what this version cannot start.
     """
-    values = config.to_json()
-    training, data, model = values["training"], values["data"], values["model"]
     found = check_world(hardware, world_size, num_nodes)
-    if shape is None and model.get("config"):
-        shape = _attempt(lambda: shape_from_config(model["config"]), found)
-    if training["distributed_strategy"] == FASTEST and not found:
+    given = config.model.config
+    if shape is None and given:
+        shape = attempt(lambda: shape_from_config(given), found)
+    if config.training.distributed_strategy == FASTEST and not found:
         job_of = partial(make_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape, others=others, provenance=provenance)  # fmt: skip
         return plan_fastest(config, hardware, shape, world_size, num_nodes, job_of)
-    if shape is not None and training["algorithm"] == "reward":
+    if shape is not None and config.training.algorithm == "reward":
         shape = scoring(shape)
     facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
     found += check(config, facts, starting=True, provenance=provenance)
-    adapter = _attempt(lambda: adapter_of(values.get("lora")), found)
-    chosen = _attempt(
-        lambda: choose_strategy(
-            training["distributed_strategy"],
-            training,
-            shape,
-            hardware,
-            world_size,
-            lambda by_size: escalate(by_size, values, shape, adapter, hardware, world_size),
-        ),
-        found,
-    )
-    optimizer = _attempt(lambda: optimizer_spec(training), found)
-    precision = choose_precision(training["mixed_precision"], hardware, model["dtype"])
-    engine = None
-    if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
-        job = Job(_with_sharding(training, chosen), values.get("lora"), hardware, world_size, num_nodes, shape)
-        engine = _attempt(lambda: _engine(chosen, job, precision), found)
-    if chosen is not None and engine is not None:
-        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options)
-    if engine is not None:
-        found += check_rollout(training, engine.batch)
-    if errors(found) or chosen is None or optimizer is None or engine is None:
-        raise ConfigError(*errors(found))
-    strategy, reason = chosen.strategy, chosen.reason
-    backend, backend_decision = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
+    resolved = resolve(config, hardware, shape, world_size, num_nodes, found)
+    start = {"world_size": world_size, "num_nodes": num_nodes, "launcher": launcher, "run_dir": run_dir}
+    plan = _assembled(config, hardware, shape, others or {}, resolved, start, found)
+    return replace(plan, memory=memory_of(plan, hardware))
+
+
+def _assembled(
+    config: Config,
+    hardware: Hardware,
+    shape: ModelShape | None,
+    others: Mapping[str, ModelShape | None],
+    resolved: Resolved,
+    start: Mapping[str, Any],
+    found: Sequence[Diagnostic],
+) -> Plan:
+    """The plan of what was resolved, all but its memory; ``start`` are processes, nodes, launcher and folder, ``found`` what it warns of."""
+    values = config.to_json()
+    training, data, model = values["training"], values["data"], values["model"]
+    engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
+    backend, about_backend = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
     reference, models, about_models = other_models(training, adapter)
-    plan = Plan(
-        algorithm=training["algorithm"],
-        strategy=strategy,
-        strategy_reason=reason,
-        mesh=engine.mesh,
-        world_size=world_size,
-        num_nodes=num_nodes,
-        device=hardware.device,
-        backend=backend,
-        timeout_seconds=training["ddp_timeout"],
-        precision=precision,
-        batch=engine.batch,
-        seq_len=data["max_length"],
-        packing=data["packing"] and not reads_prompts(training["algorithm"]),
-        attention=attention.choice,
-        recompute=training["gradient_checkpointing"],
-        compile=training["torch_compile"],
-        optimizer=optimizer,
-        decisions=(
-            *_main_decisions(hardware, world_size, num_nodes, strategy, reason, engine.batch, precision),
-            *engine.decisions,
-            backend_decision,
-            attention,
-            *adapter_decisions(adapter, shape),
-            *about_models,
-            *rollout_decisions(training, engine.batch),
-            *knob_decisions(training, data, hardware, strategy, prompts=reads_prompts(training["algorithm"])),
-            *(
-                Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}")
-                for d in found
-                if d.code != "batch.triple"  # the engine's decisions tell the repaired product
-            ),
-        ),
-        config=values,
-        config_digest=config.digest(),
-        run_dir=run_dir,
-        shape=shape,
-        launcher=launcher,
-        paceline_version=__version__,
-        engine=engine.options,
-        adapter=adapter,
-        reference=reference,
-        models={
-            role: {**model, "shape": _shape_of(role, model, shape, others or {})} for role, model in models.items()
-        },
+    prompts = reads_prompts(training["algorithm"])
+    said = (
+        *_main_decisions(hardware, start, resolved),
+        *engine.decisions,
+        about_backend,
+        attention,
+        *adapter_decisions(adapter, shape),
+        *about_models,
+        *rollout_decisions(training, engine.batch),
+        *knob_decisions(training, data, hardware, resolved.chosen.strategy, prompts=prompts),
+        *_warnings(found),
     )
-    return replace(plan, memory=memory_of(plan, hardware))
+    return Plan(
+        algorithm=training["algorithm"], strategy=resolved.chosen.strategy, strategy_reason=resolved.chosen.reason,
+        mesh=engine.mesh, device=hardware.device, backend=backend, timeout_seconds=training["ddp_timeout"],
+        precision=precision, batch=engine.batch, seq_len=data["max_length"], packing=data["packing"] and not prompts,
+        attention=attention.choice, recompute=training["gradient_checkpointing"], compile=training["torch_compile"],
+        optimizer=resolved.optimizer, decisions=said, config=values, config_digest=config.digest(), shape=shape,
+        paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,
+        models={role: {**other, "shape": _shape_of(role, other, shape, others)} for role, other in models.items()},
+        **start,
+    )  # fmt: skip
+
+
+def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
+    """What the rules said that keeps nothing from starting; of a repaired product the engine's decisions tell."""
+    for d in found:
+        if d.code != "batch.triple":
+            yield Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}")
 
 
 def _shape_of(
@@ -171,44 +137,13 @@ def _shape_of(
     return None if found is None else found.to_json()
 
 
-@dataclass(frozen=True)
-class _Engine:
-    """What follows from the strategy: mesh, batch, ``Plan.engine``, and what there is to say about them."""
-
-    mesh: Mesh
-    batch: BatchSplit
-    options: dict[str, Any]
-    decisions: tuple[Decision, ...]
-
-
-def _engine(chosen: Chosen, job: Job, precision: Precision) -> _Engine:
-    mesh, about_mesh = resolve_mesh(chosen.strategy, job)
-    t = job.training
-    asked = t["per_device_train_batch_size"], t["gradient_accumulation_steps"]
-    micro, accumulation, from_total = batch_of(t["deepspeed"], *asked, mesh.data_parallel_size)
-    batch = split_batch(micro, accumulation, mesh.data_parallel_size)
-    options, about = resolve_engine(chosen.strategy, job, mesh, batch, precision)
-    said = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
-    return _Engine(mesh, batch, options, (*about_mesh, *said, *about))
-
-
-def _with_sharding(training: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
-    return {**training, "fsdp": chosen.sharding} if chosen.sharding else training
-
-
-def _main_decisions(
-    hardware: Hardware,
-    world_size: int,
-    num_nodes: int,
-    strategy: str,
-    reason: str,
-    batch: BatchSplit,
-    precision: Precision,
-) -> tuple[Decision, ...]:
+def _main_decisions(hardware: Hardware, start: Mapping[str, Any], resolved: Resolved) -> tuple[Decision, ...]:
+    world_size, num_nodes = start["world_size"], start["num_nodes"]
+    batch, precision = resolved.engine.batch, resolved.precision
     where = f"{world_size} process(es) on {num_nodes} node(s)"
     made = [
         Decision("device", hardware.device, f"{hardware.device_note}; {hardware.device_name}"),
-        Decision("training.distributed_strategy", strategy, reason),
+        Decision("training.distributed_strategy", resolved.chosen.strategy, resolved.chosen.reason),
         Decision(
             "processes", where, "one a device" if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"
         ),
@@ -263,12 +198,3 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
             )
         )
     return found
-
-
-def _attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:
-    """The choice, or None with its findings kept, so that all are told at once."""
-    try:
-        return choice()
-    except ConfigError as exc:
-        found.extend(exc.diagnostics)
-        return None

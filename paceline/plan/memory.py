@@ -1,7 +1,7 @@
 """Model states: the exact bytes of parameters, gradients and optimizer that a rank keeps, padding included, before anything is started.
 
 What is counted, as ``Strategy.state_bytes`` measures it: ``parameters`` are the weights as they lie between steps with their low-precision
-copies and an engine's fp32 masters; ``gradients`` what stands ready for the optimizer after the last backward of a window; ``optimizer`` the moments;
+copies, the scales of packed ones and an engine's fp32 masters; ``gradients`` what stands ready for the optimizer after the last backward of a window; ``optimizer`` the moments;
 ``counters`` the optimizer's numbers of steps. Activations, communication buffers and what is gathered for a moment are not states.
 Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage shares out; paddings read from torch 2.13 and DeepSpeed 0.19.8.
 """
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from paceline.plan.hardware import Hardware
-from paceline.plan.pieces import Piece, own_stages, pieces_of, tp_share
+from paceline.plan.pieces import Piece, own_stages, pieces_of, scale_bytes, tp_share
 from paceline.plan.plan import Plan
 from paceline.plan.shape import ModelShape
 
@@ -49,8 +49,6 @@ def keeps_copies(hardware: Hardware, compute: str) -> bool:
 
 def model_states(plan: Plan, rank: int) -> ModelStates | None:
     """What ``rank`` keeps under ``plan``; None where it cannot be told: size unknown, a strategy of the user's own, an unusual adapter."""
-    from paceline.plan.memory_zero import zero_states
-
     if plan.shape is None or ":" in plan.strategy or plan.memory is None:
         return None
     if plan.models:
@@ -58,8 +56,18 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
         return sum_of([s for s in every.values() if s is not None]) if None not in every.values() else None
     stages = own_stages(plan.engine, plan.mesh, plan.mesh.coordinates(rank).pp) if plan.strategy == "pipeline" else None
     pieces = pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master], stages)
-    if pieces is None:
-        return None
+    return None if pieces is None else _with_scales(_cut(plan, pieces, rank), plan.shape, plan.adapter)
+
+
+def _with_scales(states: ModelStates, shape: ModelShape, adapter: Mapping[str, Any] | None) -> ModelStates:
+    """The scales of packed weights lie beside them whole on every rank, whatever is shared out."""
+    return replace(states, parameters=states.parameters + scale_bytes(shape, adapter))
+
+
+def _cut(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates:
+    """What the engine leaves ``rank`` of these tensors."""
+    from paceline.plan.memory_zero import zero_states
+
     if "zero_stage" in plan.engine:
         tp = int(plan.engine.get("autotp_size", 1))
         pieces = tuple(tp_share(p, tp, vocabulary=False) for p in pieces)
@@ -91,7 +99,7 @@ def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | No
 
     adapter = plan.adapter if named is None else None
     listed = None if plan.shape is None else pieces_of(plan.shape, adapter, SIZES[plan.precision.master])
-    if listed is None:
+    if plan.shape is None or listed is None:
         return None
     frozen = [
         replace(tp_share(p, plan.mesh.tp, vocabulary=bool(plan.engine.get("loss_parallel"))), trained=False)
@@ -100,7 +108,7 @@ def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | No
     if plan.engine.get("zero_stage") == 3:
         return ModelStates(zero_states(plan, frozen, rank).parameters, 0, 0)
     kept = _sharded(plan, frozen, rank) if plan.strategy == "fsdp" else _whole(plan, frozen)
-    return ModelStates(kept.parameters, 0, 0)
+    return _with_scales(ModelStates(kept.parameters, 0, 0), plan.shape, adapter)
 
 
 def sum_of(states: Sequence[ModelStates]) -> ModelStates:

@@ -9,15 +9,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from paceline.models.precision import compute_copy
+from paceline.models.quantised import scales_of
 from paceline.strategies.handle import Handle
 
 
 def state_bytes(handle: Handle) -> dict[str, int]:
-    """Bytes of ``parameters`` (low-precision copies included), ``gradients`` and ``optimizer`` (moments; not its counters of steps) held here."""
+    """Bytes of ``parameters`` (low-precision copies and scales of packed weights included), ``gradients`` and ``optimizer`` (moments; not its counters of steps) held here."""
     parameters = list(handle.root.parameters())
     states = handle.optimizer.state.values() if handle.optimizer is not None else ()
     return {
-        "parameters": storage_bytes([*parameters, *map(compute_copy, parameters)]),
+        "parameters": storage_bytes([*parameters, *map(compute_copy, parameters), *scales_of(handle.root)]),
         "gradients": storage_bytes(p.grad for p in parameters if p.grad is not None),
         "optimizer": storage_bytes(v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim),
     }

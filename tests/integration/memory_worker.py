@@ -62,12 +62,15 @@ def storages(tensors: Iterable[Tensor | None]) -> int:
 
 
 def weights(handle: Handle) -> Iterator[Tensor | None]:
-    """Parameters as they lie between steps, their low-precision copies, and DeepSpeed's masters."""
+    """Parameters as they lie between steps, their low-precision copies and scales, and DeepSpeed's masters."""
     for parameter in handle.root.parameters():
         yield getattr(parameter, "ds_tensor", None) if getattr(parameter, "ds_numel", None) else parameter
         if getattr(parameter, "ds_numel", None):
             yield parameter.data
         yield getattr(parameter, "_paceline_copy", None)
+    for module in handle.root.modules():
+        packed = getattr(module, "quant_state", None)
+        yield from () if packed is None else (packed.absmax, getattr(packed.state2, "absmax", None))
     engine: Any = getattr(handle.module, "optimizer", None)
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition"):
         yield from getattr(engine, name, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ def _zero(stage: int, **block: Any) -> dict[str, Any]:
 
 
 LORA = {"lora": {"r": 3}}
+QLORA = {"lora": {"r": 3, "quantization_bit": 4}}
+SINGLY = {"lora": {**QLORA["lora"], "double_quant": False}}
 TWO: dict[str, dict[str, Any]] = {
     "ddp": _t(distributed_strategy="ddp", optim="sgd", optim_args="momentum=0.9"),
     "ddp lora bf16": {**_t(distributed_strategy="ddp", bf16=True), **LORA},
+    "ddp qlora": {**_t(distributed_strategy="ddp"), **QLORA},
+    "fsdp qlora": {**_t(**FULL), **SINGLY},
     "shard_grad_op": _t(fsdp="shard_grad_op", optim="rmsprop"),
     "no_shard": _t(fsdp="no_shard"),
     "offload": _t(fsdp="full_shard offload"),
@@ -55,6 +60,8 @@ FOUR: dict[str, dict[str, Any]] = {
 def test_the_plan_s_bytes_are_those_of_the_tensors(
     world_size: int, cases: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
+    if find_spec("bitsandbytes") is None:
+        cases = {name: case for name, case in cases.items() if "quantization_bit" not in case.get("lora", {})}
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     worker = Path(__file__).with_name("memory_worker.py")
     codes, output = run_ranks("all", world_size, tmp_path, deadline=240.0, script=worker)

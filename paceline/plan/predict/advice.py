@@ -77,6 +77,7 @@ def _bottleneck(chosen: Candidate) -> str:
     parts = {
         "arithmetic": speed.compute,
         "tensor-parallel exchange": speed.tensor_parallel,
+        "context-parallel exchange": speed.context_parallel,
         "data-parallel exchange": speed.data_parallel,
         "the pipeline's bubble": speed.bubble,
         "sends between stages": speed.pipeline,
@@ -89,6 +90,7 @@ def _bottleneck(chosen: Candidate) -> str:
     remedy = {
         "data-parallel exchange": "more accumulation, or sharding inside a node (fsdp hybrid)",
         "tensor-parallel exchange": "a smaller tp_size, or a larger micro-batch",
+        "context-parallel exchange": "a smaller cp_size, where the rows and the memory allow",
         "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
         "moving to host memory": "more cards, or recomputation in its place",
         "generation": "a colocated engine, or more prompts a step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from paceline.plan.catalogue import Cluster, card_named
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import SIZES
-from paceline.plan.pieces import pieces_of, scale_bytes
+from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Plan
 from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, own_kernels, predicted
 from paceline.plan.predict.work import Adapter, Machine, Storage, Work
@@ -56,6 +57,7 @@ def cluster_of_cpu(hardware: Hardware, ranks: int) -> Cluster:
         inside=CORE_BYTES,
         outside=1e9,
         host_memory=float(hardware.host_memory_bytes),
+        context=False,
     )
     return Cluster(machine, max(1, ranks), "a guess at a CPU")
 
@@ -115,6 +117,20 @@ def _length(plan: Plan) -> dict[str, Any]:
     return {"steps": steps, "kept": kept, "nvme": nvme}
 
 
+def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
+    """``ask`` with the training as long as the config says and an ``epoch`` of prepared data measures: (rows, tokens of all of them); None where it is
+    not prepared: then steps are those of ``max_steps``, and rows count as full."""
+    training = plan.config.get("training", {})
+    if epoch is None or not epoch[0]:
+        full = f"rows counted as full, {ask.seq_len:,} tokens"
+        return replace(ask, basis=full if ask.steps else "how long it all takes is told once the data is prepared: paceline prepare")  # fmt: skip
+    rows, tokens = epoch
+    whole = rows // ask.rows if training.get("dataloader_drop_last") else -(-rows // ask.rows)
+    steps = ask.steps or math.ceil(float(training.get("num_train_epochs") or 1) * whole)
+    basis = f"{rows:,} rows an epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
+    return replace(ask, steps=steps, row_tokens=tokens / rows, basis=basis)
+
+
 def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
     """The prediction for the plan's own layout; None for a strategy of the user's own."""
     if ":" in plan.strategy or plan.strategy == "data_parallel":
@@ -125,7 +141,7 @@ def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
         return candidate
     peak = replace(
         candidate.peak,
-        parameters=float(states["parameters"] + scale_bytes(ask.shape, plan.adapter)),
+        parameters=float(states["parameters"]),
         gradients=float(states["gradients"]),
         optimizer=float(states["optimizer"] + states["counters"]),
         others=0.0,  # the states above are those of all models

@@ -17,7 +17,7 @@ SAVED = (
 
 @dataclass(frozen=True)
 class Outlook:
-    """``steps`` and ``seconds`` are 0 where the length of the training is not known; disk bytes are those of all ranks together."""
+    """``steps`` and ``seconds`` are 0 where the length of the training is not known, ``basis`` says what they rest on; disk bytes are those of all ranks together."""
 
     steps: int
     seconds: float
@@ -26,6 +26,7 @@ class Outlook:
     disk_bytes: int
     host_bytes_a_node: int
     nvme_bytes_a_node: int
+    basis: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -35,7 +36,10 @@ class Outlook:
         """One sentence."""
         said = []
         if self.steps:
-            said.append(f"{self.steps:,} steps in {human_seconds(self.seconds)}")
+            rests = f" ({self.basis})" if self.basis else ""
+            said.append(f"{self.steps:,} steps in {human_seconds(self.seconds)}{rests}")
+        elif self.basis:
+            said.append(self.basis)
         many = f" × {self.kept} = {human_bytes(self.disk_bytes)}" if self.kept > 1 else ""
         said.append(f"a checkpoint takes {human_bytes(self.checkpoint_bytes)} of disk{many}")
         if self.host_bytes_a_node:
@@ -57,12 +61,13 @@ def outlook(candidate: Candidate, ask: Ask) -> Outlook:
         disk = optimizer * ("optimizer" in nvme) + (host - optimizer) * ("parameters" in nvme)
     return Outlook(
         steps=steps,
-        seconds=steps * candidate.step,
+        seconds=steps * candidate.step * (ask.row_tokens / ask.seq_len if ask.row_tokens else 1.0),
         checkpoint_bytes=round(each),
         kept=ask.kept,
         disk_bytes=round(each * ask.kept),
         host_bytes_a_node=round(host - disk),
         nvme_bytes_a_node=round(disk),
+        basis=ask.basis,
     )
 
 

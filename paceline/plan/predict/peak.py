@@ -64,7 +64,7 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
     gathered = _gathered(work, c, whole, stage, slots)
     layer_sum = attention + mlp
     moving = layer_sum * slots + checkpoints + logits + gathered
-    overhead = c["overhead"] * 2**30 + (c["communicators"] * 2**30 if work.world > 1 else 0.0)
+    overhead = (c["overhead"] + (c["communicators"] if work.world > 1 else 0.0)) * 2**30 * work.machine.context
     fragments = c["fragments"] * moving + c["segments"] * _segments(work) * layer_sum * slots
     fragments += c["states_slack"] * (parameters + gradients)
     others = work.trained_models * (parameters + gradients + optimizer)
@@ -127,14 +127,16 @@ def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
     """What one layer keeps of one micro-batch for its backward: (attention with its norm, feed-forward with its norm).
 
     Two bytes an element. Attention: residual, norm's output, q, k and v (spread to all heads where the block does so), the attention's output.
-    Feed-forward: residual, norm's output, and four (gate, up, silu(gate), their product) or two (before and after GELU) of the inner width.
+    Under Ulysses q, k and v are kept as exchanged, in as many numbers. Feed-forward: residual, norm's output, and four (gate, up, silu(gate), their product) or two (before and after GELU) of the inner width.
     """
     shape = work.shape
-    h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, work.kv_width
     tokens = work.tokens
     fused = work.kernels == "fused"
     norm = OWN_NORM * h if work.kernels != "eager" else c["norm"] * h
     attention = norm + (4.0 * (q + kv) if fused else c["query"] * q + c["keys"] * kv)
+    if work.cp > 1 and not work.ring:  # the attention's output by heads beside the one by tokens
+        attention += 2.0 * q
     inner = shape.intermediate * max(1.0, _visited(work))
     second = 0.0 if work.parallel_residual else norm
     mlp = second + 2.0 * inner * (2.0 if fused or not work.gated else c["gated"])
@@ -191,13 +193,13 @@ def _gathered(work: Work, c: Coefficients, whole: float, stage: StageCut, slots:
     found = 0.0
     reduced = whole if work.adapter is None else float(work.adapter.parameters + work.adapter.full_modules)
     if work.tp > 1 and work.sequence_parallel:
-        crowd = 1.0
+        each, ends = c["gathered"], c["gathered_ends"]
         if (
             work.pp > 1
         ):  # measured: hardly any with two stages, more with larger groups, little over more than two nodes
             far = 0.25 if work.tp > 2 * work.machine.node else 1.0
-            crowd = c["gathered_pipeline"] * far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05
-        found += c["gathered"] * crowd * work.tokens * h * (slots if work.recompute == "none" else 1)
+            each, ends = c["gathered_pipeline"] * (far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05), 0.0
+        found += (each * (slots if work.recompute == "none" else 1) + ends) * work.tokens * h
     if (
         work.zero == 3 and work.pp > 1
     ):  # torch's pipelines gather once a window: weights stay, gradients are added up whole

@@ -76,7 +76,7 @@ def forecast(name: str, ask: Ask, own: Candidate | None = None) -> Forecast:
     return Forecast(
         name,
         ask,
-        tuple(best_of_each(found)),
+        tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(found)),
         chosen,
         ruled,
         tuple(steps),
@@ -114,6 +114,7 @@ def candidate_json(c: Candidate) -> dict[str, Any]:
 TIME = (
     "compute",
     "tensor_parallel",
+    "context_parallel",
     "data_parallel",
     "pipeline",
     "bubble",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -16,7 +17,7 @@ from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
 from paceline.plan.shape import ModelShape
 
 FITS = 0.95  # a layout runs when its predicted peak stays below this share of the card's memory …
-MARGIN = 0.92  # … and is chosen below this one
+MARGIN = 0.90  # … and is chosen below this one
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
 TIE = 0.01
@@ -44,6 +45,8 @@ class Ask:
     algorithm: str = "sft"
     tokens: float = 0.0  # of the whole training, or its steps; 0: not known
     steps: int = 0
+    row_tokens: float = 0.0  # of a row on average, where that was measured; 0: rows are full
+    basis: str = ""  # what the length of the training rests on, in words
     kept: int = 1  # checkpoints
     nvme: frozenset[str] = frozenset()  # of optimizer and parameters, what is moved to disk in place of host memory
     corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
@@ -110,13 +113,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Family:
-    """One strategy with its free sizes. ``tp`` and ``pp``: whether these axes are searched too."""
+    """One strategy with its free sizes. ``tp``, ``pp`` and ``cp``: whether these axes are searched too."""
 
     name: str
     zero: int
     storage: Storage
     tp: bool = False
     pp: bool = False
+    cp: bool = False
     hybrid: bool = False
     offload: str = "none"
 
@@ -130,6 +134,7 @@ FAMILIES = (
     Family("zero3 + cpu", 3, ZERO, offload="all"),
     Family("fsdp", 3, SHARDED),
     Family("fsdp hybrid", 3, SHARDED, hybrid=True),
+    Family("fsdp + cp", 3, SHARDED, cp=True),
     Family("autotp + zero1", 1, ZERO1, tp=True),
     Family("fsdp + tp", 3, SHARDED, tp=True),
     Family("pipeline", 0, WHOLE, pp=True),
@@ -182,22 +187,24 @@ def family_candidates(family: Family, ask: Ask) -> Iterator[Candidate]:
     """The layouts of one strategy: mesh, micro-batch, recomputation."""
     cards, node = ask.cluster.cards, ask.cluster.machine.node
     if ask.adapter is not None and (
-        family.tp or family.pp or (ask.adapter.base_bytes < 2 and family.name not in PACKED)
+        family.tp or family.pp or family.cp or (ask.adapter.base_bytes < 2 and family.name not in PACKED)
     ):
-        return  # adapters are trained on whole matrices here; packed ones by these strategies only
-    for tp in _tp_sizes(ask.shape, node) if family.tp else (1,):
-        for pp in _pp_sizes(ask.shape, cards // tp) if family.pp else (1,):
-            if cards % (tp * pp) or (family.tp and tp == 1) or (family.pp and pp == 1):
-                continue
-            dp = cards // (tp * pp)
-            if ask.rows % dp or (family.zero and dp == 1) or (family.hybrid and dp <= max(1, node // tp)):
-                continue
-            shard = node // tp if family.hybrid else 0
-            if shard and dp % shard:
-                continue
-            yield from _batches(
-                family, ask, Mesh(pp=pp, dp_replicate=dp // shard if shard else 1, dp_shard=shard or dp, tp=tp)
-            )
+        return  # adapters are trained on whole matrices and whole rows here; packed ones by these strategies only
+    for tp, pp, cp in product(
+        _tp_sizes(ask.shape, node) if family.tp else (1,),
+        _pp_sizes(ask.shape, cards) if family.pp else (1,),
+        _cp_sizes(ask, node) if family.cp else (1,),
+    ):
+        if cards % (tp * pp * cp) or (family.tp and tp == 1) or (family.pp and pp == 1):
+            continue
+        dp = cards // (tp * pp * cp)
+        if ask.rows % dp or (family.zero and dp * cp == 1) or (family.hybrid and dp <= max(1, node // tp)):
+            continue
+        shard = node // tp if family.hybrid else 0
+        if shard and dp % shard:
+            continue
+        replicas = dp // shard if shard else 1
+        yield from _batches(family, ask, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp))
 
 
 def _batches(family: Family, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
@@ -207,7 +214,7 @@ def _batches(family: Family, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
         for recompute in ("none", "full"):
             work = Work(
                 shape=ask.shape, machine=ask.cluster.machine, seq_len=ask.seq_len, micro_batch=micro, accumulation=rows // micro,
-                dp=dp, tp=mesh.tp, pp=mesh.pp, zero=family.zero, shard=mesh.dp_shard if family.hybrid else dp,
+                dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=family.zero, shard=(mesh.dp_shard if family.hybrid else dp) * mesh.cp,
                 storage=family.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=family.offload,
                 sequence_parallel=family.name != "autotp + zero1", algorithm=ask.algorithm, kernels=own_kernels(ask, family.zero, mesh.tp, deepspeed="zero" in family.name),
             )  # fmt: skip
@@ -252,6 +259,13 @@ def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
     return [
         t for t in divisors(node) if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
     ]
+
+
+def _cp_sizes(ask: Ask, node: int) -> list[int]:
+    """Inside one node, dividing heads (Ulysses): for blocks that take flat micro-batches, and algorithms whose rows may be cut."""
+    if ask.algorithm != "sft" or ask.shape.model_type not in FUSED_FAMILIES:
+        return []
+    return [c for c in divisors(node) if c > 1 and ask.shape.heads % c == 0]
 
 
 def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:

@@ -17,6 +17,7 @@ class Speed:
 
     compute: float
     tensor_parallel: float
+    context_parallel: float
     data_parallel: float
     pipeline: float  # sends between stages that are waited for
     bubble: float
@@ -35,6 +36,7 @@ class Speed:
         return (
             self.compute
             + self.tensor_parallel
+            + self.context_parallel
             + self.data_parallel
             + self.pipeline
             + self.bubble
@@ -63,12 +65,14 @@ def speed_of(work: Work, c: Coefficients) -> Speed:
     """The time of a step and what it goes to."""
     compute, tensor, gather = max((_slot(work, c, stage) for stage in work.stage_kinds), key=sum)
     m = work.accumulation
+    exchange = work.shape.layers / work.pp * _context_parallel(work, c)
     send = _send(work, c)
     bubble = (work.pp - 1) / work.stages_a_rank * (compute + tensor + gather + send)
     reduce = _reduce(work, c, work.largest_stage, compute)
     return Speed(
         compute=compute * m,
         tensor_parallel=tensor * m,
+        context_parallel=exchange * m,
         data_parallel=gather * m + reduce,
         pipeline=send * m,
         bubble=bubble,
@@ -136,6 +140,17 @@ def _tensor_parallel(work: Work, c: Coefficients) -> tuple[float, float]:
     times = 8.0 + (2.0 if work.recompute == "full" else 0.0)
     wait = latency(group, work.machine, c)
     return times * (pass_time(group, count, work.machine, c) - wait), times * wait
+
+
+def _context_parallel(work: Work, c: Coefficients) -> float:
+    """Ulysses (Jacobs et al. 2023, arXiv:2309.14509): q, k, v and the output of a layer go all to all in each pass; nothing hides them."""
+    if work.cp == 1 or work.ring:
+        return 0.0
+    group = Group(work.cp, work.tp)
+    width = (work.shape.heads * work.shape.head_dim + work.kv_width) * 2 / work.tp
+    passes = 3.0 if work.recompute == "full" else 2.0
+    wait = latency(group, work.machine, c)
+    return passes * (3 * wait + pass_time(group, work.element * work.tokens * width, work.machine, c))
 
 
 def _gather(work: Work, c: Coefficients, busy: float) -> float:

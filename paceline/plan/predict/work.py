@@ -27,6 +27,7 @@ class Machine:
     reached: float = 0.0  # the largest matrix product that anybody measured; 0: 0.8 of ``flops``
     host: float = 25e9  # to the host's memory
     host_memory: float = 0.0  # of a node; 0: unknown
+    context: bool = True  # whether a driver and its communicators take a part of ``memory``
 
 
 #: Of each algorithm: models that are only run, and models that are trained beside the first.
@@ -97,6 +98,7 @@ class Work:
     prefetch: bool = True
     algorithm: str = "sft"
     kernels: str = "eager"
+    ring: bool = False  # context parallel passes keys and values on behind the products; else Ulysses
     element: float = 2.0  # bytes of an activation's number
 
     @cached_property
@@ -147,6 +149,14 @@ class Work:
     @cached_property
     def embedding_parameters(self) -> int:
         return self.shape.vocab * self.shape.hidden_size
+
+    @cached_property
+    def kv_width(self) -> int:
+        """Width of keys (and of values) as attention has them: under Ulysses repeated as few times as let every rank have a head."""
+        heads, of = self.shape.kv_heads, 1 if self.ring else self.cp
+        if heads % of:
+            heads = of if of % heads == 0 else self.shape.heads
+        return heads * self.shape.head_dim
 
     @cached_property
     def layer_parameters(self) -> float:

@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 from model_families import Source
 
+from paceline.config.schema import Config
+from paceline.config.sections.small import LoraSection
 from paceline.models.factory import HFModelFactory
-from paceline.models.quantised import _statistics
+from paceline.models.quantised import scales_of
 from paceline.plan.adapter import adapter_of
+from paceline.plan.choose import make_plan
+from paceline.plan.hardware import Hardware
 from paceline.plan.pieces import pieces_of, scale_bytes
 from paceline.plan.shape import shape_from_config
 
+GIB = 2**30
+CPU = Hardware("cpu", "A CPU", 1, GIB, GIB, 1, False, False, 2, None, ("gloo",))
 CONFIG = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2,
           "num_hidden_layers": 2, "vocab_size": 97, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
 
@@ -22,27 +28,26 @@ def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> N
     modules = pytest.importorskip("bitsandbytes.nn.modules")
     section = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "modules_to_save": [], "bias": "none",
                "quantization_bit": 4, "quantization_type": "nf4", "double_quant": double}  # fmt: skip
-    adapter: dict[str, Any] | None = adapter_of(_section(section))
+    adapter: dict[str, Any] | None = adapter_of(_config(section).to_json()["lora"])
     shape = shape_from_config(CONFIG)
     hf = HFModelFactory(Source(config=CONFIG), adapter=adapter)().hf
     packed = [m for m in hf.modules() if isinstance(m, modules.Linear4bit)]
-    scales = sum(t.nbytes for layer in packed for t in _statistics(layer.weight.quant_state))
+    scales = sum(_scales(layer.weight.quant_state) for layer in packed)
     weights = sum(layer.weight.nbytes for layer in packed)
     pieces = pieces_of(shape, adapter, 4) or ()
-    assert packed and scale_bytes(shape, adapter) == scales
+    assert packed and scale_bytes(shape, adapter) == scales == sum(t.nbytes for t in scales_of(hf))
     assert sum(p.numel * p.size for p in pieces if p.size == 1) == weights
     assert scale_bytes(shape, None) == 0
+    plan = make_plan(_config(section), CPU, world_size=1, launcher="single", run_dir="")
+    assert plan.memory is not None
+    assert plan.memory["largest"]["parameters"] == sum(p.nbytes for p in hf.parameters()) + scales
 
 
-def _section(given: dict[str, Any]) -> dict[str, Any]:
-    from paceline.config.schema import Config
-
-    known = Config.model_validate({"model": {"config": CONFIG, "tokenizer": "none"}, "data": {"train": "none.jsonl"}, "lora": {k: v for k, v in given.items() if k in _keys()}})  # fmt: skip
-    found: dict[str, Any] = known.to_json()["lora"]
-    return found
+def _scales(state: Any) -> int:
+    """Bytes that stand beside a packed weight: its maxima; with double quantisation those are packed too, and have maxima of their own."""
+    return int(state.absmax.nbytes + (state.state2.absmax.nbytes if state.nested else 0))
 
 
-def _keys() -> set[str]:
-    from paceline.config.sections.small import LoraSection
-
-    return set(LoraSection.model_fields)
+def _config(given: dict[str, Any]) -> Config:
+    lora = {k: v for k, v in given.items() if k in LoraSection.model_fields}
+    return Config.model_validate({"model": {"config": CONFIG, "tokenizer": "none"}, "data": {"train": "none.jsonl", "max_length": 64}, "lora": lora, "training": {"distributed_strategy": "single"}})  # fmt: skip

@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.config.schema import Config
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.known import model_shape
+from paceline.plan.choose import make_plan
+from paceline.plan.known import known_models, model_shape
+from paceline.plan.plan import Plan
+from paceline.plan.predict.from_plan import ask_of, of_length
 from paceline.plan.predict.outlook import outlook
 from paceline.plan.predict.report import forecast, text
 from paceline.plan.predict.search import Ask, Candidate, search
@@ -51,3 +55,37 @@ def test_the_table_and_the_json_have_it() -> None:
     told = forecast("llama-3-8b", replace(ASK, tokens=1e9, kept=2))
     assert "1,908 steps in" in text(told) and "of disk × 2" in text(told)
     assert told.to_json()["outlook"]["steps"] == 1908
+
+
+def plan_of(**training: object) -> Plan:
+    config = Config.model_validate(
+        {
+            "model": {"config": dict(known_models()["llama-3-8b"]["config"]), "tokenizer": "none"},
+            "data": {"train": "none.jsonl", "max_length": 4096},
+            "training": {"distributed_strategy": "zero3", "gradient_accumulation_steps": 2, **training},
+        }
+    )
+    return make_plan(config, ASK.cluster.hardware(), world_size=8, launcher="torchrun", run_dir="none")
+
+
+def test_prepared_data_gives_steps_and_the_time_of_the_tokens_that_are_there() -> None:
+    plan = plan_of(num_train_epochs=3, per_device_train_batch_size=1)
+    ask = ask_of(plan, ASK.cluster)
+    assert ask is not None and ask.rows == 16
+    measured = of_length(ask, plan, (1000, 1000 * 512))
+    layout = taken(measured, "fsdp")
+    told = outlook(layout, measured)
+    assert told.steps == 3 * 63, "the last step of an epoch is filled"
+    assert told.seconds == pytest.approx(told.steps * layout.step / 8), "an eighth of every row is there"
+    assert "1,000 rows an epoch, 512 tokens each on average" in told.text()
+    dropped = plan_of(num_train_epochs=3, per_device_train_batch_size=1, dataloader_drop_last=True)
+    assert of_length(ask, dropped, (1000, 512_000)).steps == 3 * 62
+
+
+def test_without_prepared_data_what_is_assumed_is_said() -> None:
+    for training, said in (({"max_steps": 7}, "7 steps in"), ({}, "paceline prepare")):
+        plan = plan_of(**training)
+        asked = ask_of(plan, ASK.cluster)
+        assert asked is not None
+        told = outlook(taken(asked, "fsdp"), of_length(asked, plan, None))
+        assert said in told.text() and ("rows counted as full, 4,096 tokens" in told.text()) is bool(training)

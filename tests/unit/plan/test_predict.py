@@ -194,7 +194,7 @@ def test_autotp_with_zero_one_beats_zero_three_on_a_very_slow_network_only_and_t
 def test_between_running_and_being_chosen_there_is_a_margin() -> None:
     rows = {c.strategy: c for c in search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), 4096))}
     whole = rows["fsdp"]
-    spare = {share: replace(whole, memory_factor=share * whole.card / whole.peak.total) for share in (0.91, 0.93, 0.96)}
+    spare = {share: replace(whole, memory_factor=share * whole.card / whole.peak.total) for share in (0.89, 0.92, 0.96)}
     assert [(c.fits, c.safe) for c in spare.values()] == [(True, True), (True, False), (False, False)]
-    assert "less to spare" in spare[0.93].binding and "most of it" in spare[0.96].binding and not spare[0.91].binding
-    assert ranked(list(spare.values())) == [spare[0.91]]
+    assert "less to spare" in spare[0.92].binding and "most of it" in spare[0.96].binding and not spare[0.89].binding
+    assert ranked(list(spare.values())) == [spare[0.89]]

@@ -1,0 +1,34 @@
+"""What prepared data says of a config's epochs, asked of another process: numbers are read where arrays may be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SECONDS = 20.0  # a plan does not wait longer
+
+
+def epoch_lengths(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(rows, tokens) of an epoch of this config's data; None where it is not prepared, or nothing here can tell."""
+    from paceline.cli.process import module_argv, reach_package
+    from paceline.launch.environ import cache_folder
+
+    cache = Path(config["data"].get("cache_dir") or cache_folder(os.environ)).expanduser()
+    if not (cache / "prepared").is_dir():
+        return None
+    reach_package()
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        described = Path(folder) / "config.json"
+        described.write_text(json.dumps(dict(config)), encoding="utf-8")
+        argv = module_argv("paceline.data.lengths", "--config-json", str(described), "--cache", str(cache))
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS)
+            found = json.loads(done.stdout) if done.returncode == 0 else None
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return None
+    return (int(found["rows"]), int(found["tokens"])) if found else None

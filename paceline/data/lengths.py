@@ -1,0 +1,65 @@
+"""How long an epoch of prepared data is: ``python -m paceline.data.lengths --config-json FILE --cache DIR`` answers ``{"rows": …, "tokens": …}``, or null.
+
+For a plan, in passing: nothing is prepared, no hub is asked, no set is written, and files too large to be hashed at once are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.core.errors import DataError
+from paceline.data.order import epoch_bins, epoch_documents
+from paceline.data.prepare import key_of, opened, sets_of
+from paceline.data.store import Store
+from paceline.data.tokenise import Setup
+from paceline.data.tokenizer import tokenizer_spec
+
+IN_PASSING = 64_000_000  # bytes that are hashed in a tenth of a second
+
+
+def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
+    """(rows, tokens of all of them) of the first epoch as training counts them, packed where it packs; None where that cannot be told."""
+    data, model, training = config.data, config.model, config.training
+    folder = model.tokenizer or model.name_or_path
+    if training.algorithm != "sft" or not folder or not Path(folder).expanduser().is_dir():
+        return None
+    try:
+        train, held_out = sets_of(data)
+        files = [f for s in (*train, *held_out) for f in s.located.files]
+        hub = any(s.located.kind == "hub" for s in (*train, *held_out))
+        if hub or sum(f.stat().st_size for f in files) > IN_PASSING:
+            return None
+        setup = Setup(tokenizer_spec(model), data.train_on, data.max_length, data.on_too_long)
+        store, seed = Store(cache), training.seed if data.seed is None else data.seed
+        key = key_of(data, setup, train, held_out, seed, cache)
+        meta, _ = store.find(key)
+        if meta is None:
+            return None
+        table = opened(store, key, meta, data, from_cache=True).train
+    except (DataError, OSError):
+        return None
+    order = training.seed if training.data_seed is None else training.data_seed
+    documents = epoch_documents(table.dataset, table.weights, order, 0)
+    bins = epoch_bins(documents, table.lengths, seq_len=data.max_length, packing=data.packing, seed=order, epoch=0, shuffle=False)  # fmt: skip
+    return len(bins), int(table.lengths[documents].sum())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the answer; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m paceline.data.lengths", description="How long an epoch is.")
+    parser.add_argument("--config-json", required=True, help="the effective config as JSON")
+    parser.add_argument("--cache", required=True, help="where prepared data is kept")
+    asked = parser.parse_args(argv)
+    config = Config.from_json(json.loads(Path(asked.config_json).read_text("utf-8")))
+    found = lengths_of(config, Path(asked.cache).expanduser())
+    print(json.dumps(None if found is None else {"rows": found[0], "tokens": found[1]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What a config comes to on a machine, choice by choice, before it is put together as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from paceline.config.foreign.deepspeed import batch_of
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic, errors
+from paceline.core.errors import ConfigError
+from paceline.plan.adapter import adapter_of, check_adapter
+from paceline.plan.batch import BatchSplit, split_batch
+from paceline.plan.engine import Job, resolve_engine, resolve_mesh
+from paceline.plan.hardware import Hardware
+from paceline.plan.knobs import optimizer_spec
+from paceline.plan.mesh import Mesh
+from paceline.plan.plan import Decision, Precision
+from paceline.plan.precision import choose_precision
+from paceline.plan.predict.escalate import escalate
+from paceline.plan.rollout import check_rollout
+from paceline.plan.shape import ModelShape
+from paceline.plan.strategy import Chosen, choose_strategy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What follows from the strategy: mesh, batch, ``Plan.engine``, and what there is to say about them."""
+
+    mesh: Mesh
+    batch: BatchSplit
+    options: dict[str, Any]
+    decisions: tuple[Decision, ...]
+
+
+def _engine(chosen: Chosen, job: Job, precision: Precision) -> Engine:
+    mesh, about_mesh = resolve_mesh(chosen.strategy, job)
+    t = job.training
+    asked = t["per_device_train_batch_size"], t["gradient_accumulation_steps"]
+    micro, accumulation, from_total = batch_of(t["deepspeed"], *asked, mesh.data_parallel_size)
+    batch = split_batch(micro, accumulation, mesh.data_parallel_size)
+    options, about = resolve_engine(chosen.strategy, job, mesh, batch, precision)
+    said = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
+    return Engine(mesh, batch, options, (*about_mesh, *said, *about))
+
+
+def _with_sharding(training: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
+    return {**training, "fsdp": chosen.sharding} if chosen.sharding else training
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Strategy, adapter, optimizer, precision, and what the engine makes of them."""
+
+    chosen: Chosen
+    adapter: dict[str, Any] | None
+    optimizer: dict[str, Any]
+    precision: Precision
+    engine: Engine
+
+
+def resolve(
+    config: Config,
+    hardware: Hardware,
+    shape: ModelShape | None,
+    world_size: int,
+    num_nodes: int,
+    found: list[Diagnostic],
+) -> Resolved:
+    """Every choice, though an earlier one failed: raises ConfigError with all of ``found`` and all that is found here."""
+    values = config.to_json()
+    training = values["training"]
+    adapter = attempt(lambda: adapter_of(values.get("lora")), found)
+    chosen = attempt(
+        lambda: choose_strategy(
+            training["distributed_strategy"],
+            training,
+            shape,
+            hardware,
+            world_size,
+            lambda by_size: escalate(by_size, values, shape, adapter, hardware, world_size),
+        ),
+        found,
+    )
+    optimizer = attempt(lambda: optimizer_spec(training), found)
+    precision = choose_precision(training["mixed_precision"], hardware, values["model"]["dtype"])
+    engine = None
+    if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
+        job = Job(_with_sharding(training, chosen), values.get("lora"), hardware, world_size, num_nodes, shape)
+        engine = attempt(lambda: _engine(chosen, job, precision), found)
+    if chosen is not None and engine is not None:
+        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options)
+    if engine is not None:
+        found += check_rollout(training, engine.batch)
+    if errors(found) or chosen is None or optimizer is None or engine is None:
+        raise ConfigError(*errors(found))
+    return Resolved(chosen, adapter, optimizer, precision, engine)
+
+
+def attempt(choice: Callable[[], T], found: list[Diagnostic]) -> T | None:
+    """The choice, or None with its findings kept, so that all are told at once."""
+    try:
+        return choice()
+    except ConfigError as exc:
+        found.extend(exc.diagnostics)
+        return None
