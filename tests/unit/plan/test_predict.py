@@ -13,6 +13,7 @@ from paceline.plan.predict.advice import advice
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients, spread
 from paceline.plan.predict.links import Group, bandwidth, pass_time
 from paceline.plan.predict.peak import in_flight, peak_of, worst_peak
+from paceline.plan.predict.report import forecast, text
 from paceline.plan.predict.search import TIE, Ask, Candidate, best_of_each, fastest, ranked, search
 from paceline.plan.predict.speed import speed_of, token_flops
 from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
@@ -198,3 +199,20 @@ def test_between_running_and_being_chosen_there_is_a_margin() -> None:
     assert [(c.fits, c.safe) for c in spare.values()] == [(True, True), (True, False), (False, False)]
     assert "less to spare" in spare[0.92].binding and "most of it" in spare[0.96].binding and not spare[0.89].binding
     assert ranked(list(spare.values())) == [spare[0.89]]
+
+
+def test_what_stays_gathered_at_the_ends_does_not_grow_with_the_layers() -> None:
+    ends = {**C, "gathered_ends": 10.0}
+    for layout, more in ((work(tp=8, dp=1), 10 * 4096 * 4096), (work(), 0), (work(tp=2, pp=4, dp=1), 0)):
+        assert peak_of(layout, ends, 0).gathered - peak_of(layout, C, 0).gathered == pytest.approx(more)
+
+
+def test_a_cpu_has_no_driver_s_context() -> None:
+    plain = replace(work().machine, context=False)
+    assert peak_of(work(machine=plain), C, 0).overhead == 0 < peak_of(work(), C, 0).overhead
+
+
+def test_the_layout_that_is_taken_is_the_one_in_the_table() -> None:
+    told = forecast("llama-3-8b", Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
+    assert told.chosen is not None and any(c is told.chosen for c in told.rows)
+    assert [line for line in text(told).splitlines() if line.startswith("* fsdp ")]
