@@ -206,10 +206,8 @@ def text(f: Forecast) -> str:
         lines += _wrapped(
             "unsure", f"nobody checked these numbers of {machine.name}: {', '.join(f.ask.cluster.unverified)}"
         )
-    lines.append(
-        ("= this config  " if f.own else "")
-        + "* fastest that fits  > the guide's  micro: micro-batch × accumulation, r: recomputed"
-    )
+    lines.append("* fastest that fits (within 1 %: the leanest)  > the guide's" + ("  = this config" if f.own else ""))
+    lines.append("micro: micro-batch × accumulation, r: recomputed")
     return "\n".join(lines) + "\n"
 
 
