@@ -65,9 +65,8 @@ class Products:
             yield slice(start, min(start + step, rows.stop))
 
     def blocks(self, rows: slice, raw: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """(rows of the call, their part of a chunk's ``raw``): on a CPU so few at a time that they stay in the cache, for work of several passes."""
-        size = max(1, rows.stop - rows.start)
-        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if raw.device.type == "cpu" else size
+        """(rows of the call, their part of a chunk's ``raw``): on a CPU so few at a time that they stay in the cache, else as many as fit the budget."""
+        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if raw.device.type == "cpu" else self.rows
         for start in range(0, rows.stop - rows.start, step):
             part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
             yield part, raw[start : start + step]

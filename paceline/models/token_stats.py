@@ -37,8 +37,7 @@ class TokenStats(torch.autograd.Function):
         head = Products(hidden, weight, bias, shape)
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
         right = labels.new_zeros(())
-        chunks = list(head.chunks())
-        room = _kept(len(chunks)) if wanted.backward else 0
+        chunks, room = _plan(head, wanted.backward)
         buffer = head.buffer() if len(chunks) > room else None
         kept = []
         for i, rows in enumerate(chunks):
@@ -54,7 +53,7 @@ class TokenStats(torch.autograd.Function):
             if i < room:
                 kept.append(raw)
         ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
-        ctx.shape, ctx.kept = shape, kept
+        ctx.shape, ctx.kept, ctx.chunks = shape, kept, chunks
         ctx.mark_non_differentiable(right)
         ctx.set_materialize_grads(False)
         return logp, spread, right
@@ -71,9 +70,8 @@ class TokenStats(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
         if grad_logp is None:
             grad_logp = torch.zeros_like(sums)
-        chunks = list(head.chunks())
-        buffer = head.buffer() if len(chunks) > len(kept) else None
-        for i, rows in enumerate(chunks):
+        buffer = head.buffer() if len(ctx.chunks) > max(len(kept), 1) else None
+        for i, rows in enumerate(ctx.chunks):
             raw = kept[i] if i < len(kept) else head.raw(rows, buffer)
             finished = i < len(kept) and head.product == head.wide  # the forward has finished these in place
             for part, block in head.blocks(rows, raw):
@@ -95,9 +93,14 @@ class TokenStats(torch.autograd.Function):
         )  # fmt: skip
 
 
-def _kept(chunks: int) -> int:
-    """How many of a call's chunks wait for the backward."""
-    return chunks if chunks <= KEPT_CHUNKS else KEPT_CHUNKS - 1
+def _plan(head: Products, backward: bool) -> tuple[list[slice], int]:
+    """(row ranges, how many of them wait for the backward); what may wait altogether is one product, which reads the weight once."""
+    chunks = list(head.chunks())
+    if not backward or len(chunks) < 2:
+        return chunks, len(chunks) if backward else 0
+    if len(chunks) <= KEPT_CHUNKS:
+        return [slice(0, head.hidden.shape[0])], 1
+    return chunks, KEPT_CHUNKS - 1
 
 
 def _moments(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:

@@ -78,10 +78,12 @@ def test_token_statistics_equal_autograd(shape: HeadShape, bias: bool) -> None:
     _same_gradients(ours, theirs, [x for x in (hidden, weight, b) if x is not None])
 
 
-@pytest.mark.parametrize("rows", [ROWS, 3, 2], ids=["one chunk kept", "all chunks kept", "some computed again"])
+@pytest.mark.parametrize(
+    ("rows", "chunks"), [(ROWS, 1), (5, 1), (3, 5)], ids=["one chunk", "three as one", "two of five"]
+)
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_logits_are_kept_once_and_as_many_as_there_is_room_for(
-    rows: int, scale: float, monkeypatch: pytest.MonkeyPatch
+    rows: int, chunks: int, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape, (hidden, weight, b, labels) = HeadShape(scale, None, rows * 8 * VOCAB), _inputs(True)
     assert b is not None
@@ -90,8 +92,8 @@ def test_logits_are_kept_once_and_as_many_as_there_is_room_for(
     monkeypatch.setattr(Products, "raw", lambda self, *a: (products.append(1), raw(self, *a))[1])
     logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, Wanted())
     assert not entropy.any() and int(right) == 0  # not asked for
-    chunks = len(products)
-    kept = chunks if chunks <= KEPT_CHUNKS else KEPT_CHUNKS - 1
+    assert len(products) == chunks
+    kept = 1 if chunks == 1 else KEPT_CHUNKS - 1
     expected = torch.log_softmax(_plain(hidden, weight, b, shape), dim=-1).gather(1, labels[:, None]).squeeze(1)
     mix, wanted = torch.linspace(-1, 2, ROWS, dtype=torch.float64), [hidden, weight, b]
     theirs = torch.autograd.grad((expected * mix).sum(), wanted)
