@@ -34,17 +34,19 @@ def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagno
     return []
 
 
+def rollout_cut(training: Mapping[str, Any], batch: BatchSplit) -> tuple[int, int]:
+    """(optimizer steps that one pass over a rollout takes, passes over it)."""
+    pieces = (training.get("rollout") or {}).get("steps_per_generation") or batch.accumulation
+    key, default = {"grpo": ("num_iterations", 1), "ppo": ("num_ppo_epochs", 4)}[training["algorithm"]]
+    return pieces // batch.accumulation, int((training.get(training["algorithm"]) or {}).get(key, default))
+
+
 def rollout_decisions(training: Mapping[str, Any], batch: BatchSplit) -> tuple[Decision, ...]:
     """What a rollout is, in words."""
     if not reads_prompts(training["algorithm"]):
         return ()
-    options = training.get("rollout") or {}
     group = group_size(training)
-    pieces = options.get("steps_per_generation") or batch.accumulation
-    answers = pieces * batch.micro_batch * batch.data_parallel_size
-    algorithm = training["algorithm"]
-    key, default = {"grpo": ("num_iterations", 1), "ppo": ("num_ppo_epochs", 4)}[algorithm]
-    passes = int((training.get(algorithm) or {}).get(key, default))
-    steps = pieces // batch.accumulation * passes
+    windows, passes = rollout_cut(training, batch)
+    answers, steps = windows * batch.global_batch, windows * passes
     value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
     return (Decision("rollout", value, f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers"),)  # fmt: skip

@@ -72,6 +72,19 @@ def _what_would_fit(ask: Ask, found: Sequence[Candidate]) -> list[str]:
     return said
 
 
+SLIGHT = 0.02  # of a step: not worth a remedy
+OTHERWISE = "a larger batch"
+REMEDIES = {
+    "data-parallel exchange": "more accumulation, or sharding inside a node (fsdp hybrid)",
+    "tensor-parallel exchange": "a smaller tp_size, or a larger micro-batch",
+    "context-parallel exchange": "a smaller cp_size, where the rows and the memory allow",
+    "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
+    "moving to host memory": "more cards, or recomputation in its place",
+    "generation": "more answers at a time (per_device_train_batch_size), shorter ones (max_completion_length), or rollout.server",
+    "arithmetic": "torch_compile, or a larger micro-batch",
+}
+
+
 def _bottleneck(chosen: Candidate) -> str:
     speed = chosen.speed
     parts = {
@@ -87,16 +100,11 @@ def _bottleneck(chosen: Candidate) -> str:
         "generation": speed.generation,
     }
     first, second = sorted(parts, key=lambda name: -parts[name])[:2]
-    remedy = {
-        "data-parallel exchange": "more accumulation, or sharding inside a node (fsdp hybrid)",
-        "tensor-parallel exchange": "a smaller tp_size, or a larger micro-batch",
-        "context-parallel exchange": "a smaller cp_size, where the rows and the memory allow",
-        "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
-        "moving to host memory": "more cards, or recomputation in its place",
-        "generation": "a colocated engine, or more prompts a step",
-        "arithmetic": "torch_compile, or a larger micro-batch",
-    }.get(second, "a larger batch")
-    return f"time goes to {first} ({parts[first] / speed.step:.0%}), then {second} ({parts[second] / speed.step:.0%}): {remedy}"
+    share = {name: parts[name] / speed.step for name in (first, second)}
+    if share[second] < SLIGHT:
+        return f"time goes to {first} ({share[first]:.0%}), little to anything else: {REMEDIES.get(first, OTHERWISE)}"
+    cure = REMEDIES.get(second if first == "arithmetic" else first, OTHERWISE)
+    return f"time goes to {first} ({share[first]:.0%}), then {second} ({share[second]:.0%}): {cure}"
 
 
 def _checkpoint(chosen: Candidate) -> str:

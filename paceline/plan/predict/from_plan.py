@@ -13,7 +13,9 @@ from paceline.plan.memory import SIZES
 from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Plan
 from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, own_kernels, predicted
-from paceline.plan.predict.work import Adapter, Machine, Storage, Work
+from paceline.plan.predict.work import Adapter, Machine, Rollout, Storage, Work
+from paceline.plan.roles import reads_prompts
+from paceline.plan.rollout import rollout_cut
 from paceline.plan.shape import ModelShape
 
 CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, memory
@@ -101,8 +103,16 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
         flash=plan.attention != "eager",
         algorithm=plan.algorithm,
         corrections=corrections,
+        rollout=_rollout(plan),
         **_length(plan),
     )
+
+
+def _rollout(plan: Plan) -> Rollout | None:
+    training = plan.config.get("training", {})
+    if not reads_prompts(plan.algorithm):
+        return None
+    return Rollout(int(training["rollout"]["max_completion_length"]), *rollout_cut(training, plan.batch))
 
 
 def _length(plan: Plan) -> dict[str, Any]:
@@ -190,6 +200,7 @@ def work_of(plan: Plan, ask: Ask) -> Work:
         algorithm=plan.algorithm,
         kernels=own_kernels(ask, zero, tp, deepspeed="zero_stage" in engine),
         element=size,
+        rollout=ask.rollout,
     )
 
 

@@ -13,7 +13,7 @@ from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.predict.peak import Peak, worst_peak
 from paceline.plan.predict.speed import Speed, speed_of
-from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
+from paceline.plan.predict.work import Adapter, Rollout, Storage, Work, why_not_run
 from paceline.plan.shape import ModelShape
 
 FITS = 0.95  # a layout runs when its predicted peak stays below this share of the card's memory …
@@ -48,6 +48,7 @@ class Ask:
     row_tokens: float = 0.0  # of a row on average, where that was measured; 0: rows are full
     basis: str = ""  # what the length of the training rests on, in words
     kept: int = 1  # checkpoints
+    rollout: Rollout | None = None
     nvme: frozenset[str] = frozenset()  # of optimizer and parameters, what is moved to disk in place of host memory
     corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
 
@@ -217,6 +218,7 @@ def _batches(family: Family, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
                 dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=family.zero, shard=(mesh.dp_shard if family.hybrid else dp) * mesh.cp,
                 storage=family.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=family.offload,
                 sequence_parallel=family.name != "autotp + zero1", algorithm=ask.algorithm, kernels=own_kernels(ask, family.zero, mesh.tp, deepspeed="zero" in family.name),
+                rollout=ask.rollout,
             )  # fmt: skip
             replicated = family.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh

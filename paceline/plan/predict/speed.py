@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.plan.predict.links import Group, latency, pass_time
-from paceline.plan.predict.work import ON_POLICY, StageCut, Work
+from paceline.plan.predict.work import ON_POLICY, Rollout, StageCut, Work
 
 Coefficients = Mapping[str, float]
 
@@ -225,23 +225,15 @@ def _offload(work: Work) -> float:
 
 
 def _generation(work: Work, c: Coefficients) -> float:
-    """Rollouts of half a row's length: every token reads all weights once (decoding is bound by memory: Pope et al. 2022, arXiv:2211.05102)."""
+    """A step's share of a rollout: every token reads all weights and the keys and values of half a row (decoding is bound by memory: Pope et al.
+    2022, arXiv:2211.05102). All answers of a rollout are written at once; its steps share the time."""
     if work.algorithm not in ON_POLICY:
         return 0.0
-    shape, machine = work.shape, work.machine
-    weights = 2.0 * shape.num_parameters / work.tp / work.pp
-    cached = (
-        2
-        * 2.0
-        * shape.layers
-        * shape.kv_heads
-        * shape.head_dim
-        * work.seq_len
-        / 2
-        * work.micro_batch
-        * work.accumulation
-        / work.tp
-        / work.pp
-    )
-    a_token = (weights + cached) / (0.6 * machine.hbm) * work.pp
-    return work.seq_len / 2 * max(a_token, c["launch"] * 1e-3 / 3 * shape.layers)
+    shape, rollout = work.shape, work.rollout or Rollout(work.seq_len // 2)
+    cut = work.tp * work.pp
+    weights = 2.0 * shape.num_parameters / cut
+    answers = work.micro_batch * work.accumulation * rollout.windows
+    cached = 2 * 2.0 * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len / 2 * answers / cut
+    a_token = (weights + cached) / (0.6 * work.machine.hbm) * work.pp
+    whole = rollout.answer * max(a_token, c["launch"] * 1e-3 / 3 * shape.layers)
+    return whole / (rollout.windows * rollout.passes)

@@ -64,6 +64,15 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class Rollout:
+    """What is answered before it is learnt from: ``answer`` tokens each, in ``windows`` optimizer steps a pass, ``passes`` times."""
+
+    answer: int
+    windows: int = 1
+    passes: int = 1
+
+
+@dataclass(frozen=True)
 class Work:
     """One training step. ``dp`` ranks see different rows; ``shard`` of them share the states that ``zero`` (0 to 3) shares out.
 
@@ -100,6 +109,7 @@ class Work:
     kernels: str = "eager"
     ring: bool = False  # context parallel passes keys and values on behind the products; else Ulysses
     element: float = 2.0  # bytes of an activation's number
+    rollout: Rollout | None = None  # None: answers of half a row, one step on each
 
     @cached_property
     def world(self) -> int:

@@ -16,7 +16,7 @@ from paceline.plan.predict.peak import in_flight, peak_of, worst_peak
 from paceline.plan.predict.report import forecast, text
 from paceline.plan.predict.search import TIE, Ask, Candidate, best_of_each, fastest, ranked, search
 from paceline.plan.predict.speed import speed_of, token_flops
-from paceline.plan.predict.work import Adapter, Storage, Work, why_not_run
+from paceline.plan.predict.work import Adapter, Rollout, Storage, Work, why_not_run
 
 C = memory_coefficients()
 S = speed_coefficients()
@@ -216,3 +216,13 @@ def test_the_layout_that_is_taken_is_the_one_in_the_table() -> None:
     told = forecast("llama-3-8b", Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
     assert told.chosen is not None and any(c is told.chosen for c in told.rows)
     assert [line for line in text(told).splitlines() if line.startswith("* fsdp ")]
+
+
+def test_a_rollout_takes_the_length_of_its_answers_and_its_steps_share_it() -> None:
+    def seconds(rollout: Rollout | None) -> float:
+        return speed_of(work(algorithm="grpo", rollout=rollout), S).generation
+
+    assert seconds(Rollout(2048)) == pytest.approx(8 * seconds(Rollout(256)))
+    assert seconds(Rollout(256, windows=1, passes=4)) == pytest.approx(seconds(Rollout(256)) / 4)
+    assert seconds(Rollout(256)) / 2 <= seconds(Rollout(256, windows=2)) < seconds(Rollout(256))
+    assert seconds(None) == seconds(Rollout(2048))  # half a row
