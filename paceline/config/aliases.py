@@ -174,6 +174,7 @@ ALIASES: dict[str, Alias] = {
     "pref_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
     "dpo_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
     "rpo_alpha": Alias("training.dpo.rpo_alpha"),
+    "ds3_gather_for_generation": Alias("training.rollout.gather_for_generation"),
     "dpo_label_smoothing": Alias("training.dpo.label_smoothing"),
     "reference_free": Alias("training.dpo.reference_free"),
     "ref_model": Alias("training.dpo.ref_model"),

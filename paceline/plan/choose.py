@@ -21,7 +21,7 @@ from paceline.plan.memory import memory_of
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.resolve import Resolved, attempt, resolve
 from paceline.plan.roles import other_models, reads_prompts
-from paceline.plan.rollout import rollout_decisions
+from paceline.plan.rollout import rollout_decisions, with_generation
 from paceline.plan.shape import ModelShape, scoring, shape_from_config
 
 
@@ -77,7 +77,7 @@ def make_plan(
     resolved = resolve(config, hardware, shape, world_size, num_nodes, found)
     start = {"world_size": world_size, "num_nodes": num_nodes, "launcher": launcher, "run_dir": run_dir}
     plan = _assembled(config, hardware, shape, others or {}, resolved, start, found)
-    return replace(plan, memory=memory_of(plan, hardware))
+    return with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
 
 
 def _assembled(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.units import human_bytes
 from paceline.plan.batch import BatchSplit
-from paceline.plan.plan import Decision
+from paceline.plan.hardware import Hardware
+from paceline.plan.memory import SIZES
+from paceline.plan.plan import Decision, Plan
 from paceline.plan.roles import group_size, reads_prompts
 
 _KEY = "training.rollout"
+MARGIN = 0.9  # of a rank's memory
 
 
 def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagnostic]:
@@ -50,3 +55,34 @@ def rollout_decisions(training: Mapping[str, Any], batch: BatchSplit) -> tuple[D
     answers, steps = windows * batch.global_batch, windows * passes
     value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
     return (Decision("rollout", value, f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers"),)  # fmt: skip
+
+
+def with_generation(plan: Plan, hardware: Hardware) -> Plan:
+    """The plan with how answers are written where each rank holds a part of the weights: whole, or ``gather_for_generation`` off in its engine."""
+    training = plan.config["training"]
+    options = training.get("rollout") or {}
+    sharded = plan.engine.get("zero_stage") == 3 or (plan.strategy == "fsdp" and plan.mesh.dp_shard > 1)
+    if not (reads_prompts(plan.algorithm) and sharded) or options.get("server"):
+        return plan
+    asked = options.get("gather_for_generation")
+    need, room, words = _room_to_generate(plan, hardware, int(options.get("generation_rows") or 64))
+    whole = asked if asked is not None else need is None or need < MARGIN * room
+    reason = words if asked is None else f"{words}; {_KEY}.gather_for_generation: {str(asked).lower()}"
+    said = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
+    engine = plan.engine if whole else {**plan.engine, "gather_for_generation": False}
+    return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", said, reason)))
+
+
+def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:
+    """(bytes of a rank that holds the whole model and the keys and values of ``rows`` answers beside its states, those there are, in words)."""
+    local = max(1, plan.world_size // plan.num_nodes)
+    room = hardware.memory_bytes / (1 if hardware.device == "cuda" else local)
+    shape, states = plan.shape, (plan.memory or {}).get("largest")
+    if shape is None or not states:
+        return None, room, "the model's size is not known"
+    size = SIZES[plan.precision.compute]
+    weights = shape.num_parameters * size / plan.mesh.tp
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
+    held = float(states["parameters"] + states["gradients"] + states["optimizer"])
+    parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"
+    return weights + cache + held, room, f"whole it would take {parts} of {human_bytes(room)}"

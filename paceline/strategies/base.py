@@ -115,6 +115,11 @@ class Strategy(ABC):
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
         """Contract 9: bring the engine into the state it has after its first step, leaving no trace. Nothing to do by default."""
 
+    @property
+    def generates_together(self) -> bool:
+        """Whether each forward inside ``generating`` is a collective: then all ranks make equally many."""
+        return False
+
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[nn.Module]:
         """The whole model, in eval mode and without gradients, for decoding."""

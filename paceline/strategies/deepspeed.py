@@ -116,11 +116,19 @@ class DeepSpeed(Strategy):
         engine: Any = handle.module
         engine.optimizer.zero_grad()
 
+    @property
+    def generates_together(self) -> bool:
+        """Under ZeRO-3, where the plan finds no room for the whole model."""
+        return self.stage == 3 and not self.plan.engine.get("gather_for_generation", True)
+
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[nn.Module]:
-        """The whole model: under ZeRO-3 every rank gathers it. Collective at both ends there."""
-        gather = self.stage == 3 and handle.trained
-        with evaluating(handle.root), deepspeed_zero3.gathered(handle.module) if gather else contextlib.nullcontext():
+        """The whole model: under ZeRO-3 every rank gathers it, or all go through it together. Collective at both ends there."""
+        whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.stage == 3 and handle.trained:
+            taken = deepspeed_zero3.in_turns if self.generates_together else deepspeed_zero3.gathered
+            whole = taken(handle.module)
+        with evaluating(handle.root), whole:
             yield handle.root
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:

@@ -46,6 +46,20 @@ def gathered(engine: Any) -> Iterator[None]:
         offload.setup_zero_stage3_hooks()
 
 
+@contextmanager
+def in_turns(engine: Any) -> Iterator[None]:
+    """DeepSpeed's hooks gather a module at a time in forwards of the Hugging Face model alone; all ranks make equally many. Collective at both ends."""
+    coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
+    begins = engine.module.hf.register_forward_pre_hook(
+        lambda *_: coordinator.reset_step()
+    )  # the root's hook does it in training
+    try:
+        yield
+    finally:
+        begins.remove()
+        engine.optimizer._partition_all_parameters()
+
+
 def blank(batch: Batch) -> Batch:
     """``batch`` without labels and rows: a forward that the others wait for and that counts nothing."""
     return replace(

@@ -138,13 +138,21 @@ class FSDP(Strategy):
         """The root itself: FSDP2 changes its class in place."""
         return root
 
+    @property
+    def generates_together(self) -> bool:
+        """Where the plan finds no room for the whole model."""
+        return not self.plan.engine.get("gather_for_generation", True)
+
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[nn.Module]:
         """Every rank holds the whole model inside, in the dtype it computes in; ranks need not decode alike, but those of a tp group, which hold it
-        together: given the same prompts and seeds they choose the same tokens. Collective at both ends."""
+        together: given the same prompts and seeds they choose the same tokens. Or all go through it together. Collective at both ends."""
         units = self.units[handle.role]
         with evaluating(handle.root):
-            units.gather()
+            if self.generates_together:
+                units.take_turns()
+            else:
+                units.gather()
             try:
                 yield handle.root
             finally:

@@ -102,6 +102,15 @@ class Units:
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
+    def take_turns(self) -> None:
+        """Until ``free`` a forward of the trunk gathers one inner unit after the other; what belongs to the root (embedding, last norm, head) stays
+        whole, for nobody calls the root."""
+        self.start()
+        self.root.set_reshard_after_forward(False, recurse=False)
+        self.root.unshard()
+        for unit in self.inner:
+            unit.set_reshard_after_forward(True, recurse=False)
+
     def forget(self) -> None:
         """After a forward without gradients, between steps or micro-batches: shards only, and its order of units is no plan for a backward."""
         for unit in self.all():

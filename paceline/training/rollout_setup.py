@@ -146,5 +146,6 @@ class RolloutSetup:
             pad_id=self.session.prepared.pad_token_id,
             stop_ids=self.session.prepared.stop_token_ids,
             rows=self.options.generation_rows,
+            agree=self.session.world.any if self.strategy.generates_together else None,
             computing=root.computing,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tiny_parts import TinyObjective, make_batch
+from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
@@ -167,13 +168,16 @@ def saved(world: World, out: Path, strategy: Strategy, handle: Handle) -> Path:
     return Checkpointer(run, world).save(5, strategy.export_state(handle), {"step": 5}, files)
 
 
-def logits(strategy: Strategy, handle: Handle) -> list[float]:
-    """Of a few tokens, by the whole model while training pauses; ranks ask at different lengths, as when they decode."""
+def logits(strategy: Strategy, handle: Handle, *, together: bool = False) -> tuple[list[float], int]:
+    """Of a few tokens, by the whole model while training pauses, or by all ranks together; ranks ask at different lengths, as when they decode. Also
+    how many parameters a rank holds whole meanwhile."""
+    strategy.plan.engine["gather_for_generation"] = not together  # type: ignore[index]
     with strategy.generating(handle) as root:
         ids = torch.arange(2 + strategy.world.rank)[None] % 11
         for _ in range(2):
             found = root.hf(input_ids=ids).logits[0, :2]  # type: ignore[operator, union-attr]
-    return found.flatten().tolist()  # type: ignore[no-any-return]
+        whole = sum(not isinstance(parameter, DTensor) for parameter in root.parameters())
+    return found.flatten().tolist(), whole
 
 
 def state(world: World, out: Path) -> dict[str, Any]:
@@ -184,7 +188,8 @@ def state(world: World, out: Path) -> dict[str, Any]:
     train(strategy, handle, range(5))
     bytes_held = strategy.state_bytes(handle)
     path = saved(world, out, strategy, handle)
-    said = logits(strategy, handle)
+    said, whole = logits(strategy, handle)
+    together, root_only = logits(strategy, handle, together=True)
     rows = list(range(99))[strategy.data_parallel_rank :: n]
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
     micro += [make_batch([-1])] * (world.rank == n - 1)
@@ -195,7 +200,7 @@ def state(world: World, out: Path) -> dict[str, Any]:
         strategy.import_state(handle, reader)
     again = {"steps": train(strategy, handle, range(5, 10)), "blocks": held(strategy, handle)}
     return {
-        "straight": straight, "again": again, "logits": said, "checkpoint": str(path), "bytes": bytes_held,
+        "straight": straight, "again": again, "logits": said, "together": together, "whole": (whole, root_only), "checkpoint": str(path), "bytes": bytes_held,
         "eval": {"sums": dict(sums.sums), "weights": dict(sums.weights), "rows": sums.rows},
     }  # fmt: skip
 

@@ -114,6 +114,11 @@ def test_decoding_and_the_export_give_the_same_logits(found: Found, world_size: 
         expected = model(input_ids=torch.arange(4)[None] % 11).logits[0, :2].flatten()
     for rank in found[world_size]:
         assert torch.allclose(torch.tensor(rank["state"]["logits"]), expected, atol=1e-6)
+        assert rank["state"]["together"] == rank["state"]["logits"], "a layer gathered at a time"
+        assert rank["state"]["whole"] == [
+            len(dict(model.named_parameters())),
+            3,
+        ]  # then embedding, last norm and head alone
 
 
 def steps_of(run: Path) -> list[Step]:

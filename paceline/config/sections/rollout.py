@@ -6,7 +6,19 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from paceline.config.sections.types import Bool, Float, Int, Mapping, OptFloat, OptInt, OptText, Section, Text, Word
+from paceline.config.sections.types import (
+    Bool,
+    Float,
+    Int,
+    Mapping,
+    OptBool,
+    OptFloat,
+    OptInt,
+    OptText,
+    Section,
+    Text,
+    Word,
+)
 
 
 class RewardItem(Section):
@@ -86,6 +98,10 @@ class RolloutOptions(Section):
         description="Micro-batches a rollout is cut into, a multiple of gradient_accumulation_steps; one optimizer step's worth when empty.",
     )
     generation_rows: Int = Field(default=64, ge=1, description="Answers a process decodes together.")
+    gather_for_generation: OptBool = Field(
+        default=None,
+        description="Under FSDP and ZeRO-3: every process holds the whole model while it writes answers (true), or all go through it together, a layer gathered at a time (false); when empty, whole where the plan says that it fits.",
+    )
     old_logprobs: Annotated[str, Word("auto", "sampling", "recompute")] = Field(
         default="auto",
         description="Log-probabilities of π_old: those of sampling, or a forward of training's; auto takes sampling's in float32 and float64 without a server.",

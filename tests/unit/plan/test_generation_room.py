@@ -1,0 +1,58 @@
+"""Where each rank holds a part of the weights the plan says how answers are written: whole where there is room, else together."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config.schema import Config
+from paceline.plan.catalogue import cluster_of
+from paceline.plan.choose import make_plan
+from paceline.plan.known import known_models
+from paceline.plan.plan import Plan
+
+
+def plan_of(model: str, cards: str = "8xH100", **training: object) -> Plan:
+    rollout = {"rewards": "length", "max_completion_length": 512, **training.pop("rollout", {})}  # type: ignore[dict-item]
+    config = Config.model_validate(
+        {
+            "model": {"config": known_models()[model]["config"], "tokenizer": "none"},
+            "data": {"train": "none.jsonl", "max_length": 1024},
+            "training": {
+                "algorithm": "grpo", "mixed_precision": "bf16", "distributed_strategy": "zero3", "rollout": rollout, **training
+            },
+        }
+    )  # fmt: skip
+    cluster = cluster_of(cards)
+    return make_plan(config, cluster.hardware(), world_size=cluster.cards, num_nodes=cluster.cards // 8, launcher="torchrun", run_dir="none")  # fmt: skip
+
+
+def said(plan: Plan) -> tuple[str, str]:
+    (found,) = [d for d in plan.decisions if d.subject == "answers are written"]
+    return found.choice, found.reason
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp"])
+def test_8b_is_whole_on_a_card_and_70b_is_not(strategy: str) -> None:
+    small = plan_of("llama-3-8b", distributed_strategy=strategy)
+    assert "gather_for_generation" not in small.engine and said(small)[0] == "the whole model on every rank"
+    large = plan_of("llama-3-70b", "128xH100", distributed_strategy=strategy)
+    assert large.engine["gather_for_generation"] is False and "together" in said(large)[0]
+    assert "weights 131.42 GiB" in said(large)[1]  # 70.55e9 × 2 bytes
+
+
+def test_a_cache_counts_too_and_so_does_the_users_wish() -> None:
+    many = plan_of("llama-3-8b", rollout={"generation_rows": 512})  # 2 · 32 · 8 · 128 · 1024 · 512 · 2 bytes: 64 GiB
+    assert "512 answers 64.00 GiB" in said(many)[1] and many.engine["gather_for_generation"] is False
+    for wish in (True, False):
+        asked = plan_of("llama-3-8b", rollout={"gather_for_generation": wish})
+        assert asked.engine.get("gather_for_generation", True) is wish
+        assert f"gather_for_generation: {str(wish).lower()}" in said(asked)[1]
+
+
+def test_nothing_is_said_where_weights_are_whole_or_a_server_writes() -> None:
+    for plan in (
+        plan_of("llama-3.2-1b", distributed_strategy="zero2"),
+        plan_of("llama-3-70b", "128xH100", rollout={"server": {"url": "http://127.0.0.1:8000"}}),
+    ):
+        assert "gather_for_generation" not in plan.engine
+        assert not [d for d in plan.decisions if d.subject == "answers are written"]
