@@ -112,7 +112,9 @@ def _rollout(plan: Plan) -> Rollout | None:
     training = plan.config.get("training", {})
     if not reads_prompts(plan.algorithm):
         return None
-    return Rollout(int(training["rollout"]["max_completion_length"]), *rollout_cut(training, plan.batch))
+    options = training["rollout"]
+    windows, passes = rollout_cut(training, plan.batch)
+    return Rollout(int(options["max_completion_length"]), windows, passes, int(options["generation_rows"]))
 
 
 def _length(plan: Plan) -> dict[str, Any]:

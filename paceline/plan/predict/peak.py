@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from paceline.plan.predict.work import StageCut, Work
+from paceline.plan.predict.work import ON_POLICY, Rollout, StageCut, Work
 
 Coefficients = Mapping[str, float]
 BUCKET = 25 * 2**20  # DDP's
@@ -63,6 +63,7 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
     logits = _logits(work, c) if stage.head and work.algorithm != "reward" else 0.0  # a scalar head
     gathered = _gathered(work, c, whole, stage, slots)
     layer_sum = attention + mlp
+    gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
     moving = layer_sum * slots + checkpoints + logits + gathered
     overhead = (c["overhead"] + (c["communicators"] if work.world > 1 else 0.0)) * 2**30 * work.machine.context
     fragments = c["fragments"] * moving + c["segments"] * _segments(work) * layer_sum * slots
@@ -83,6 +84,16 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
         fragments=fragments,
         overhead=overhead,
     )
+
+
+def _answers(work: Work) -> float:
+    """Keys and values of the answers that are written together, before the update begins: at their longest, whole rows."""
+    if work.algorithm not in ON_POLICY:
+        return 0.0
+    rollout = work.rollout or Rollout(work.seq_len // 2)
+    rows = min(rollout.rows, work.micro_batch * work.accumulation * rollout.windows)
+    shape = work.shape
+    return 2 * work.element * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len * rows / (work.tp * work.pp)
 
 
 def worst_peak(work: Work, c: Coefficients) -> tuple[int, Peak]:

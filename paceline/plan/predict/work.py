@@ -65,11 +65,12 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What is answered before it is learnt from: ``answer`` tokens each, in ``windows`` optimizer steps a pass, ``passes`` times."""
+    """What is answered before it is learnt from: ``answer`` tokens each, in ``windows`` optimizer steps a pass, ``passes`` times; ``rows`` at a time."""
 
     answer: int
     windows: int = 1
     passes: int = 1
+    rows: int = 64
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,18 @@ def test_the_layout_that_is_taken_is_the_one_in_the_table() -> None:
     assert [line for line in text(told).splitlines() if line.startswith("* fsdp ")]
 
 
+def test_the_answers_that_are_written_together_must_have_room() -> None:
+    def peak(rows: int) -> float:
+        small = work(
+            algorithm="grpo", zero=3, shard=8, accumulation=64, recompute="full", rollout=Rollout(256, rows=rows)
+        )
+        return peak_of(small, C, 0).total
+
+    assert peak(1) == peak(2)  # the update takes more than the keys and values of two answers
+    cache = 2 * 2 * 32 * 8 * 128 * 4096 * 64  # bytes of 64 rows of Llama 3 8B: 32 GiB
+    assert cache < peak(64) < cache + peak(1)
+
+
 def test_a_rollout_takes_the_length_of_its_answers_and_its_steps_share_it() -> None:
     def seconds(rollout: Rollout | None) -> float:
         return speed_of(work(algorithm="grpo", rollout=rollout), S).generation
