@@ -14,15 +14,12 @@ from test_grpo_program import events_of, grpo, numbers, train
 
 from paceline.runlog.events import Eval
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 __all__ = ["grpo"]  # the fixture
 ZERO3 = pytest.param(
     "zero3",
     "float32",
-    marks=[
-        pytest.mark.slow,
-        pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"),
-    ],
+    marks=pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"),
 )
 
 
