@@ -15,19 +15,23 @@ SECONDS = 20.0  # a plan does not wait longer
 
 def epoch_lengths(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """(rows, tokens) of an epoch of this config's data; None where it is not prepared, or nothing here can tell."""
-    from paceline.cli.process import module_argv, reach_package
+    from paceline.cli.process import module_argv
     from paceline.launch.environ import cache_folder
+    from paceline.launch.spec import import_path
 
+    tokenizer = config["model"]["tokenizer"] or config["model"]["name_or_path"]
+    if config["training"]["algorithm"] != "sft" or not tokenizer or not Path(tokenizer).expanduser().is_dir():
+        return None  # the other process would say so, a second later
     cache = Path(config["data"].get("cache_dir") or cache_folder(os.environ)).expanduser()
     if not (cache / "prepared").is_dir():
         return None
-    reach_package()
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"
         described.write_text(json.dumps(dict(config)), encoding="utf-8")
         argv = module_argv("paceline.data.lengths", "--config-json", str(described), "--cache", str(cache))
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS)
+            environ = {**os.environ, **import_path(os.environ)}
+            done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=SECONDS)
             found = json.loads(done.stdout) if done.returncode == 0 else None
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return None

@@ -135,7 +135,8 @@ def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
     training = plan.config.get("training", {})
     if epoch is None or not epoch[0]:
         full = f"rows counted as full, {ask.seq_len:,} tokens"
-        return replace(ask, basis=full if ask.steps else "how long it all takes is told once the data is prepared: paceline prepare")  # fmt: skip
+        needed = "once the data is prepared: paceline prepare" if plan.algorithm == "sft" else "with training.max_steps"
+        return replace(ask, basis=full if ask.steps else f"how long it all takes is told {needed}")
     rows, tokens = epoch
     whole = rows // ask.rows if training.get("dataloader_drop_last") else -(-rows // ask.rows)
     steps = ask.steps or math.ceil(float(training.get("num_train_epochs") or 1) * whole)
