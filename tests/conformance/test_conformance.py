@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 BY_NAME = {v.name: v for v in VARIANTS}
 # every kind of training and each precision through training, resume and export; ``--slow`` takes the second list too
 PAIRWISE = [
-    ("pipeline interleaved", "full", "fp64"),
     ("ZeRO-3", "LoRA", "fp32"),
     ("ddp", "QLoRA", "bf16"),
 ]
 MORE = [
+    ("pipeline interleaved", "full", "fp64"),
     ("fsdp hybrid_shard (2 × 2)", "full", "fp32"),
     ("tp, sequence parallel", "full", "bf16"),
     ("fsdp full_shard", "LoRA", "bf16"),

@@ -148,7 +148,8 @@ def test_the_launcher_script_with_torchrun(guide: Guide) -> None:
     guide.check(world_size=2)
 
 
-@pytest.mark.parametrize("flag", ["", pytest.param("--use_torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["", "--use_torchrun"])
 def test_two_nodes_on_loopback(flag: str, guide: Guide) -> None:
     port = free_port()
     nodes = [

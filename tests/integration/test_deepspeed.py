@@ -36,11 +36,11 @@ CPU: dict[str, Any] = {"device": "cpu"}
 TP: dict[str, Any] = {"tensor_parallel": {"autotp_size": 2}}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "zero3": (2, {"strategy": "zero3", "engine": {"config": zero(3)}}),
-    "autotp": (4, {"strategy": "zero1", "mesh": {"tp": 2, "dp_shard": 2}, "engine": {"config": {**zero(1), **TP}}}),
     "ulysses": (2, {"strategy": "zero1", "mesh": {"cp": 2}, "engine": {"config": zero(1)}}),
 }
 SLOW: dict[str, tuple[int, dict[str, Any]]] = {
     "zero1": (2, {"strategy": "zero1"}),
+    "autotp": (4, {"strategy": "zero1", "mesh": {"tp": 2, "dp_shard": 2}, "engine": {"config": {**zero(1), **TP}}}),
     "zero2": (2, {"strategy": "zero2", "engine": {"config": zero(2)}}),
     "bf16": (2, {"strategy": "zero2", "compute": "bfloat16", "engine": {"config": {**zero(2), **LOW}}}),
     "stage 0": (2, {"strategy": "deepspeed", "engine": {"zero_stage": 0}}),

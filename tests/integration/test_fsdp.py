@@ -23,22 +23,30 @@ SHARDINGS = {
     2: {"full_shard/float64", "shard_grad_op/float64", "recompute/float64", "size/float64", "full_shard/float32", "offload/bfloat16", "meta/tied"},
     4: {"full_shard/float64", "shard_grad_op/float64", "no_shard/float64", "hybrid_shard/float64", "hybrid_shard_zero2/float64"},
 }  # fmt: skip
-Found = dict[int, list[dict[str, Any]]]
+WORLDS = pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+
+
+class Found(dict[int, list[dict[str, Any]]]):
+    """What every rank of the worlds of 2 and 4 found, by scenario; each world is run when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, world_size: int) -> list[dict[str, Any]]:
+        out = self.folder / f"world{world_size}"
+        assert not out.exists(), "this world has failed already"
+        codes, output = run_ranks("parity+state", world_size, out, deadline=150, script=WORKER)
+        assert codes == [0] * world_size, "\n".join(output)
+        self[world_size] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
+        return self[world_size]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What every rank of the worlds of 2 and 4 found, by scenario."""
-    results = {}
-    for world_size in (2, 4):
-        out = tmp_path_factory.mktemp(f"world{world_size}")
-        codes, output = run_ranks("parity+state", world_size, out, deadline=150, script=WORKER)
-        assert codes == [0] * world_size, "\n".join(output)
-        results[world_size] = [json.loads((out / f"{rank}.json").read_text()) for rank in range(world_size)]
-    return results
+    return Found(tmp_path_factory.mktemp("fsdp"))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_every_sharding_equals_one_process(found: Found, world_size: int) -> None:
     """Ten steps: loss, gradient norm, tokens, every parameter at the end. Some ranks have no labels; clipping is active; accumulation 2."""
     alone = found[world_size][0]["parity"]["alone"]
@@ -59,7 +67,7 @@ def test_every_sharding_equals_one_process(found: Found, world_size: int) -> Non
                 assert apart < BOUNDS[kind], (name, parameter)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_all_ranks_return_the_same_bits(found: Found, world_size: int) -> None:
     first, *others = [
         {name: run["steps"] for name, run in rank["parity"]["found"].items()} for rank in found[world_size]
@@ -67,7 +75,7 @@ def test_all_ranks_return_the_same_bits(found: Found, world_size: int) -> None:
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_resume_is_bit_exact(found: Found, world_size: int) -> None:
     """Every loss, norm, and element of weights and moments, of five steps after the import: full_shard at 2 ranks, hybrid at 4."""
     for rank in found[world_size]:
@@ -77,7 +85,7 @@ def test_resume_is_bit_exact(found: Found, world_size: int) -> None:
         assert kinds >= {"param", "exp_avg", "exp_avg_sq"}
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_each_rank_holds_and_writes_its_share(found: Found, world_size: int) -> None:
     """Moments are twice the parameters; an even cut gives every rank the same; all ranks write."""
     shares = [rank["state"]["bytes"] for rank in found[world_size]]
@@ -91,7 +99,7 @@ def test_each_rank_holds_and_writes_its_share(found: Found, world_size: int) -> 
     assert min(written) > 0.4 * max(written)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_evaluation_counts_every_row_once(found: Found, world_size: int) -> None:
     """99 rows, one rank with a micro-batch more than the others."""
     first = found[world_size][0]["state"]["eval"]
@@ -100,7 +108,7 @@ def test_evaluation_counts_every_row_once(found: Found, world_size: int) -> None
     assert all(rank["state"]["eval"] == first for rank in found[world_size])
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@WORLDS
 def test_decoding_and_the_export_give_the_same_logits(found: Found, world_size: int, tmp_path: Path) -> None:
     """What the gathered model says while training pauses is what Transformers says of the exported folder."""
     import torch

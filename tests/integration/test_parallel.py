@@ -124,6 +124,7 @@ def same_run(alone: dict[str, Any], other: dict[str, Any], bound: float, name: s
         assert max(abs(x - y) for x, y in zip(values, other["parameters"][key], strict=True)) < loose, (name, key)
 
 
+@pytest.mark.slow
 def test_blocks_of_two_cuts_resume_bit_for_bit_and_decode_as_one_process(tmp_path: Path) -> None:
     """tp × fsdp: saved by blocks, read back by blocks, and read whole by one process."""
     for rank in ranks_of("state", 4, tmp_path / "state"):

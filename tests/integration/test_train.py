@@ -243,7 +243,9 @@ def test_low_precision_follows_fp32(
         assert losses["bf16"] == pytest.approx(losses["no"], abs=bound)
 
 
-def test_export_gives_equal_logits(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+def test_a_run_is_not_written_over_and_its_export_gives_equal_logits(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -251,6 +253,8 @@ def test_export_gives_equal_logits(tiny: Tiny, paceline: Paceline, tmp_path: Pat
 
     config = tiny(save_strategy="steps", save_steps=4, max_steps=4)
     assert train(paceline, config, tmp_path, 2).code == 0
+    again = train(paceline, config, tmp_path, 2)
+    assert again.code == 2 and "run.exists" in again.err and "Traceback" not in again.err
     done = paceline("export", str(tmp_path / "run"), "--to", str(tmp_path / "hf"))
     assert done.code == 0, done.err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
@@ -260,13 +264,6 @@ def test_export_gives_equal_logits(tiny: Tiny, paceline: Paceline, tmp_path: Pat
             assert torch.equal(parameter, reader.read("policy", name, "param")), name
     ids = tokenizer("Shout 3: red", return_tensors="pt").input_ids
     assert torch.isfinite(model(ids).logits).all()
-
-
-def test_a_second_run_in_the_same_directory_is_refused(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
-    config = tiny(max_steps=1)
-    assert train(paceline, config, tmp_path, 1).code == 0
-    again = train(paceline, config, tmp_path, 1)
-    assert again.code == 2 and "run.exists" in again.err and "Traceback" not in again.err
 
 
 def test_module_runs_from_a_checkout(tmp_path: Path) -> None:
