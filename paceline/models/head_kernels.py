@@ -56,17 +56,11 @@ class Products:
         for i in range(count):
             yield slice(total * i // count, total * (i + 1) // count)
 
-    def parts(self, rows: slice) -> Iterator[slice]:
-        """Pieces of a chunk: all of it where products are ``wide``, else so few rows that their wide copy stays in the cache."""
-        step = (
-            rows.stop - rows.start if self.product == self.wide else max(1, _CACHE_BYTES // (4 * self.weight.shape[0]))
-        )
-        for start in range(rows.start, rows.stop, step):
-            yield slice(start, min(start + step, rows.stop))
-
-    def blocks(self, rows: slice, raw: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """(rows of the call, their part of a chunk's ``raw``): on a CPU so few at a time that they stay in the cache, else as many as fit the budget."""
-        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if raw.device.type == "cpu" else self.rows
+    def blocks(self, rows: slice, raw: Tensor, *, cached: bool = True) -> Iterator[tuple[slice, Tensor]]:
+        """(rows of the call, their part of a chunk's ``raw``): as many as fit the budget in ``wide``, on a CPU, where ``cached``, so few that they stay in
+        the cache."""
+        cached = cached and raw.device.type == "cpu"
+        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if cached else self._fitting(self.wide)
         for start in range(0, rows.stop - rows.start, step):
             part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
             yield part, raw[start : start + step]
@@ -102,6 +96,45 @@ class Products:
         return self.hidden.new_empty(rows, self.weight.shape[0])
 
 
+class Gradients:
+    """Of hidden [L, H], weight [V, H] and bias [V], those that are needed, in ``product`` and ``wide``: a chunk of dLoss/d(h·w + b) at a time."""
+
+    def __init__(self, head: Products, needed: tuple[bool, ...], weight: Tensor, bias: Tensor | None) -> None:
+        self.head = head
+        self.hidden = torch.zeros_like(head.hidden) if needed[0] else None
+        # to be filled by the first chunk; zeros where there is none
+        make = torch.empty_like if head.hidden.shape[0] else torch.zeros_like
+        self.weight = make(weight, dtype=head.wide) if needed[1] else None
+        self.bias = torch.zeros_like(bias, dtype=head.wide) if needed[2] and bias is not None else None
+
+    def add(self, rows: slice, grad: Tensor) -> None:
+        """A chunk's ``grad`` [rows, V]."""
+        head, low = self.head, grad.to(self.head.product)
+        if self.hidden is not None:
+            torch.mm(low, head.weight, out=self.hidden[rows])
+        if self.weight is not None:
+            first = rows.start == 0  # the first chunk writes, the others add: no pass to clear [V, H]
+            if head.product == self.weight.dtype:
+                torch.addmm(self.weight, low.t(), head.hidden[rows], beta=0 if first else 1, out=self.weight)
+            else:
+                piece = low.t().mm(head.hidden[rows])
+                self.weight.copy_(piece) if first else self.weight.add_(piece)
+        if self.bias is not None:
+            self.bias.add_(grad.sum(0, dtype=self.bias.dtype))
+
+    def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """(hidden's, weight's, bias's)."""
+        return self.hidden, self.weight, self.bias
+
+
+def as_given(
+    grads: tuple[Tensor | None, ...], hidden: torch.dtype, weight: torch.dtype, scale: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of hidden, weight and bias in the dtypes of what they belong to; scaled in place."""
+    scaled = grads if scale is None else tuple(g if g is None else g.mul_(scale) for g in grads)
+    return tuple(None if g is None else g.to(dtype) for g, dtype in zip(scaled, (hidden, weight, weight), strict=True))
+
+
 class FusedNll(torch.autograd.Function):
     """(Σ -log p(label), number of correct argmaxes): the gradients are formed in the forward; the backward multiplies them by a scalar.
 
@@ -114,24 +147,19 @@ class FusedNll(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """fp32 scalar, int64 scalar."""
         head = Products(hidden, weight, bias, shape)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         total = hidden.new_zeros((), dtype=head.wide)
         right = labels.new_zeros(())
         head.rows = head._fitting(head.product)
         buffer = head.buffer()
         for rows in head.chunks():
             raw = head.raw(rows, buffer)
-            for part in head.parts(rows):
-                nll, hits = _to_gradient_(
-                    head, part, raw[part.start - rows.start : part.stop - rows.start], labels[part], correct
-                )
+            for part, block in head.blocks(rows, raw, cached=head.product != head.wide):
+                nll, hits = _to_gradient_(head, part, block, labels[part], correct)
                 total += nll
                 right += hits
-            accumulate(head, rows, raw, grad_hidden, grad_weight, grad_bias)
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+            gradients.add(rows, raw)
+        ctx.save_for_backward(*gradients.all())
         ctx.dtypes = (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(right)
         return total, right
@@ -139,14 +167,8 @@ class FusedNll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Scaled in place: the saved gradients are this node's own, and a second backward is refused by autograd."""
-        hidden, weight, bias = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
-        return (
-            None if hidden is None else hidden.mul_(grad).to(hidden_dtype),
-            None if weight is None else weight.mul_(grad).to(weight_dtype),
-            None if bias is None else bias.mul_(grad).to(weight_dtype),
-            None, None, None,
-        )  # fmt: skip
+        return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None
 
 
 def _to_gradient_(
@@ -181,35 +203,6 @@ def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Te
             again = head.logits(slice(one, one + 1))[0]
             nll[one - rows.start] = torch.logsumexp(again, 0) - again[target[one - rows.start, 0]]
     return nll.sum()
-
-
-def weight_gradient(weight: Tensor, labels: Tensor, head: Products) -> Tensor:
-    """[V, H] to be filled by the first chunk; zeros where there is none."""
-    make = torch.empty_like if labels.numel() else torch.zeros_like
-    return make(weight, dtype=head.wide)
-
-
-def accumulate(
-    head: Products,
-    rows: slice,
-    grad: Tensor,
-    grad_hidden: Tensor | None,
-    grad_weight: Tensor | None,
-    grad_bias: Tensor | None,
-) -> None:
-    """Adds one chunk's ``grad`` = dLoss/d(h·w + b) [rows, V] to the gradients."""
-    low = grad.to(head.product)
-    if grad_hidden is not None:
-        torch.mm(low, head.weight, out=grad_hidden[rows])
-    if grad_weight is not None:
-        first = rows.start == 0  # the first chunk writes, the others add: no pass to clear [V, H]
-        if head.product == grad_weight.dtype:
-            torch.addmm(grad_weight, low.t(), head.hidden[rows], beta=0 if first else 1, out=grad_weight)
-        else:
-            piece = low.t().mm(head.hidden[rows])
-            grad_weight.copy_(piece) if first else grad_weight.add_(piece)
-    if grad_bias is not None:
-        grad_bias.add_(grad.sum(0, dtype=grad_bias.dtype))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.models.head_kernels import HeadShape, Products, accumulate, weight_gradient
+from paceline.models.head_kernels import Gradients, HeadShape, Products, as_given
 from paceline.models.regions import Group, enter
 from paceline.models.token_stats import Wanted
 
@@ -105,10 +105,7 @@ class ParallelNll(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """fp32 scalar (fp64 for fp64 input), int64 scalar: the same on all ranks."""
         head = Products(hidden, weight, bias, shape)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
         for rows in head.chunks():
             logits = head.logits(rows)
@@ -118,8 +115,8 @@ class ParallelNll(torch.autograd.Function):
             slope = head.slope(logits)
             p = logits.sub_(found.sums[:, None]).exp_()
             _minus_onehot_(p, found.target, found.inside, torch.ones_like(found.sums))
-            accumulate(head, rows, p.mul_(slope), grad_hidden, grad_weight, grad_bias)
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+            gradients.add(rows, p.mul_(slope))
+        ctx.save_for_backward(*gradients.all())
         ctx.dtypes = (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(right)
         return total, right
@@ -127,14 +124,8 @@ class ParallelNll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Scaled in place: the saved gradients are this node's own."""
-        hidden, weight, bias = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
-        return (
-            None if hidden is None else hidden.mul_(grad).to(hidden_dtype),
-            None if weight is None else weight.mul_(grad).to(weight_dtype),
-            None if bias is None else bias.mul_(grad).to(weight_dtype),
-            None, None, None, None,
-        )  # fmt: skip
+        return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None, None
 
 
 class ParallelStats(torch.autograd.Function):
@@ -172,10 +163,7 @@ class ParallelStats(torch.autograd.Function):
         """One more forward of the head, a chunk at a time."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         head = Products(hidden, weight, bias, ctx.shape)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         if grad_logp is None:
             grad_logp = torch.zeros_like(sums)
         width = weight.shape[0]
@@ -189,10 +177,5 @@ class ParallelStats(torch.autograd.Function):
             _minus_onehot_(g, local.clamp(0, width - 1), (local >= 0) & (local < width), -grad_logp[rows])
             if grad_entropy is not None:
                 g.sub_(p.mul_(logs.add_(spread[rows, None])).mul_(grad_entropy[rows, None]))
-            accumulate(head, rows, g.mul_(slope), grad_hidden, grad_weight, grad_bias)
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
-            None, None, None, None,
-        )  # fmt: skip
+            gradients.add(rows, g.mul_(slope))
+        return *as_given(gradients.all(), hidden.dtype, weight.dtype), None, None, None, None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.models.head_kernels import HeadShape, Products, accumulate, weight_gradient
+from paceline.models.head_kernels import Gradients, HeadShape, Products, as_given
 
 KEPT_CHUNKS = 3  # of logits: what one chunk's gradient, probabilities and logits would take in a backward that computes them again
 
@@ -64,10 +64,7 @@ class TokenStats(torch.autograd.Function):
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, []
         head = Products(hidden, weight, bias, ctx.shape)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.zeros_like(head.hidden) if need_hidden else None
-        grad_weight = weight_gradient(weight, labels, head) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=head.wide) if need_bias and bias is not None else None
+        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         if grad_logp is None:
             grad_logp = torch.zeros_like(sums)
         buffer = head.buffer() if len(ctx.chunks) > max(len(kept), 1) else None
@@ -84,13 +81,8 @@ class TokenStats(torch.autograd.Function):
                     g.mul_(slope)
                 if g is not block:
                     block.copy_(g)
-            accumulate(head, rows, raw, grad_hidden, grad_weight, grad_bias)
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
-            None, None, None,
-        )  # fmt: skip
+            gradients.add(rows, raw)
+        return *as_given(gradients.all(), hidden.dtype, weight.dtype), None, None, None
 
 
 def _plan(head: Products, backward: bool) -> tuple[list[slice], int]:
