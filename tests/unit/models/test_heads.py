@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from model_families import FAMILIES, build_family, make_batch, reference_logits
 from torch import Tensor
 
+from paceline.models import head_kernels
 from paceline.models.head_kernels import FusedNll, HeadShape, Products, nll_sums
 from paceline.models.heads import Head
 from paceline.models.token_stats import KEPT_CHUNKS, TokenStats, Wanted
@@ -59,6 +60,17 @@ def test_fused_loss_equals_autograd(shape: HeadShape, bias: bool) -> None:
     assert torch.equal(torch.stack(nll_sums(hidden, weight, b, labels, shape, True))[1], right.double())
     torch.testing.assert_close(nll_sums(hidden, weight, b, labels, shape, False)[0], expected)
     _same_gradients(total * 0.37, expected * 0.37, [x for x in (hidden, weight, b) if x is not None])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_chunk_in_blocks_and_a_loss_of_entropy_alone(shape: HeadShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_kernels, "_CACHE_BYTES", 2 * 4 * VOCAB)  # two rows at a time
+    hidden, weight, _, labels = _inputs(False)
+    logs = [torch.log_softmax(_plain(hidden, weight, None, shape), dim=-1) for _ in range(2)]
+    _, entropy, _ = TokenStats.apply(hidden, weight, None, labels, shape, Wanted(entropy=True))
+    _same_gradients(entropy.sum(), -(logs[0].exp() * logs[0]).sum(), [hidden, weight])
+    logp, _, _ = TokenStats.apply(hidden, weight, None, labels, shape, Wanted())
+    _same_gradients(logp.sum(), logs[1].gather(1, labels[:, None]).sum(), [hidden, weight])
 
 
 @pytest.mark.parametrize("bias", [False, True])

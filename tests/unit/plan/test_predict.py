@@ -12,7 +12,7 @@ from paceline.plan.known import model_shape
 from paceline.plan.predict.advice import advice
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients, spread
 from paceline.plan.predict.links import Group, bandwidth, pass_time
-from paceline.plan.predict.peak import in_flight, peak_of, worst_peak
+from paceline.plan.predict.peak import Peak, in_flight, peak_of, worst_peak
 from paceline.plan.predict.report import forecast, text
 from paceline.plan.predict.search import TIE, Ask, Candidate, best_of_each, fastest, ranked, search
 from paceline.plan.predict.speed import speed_of, token_flops
@@ -219,15 +219,17 @@ def test_the_layout_that_is_taken_is_the_one_in_the_table() -> None:
 
 
 def test_the_answers_that_are_written_together_must_have_room() -> None:
-    def peak(rows: int) -> float:
-        small = work(
-            algorithm="grpo", zero=3, shard=8, accumulation=64, recompute="full", rollout=Rollout(256, rows=rows)
+    def peak(rows: int) -> Peak:
+        rollout = Rollout(256, rows=rows)
+        return peak_of(
+            work(algorithm="grpo", zero=3, shard=8, accumulation=64, recompute="full", rollout=rollout), C, 0
         )
-        return peak_of(small, C, 0).total
 
-    assert peak(1) == peak(2)  # the update takes more than the keys and values of two answers
+    few, many = peak(2), peak(64)
+    assert few == peak(1)  # the update takes more than the keys and values of two answers
+    update = few.attention + few.mlp + few.checkpoints + few.logits + few.gathered
     cache = 2 * 2 * 32 * 8 * 128 * 4096 * 64  # bytes of 64 rows of Llama 3 8B: 32 GiB
-    assert cache < peak(64) < cache + peak(1)
+    assert many.gathered - few.gathered == pytest.approx(cache - update)
 
 
 def test_a_rollout_takes_the_length_of_its_answers_and_its_steps_share_it() -> None:
