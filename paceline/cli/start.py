@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run: bool = False) -> int:
     """Run a training to its end and answer its exit code. Raises ConfigError before any process when it cannot work."""
     from paceline.launch.claim import check_claim, claim
-    from paceline.launch.spec import worker_argv
+    from paceline.launch.spec import roomy_heap, worker_argv
     from paceline.launch.start import launch, launcher_for
     from paceline.plan.explain import explain
     from paceline.plan.hardware import cpu_count
@@ -40,9 +40,10 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
     tell((*loaded.notes, *warnings))
     print(explain(plan), end="", flush=True)
     launcher, cores = launcher_for(cluster, use_torchrun=asked.use_torchrun), cpu_count()
+    settings = roomy_heap(os.environ) if plan.device == "cpu" else {}
     if dry_run:  # no plan.json is written, so the lines name the YAML: they can be started as they stand
         arguments = outside_arguments(config_file, overrides, replace(asked, node_rank=None))
-        print_commands(launcher, worker_argv(*arguments), cluster, cores)
+        print_commands(launcher, worker_argv(*arguments), cluster, cores, settings)
         return 0
     if plan.num_nodes == 1:
         tell(
@@ -55,7 +56,7 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
             )
         )
     worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
-    code = launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores)
+    code = launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings)
     if code == 0 and cluster.node_rank == 0:
         from paceline.cli.ledger import record
 
@@ -76,10 +77,12 @@ def outside_arguments(config_file: Path, overrides: Sequence[str], asked: Asked)
     return ["--config", str(config_file), *(part for setting in settings for part in ("--set", setting))]
 
 
-def print_commands(launcher: str, worker: Sequence[str], cluster: Cluster, cores: int) -> None:
+def print_commands(
+    launcher: str, worker: Sequence[str], cluster: Cluster, cores: int, settings: Mapping[str, str]
+) -> None:
     """What would be started on this node, as lines for a shell."""
     from paceline.launch.ports import resolve_port
     from paceline.launch.start import make_specs
 
-    for spec in make_specs(launcher, worker, resolve_port(cluster), environ=os.environ, cores=cores):
+    for spec in make_specs(launcher, worker, resolve_port(cluster), environ=os.environ, cores=cores, settings=settings):
         print(spec.shell_line())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from paceline.core.diagnostics import Diagnostic
@@ -33,9 +34,15 @@ def launcher_for(cluster: Cluster, *, use_torchrun: bool = False) -> str:
 
 
 def make_specs(
-    launcher: str, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
+    launcher: str,
+    worker: Sequence[str],
+    cluster: Cluster,
+    *,
+    environ: Mapping[str, str],
+    cores: int,
+    settings: Mapping[str, str] | None = None,
 ) -> tuple[LaunchSpec, ...]:
-    """This node's processes. Raises ConfigError for an unknown launcher or impossible numbers. Touches nothing but the route table."""
+    """This node's processes, ``settings`` added to the environment of each. Raises ConfigError for an unknown launcher or impossible numbers. Touches nothing but the route table."""
     check_cluster(cluster)
     if launcher not in LAUNCHERS:
         near = difflib.get_close_matches(launcher, LAUNCHERS, n=1)
@@ -43,7 +50,8 @@ def make_specs(
         raise ConfigError(
             Diagnostic("launch.unknown", f"no launcher is called '{launcher}'", "launcher", launcher, hint)
         )
-    return LAUNCHERS[launcher](worker, cluster, environ=environ, cores=cores)
+    specs = LAUNCHERS[launcher](worker, cluster, environ=environ, cores=cores)
+    return tuple(replace(spec, env_additions={**(settings or {}), **spec.env_additions}) for spec in specs)
 
 
 def launch(
@@ -53,13 +61,14 @@ def launch(
     launcher: str,
     environ: Mapping[str, str],
     cores: int,
+    settings: Mapping[str, str] | None = None,
     say: Callable[[str], None] = say_to_stderr,
 ) -> int:
     """Starts ``worker`` (see ``spec.worker_argv``) on this node and waits. Returns the exit code; raises ConfigError before any start."""
     check_cluster(cluster)
     if launcher != "single":
         cluster = resolve_port(cluster)
-    specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores)
+    specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)
     threads = specs[0].env_additions.get("OMP_NUM_THREADS")
     if threads:
         say(

@@ -25,15 +25,14 @@ class CpuDocuments(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float, product: torch.dtype
     ) -> Tensor:
-        """Attention of every document, written into one buffer."""
+        """Attention of every document, written into one buffer; of all at once where they are equally long."""
         q, k, v = query.to(product), key.to(product), value.to(product)
-        _, heads, tokens, width = q.shape
-        out = q.new_empty(1, tokens, heads, width).transpose(1, 2)
-        sums = []
-        for start, end in zip(bounds, bounds[1:], strict=False):
-            o, lse = _flash(q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, True, scale=scale)
-            out[:, :, start:end] = o
-            sums.append(lse)
+        ctx.rows = _equal_rows(bounds, q.shape[2])
+        if ctx.rows:
+            o, lse = _flash(*(_split(x, ctx.rows) for x in (q, k, v)), 0.0, True, scale=scale)
+            out, sums = _joined(o), [lse]
+        else:
+            out, sums = _each(q, k, v, bounds, scale)
         result = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, *sums)
         ctx.bounds, ctx.scale, ctx.product = bounds, scale, product
@@ -41,16 +40,50 @@ class CpuDocuments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """The kernel's own backward a document."""
+        """The kernel's own backward a document, or of all at once."""
         query, key, value, out, *sums = ctx.saved_tensors
-        g, q, k, v, out = (x.to(ctx.product) for x in (grad, query, key, value, out))
-        grads = [torch.empty_like(x) for x in (q, k, v)]
-        for (start, end), lse in zip(zip(ctx.bounds, ctx.bounds[1:], strict=False), sums, strict=True):
-            part = (g, q, k, v, out)
-            pieces = _flash_backward(*(x[:, :, start:end] for x in part), lse, 0.0, True, scale=ctx.scale)
-            for whole, piece in zip(grads, pieces, strict=True):
-                whole[:, :, start:end] = piece
+        all_of_them = tuple(x.to(ctx.product) for x in (grad, query, key, value, out))
+        if ctx.rows:
+            parts = (_split(x, ctx.rows) for x in all_of_them)
+            grads = [_joined(x) for x in _flash_backward(*parts, sums[0], 0.0, True, scale=ctx.scale)]
+        else:
+            grads = [torch.empty_like(x) for x in all_of_them[1:4]]
+            for (start, end), lse in zip(zip(ctx.bounds, ctx.bounds[1:], strict=False), sums, strict=True):
+                part = (x[:, :, start:end] for x in all_of_them)
+                pieces = _flash_backward(*part, lse, 0.0, True, scale=ctx.scale)
+                for whole, piece in zip(grads, pieces, strict=True):
+                    whole[:, :, start:end] = piece
         return grads[0].to(query.dtype), grads[1].to(key.dtype), grads[2].to(value.dtype), None, None, None
+
+
+def _each(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float) -> tuple[Tensor, list[Tensor]]:
+    """(attention [1, H, T, D] laid out as [1, T, H, D], log-sums [1, H, t] a document)."""
+    _, heads, tokens, width = q.shape
+    out = q.new_empty(1, tokens, heads, width).transpose(1, 2)
+    sums = []
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        o, lse = _flash(q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, True, scale=scale)
+        out[:, :, start:end] = o
+        sums.append(lse)
+    return out, sums
+
+
+def _equal_rows(bounds: tuple[int, ...], tokens: int) -> int:
+    """The number of documents where all are equally long and there are several; else 0."""
+    rows = len(bounds) - 1
+    equal = rows > 1 and tokens % rows == 0 and bounds == tuple(range(0, tokens + 1, tokens // rows))
+    return rows if equal and tokens else 0
+
+
+def _split(x: Tensor, rows: int) -> Tensor:
+    """[1, H, rows · t, D] -> [rows, H, t, D], a view."""
+    heads, tokens = x.shape[1:3]
+    return x.squeeze(0).view(heads, rows, tokens // rows, -1).transpose(0, 1)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """[rows, H, t, D] -> [1, H, rows · t, D] laid out as [1, T, H, D]: a view of what the kernel writes."""
+    return x.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2)
 
 
 def documents_generic(

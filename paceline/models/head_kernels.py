@@ -50,11 +50,11 @@ class Products:
         return max(1, self.shape.chunk_bytes // (torch.finfo(dtype).bits // 8 * self.weight.shape[0]))
 
     def chunks(self) -> Iterator[slice]:
-        """Row ranges within the byte budget, of nearly equal size."""
+        """Row ranges within the byte budget, of nearly equal size, none larger than the first."""
         total = self.hidden.shape[0]
-        count = -(-total // self.rows)
-        for i in range(count):
-            yield slice(total * i // count, total * (i + 1) // count)
+        size = -(-total // max(-(-total // self.rows), 1))
+        for start in range(0, total, max(size, 1)):
+            yield slice(start, min(start + size, total))
 
     def blocks(self, rows: slice, raw: Tensor, *, cached: bool = True) -> Iterator[tuple[slice, Tensor]]:
         """(rows of the call, their part of a chunk's ``raw``): as many as fit the budget in ``wide``, on a CPU, where ``cached``, so few that they stay in

@@ -67,7 +67,8 @@ class TokenStats(torch.autograd.Function):
         gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         if grad_logp is None:
             grad_logp = torch.zeros_like(sums)
-        buffer = head.buffer() if len(ctx.chunks) > max(len(kept), 1) else None
+        # a chunk whose gradient is taken leaves its room to those that are computed again
+        buffer = kept[0] if kept else head.buffer() if len(ctx.chunks) > 1 else None
         for i, rows in enumerate(ctx.chunks):
             raw = kept[i] if i < len(kept) else head.raw(rows, buffer)
             finished = i < len(kept) and head.product == head.wide  # the forward has finished these in place

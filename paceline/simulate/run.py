@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-from paceline.models import head_kernels, swiglu
+from paceline.models import head_kernels, norms, swiglu
 from paceline.models.precision import compute_copy
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
@@ -149,9 +150,11 @@ def _another_machine() -> Iterator[None]:
         undo.callback(setattr, torch.cpu, "get_capabilities", able)
         undo.callback(setattr, swiglu, "_BLOCK_ELEMENTS", blocks)
         undo.callback(setattr, head_kernels, "_CACHE_BYTES", cache)
+        undo.callback(setattr, norms, "LEAST_GAIN", norms.LEAST_GAIN)
         every = dict.fromkeys(("avx512_bf16", "avx512_fp16", "bf16", "fp16"), True)
         torch.cpu.get_capabilities = lambda: every  # type: ignore[assignment]
         swiglu._BLOCK_ELEMENTS = head_kernels._CACHE_BYTES = 2**60
+        norms.LEAST_GAIN = math.inf  # nothing is read off an output there
         if hasattr(
             _fsdp_param, "_chunk_with_empty"
         ):  # FSDP2 cuts every weight for all ranks and takes one piece: here the others are left out

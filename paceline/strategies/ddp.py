@@ -56,13 +56,15 @@ class DDP(Strategy):
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
     def zero_grad(self, handle: Handle) -> None:
-        """Zeros in place where gradients are views into DDP's buckets: freeing them would allocate every gradient a second time.
+        """Zeros in place where gradients are views into DDP's buckets and several micro-steps are added up: under ``no_sync`` freed ones would
+        be allocated a second time, beside the buckets. In a single backward each goes into its bucket as it gets ready, averaged on the way.
 
         With unused parameters they are freed all the same: None is how the optimizer knows to leave a parameter alone.
         """
         assert handle.optimizer is not None
         views = isinstance(handle.module, DistributedDataParallel) and self.gradient_as_bucket_view
-        handle.optimizer.zero_grad(set_to_none=not views or self.find_unused_parameters)
+        in_place = views and not self.find_unused_parameters and self.plan.batch.accumulation > 1
+        handle.optimizer.zero_grad(set_to_none=not in_place)
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
         """Two discarded passes: after the first backward DDP knows in which order gradients get ready, in the second forward it

@@ -20,6 +20,7 @@ from paceline.plan.mesh import Coordinates
 from paceline.training.same_rows import Ranks
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PART = 2**20  # numbers
 
 
 def check_same_weights(world: Ranks, at: Coordinates, step: int, roots: Mapping[str, nn.Module]) -> None:
@@ -64,11 +65,17 @@ def _by_place(at: Coordinates, roots: Mapping[str, nn.Module]) -> dict[str, dict
                 local = local.to_local()
             if local.numel():  # ZeRO-3 leaves an empty place holder where it keeps a part elsewhere
                 order.append((place, f"{role}.{name} {tuple(local.shape)}"))
-                sums.append(local.contiguous().view(_BITS[local.element_size()]).sum(dtype=torch.int64))
+                sums.append(_sum_of_bits(local.contiguous().view(-1)))
     found: dict[str, dict[str, int]] = {}
     for (place, name), total in zip(order, torch.stack(sums).tolist() if sums else [], strict=True):
         found.setdefault(place, {})[name] = total
     return found
+
+
+def _sum_of_bits(flat: Tensor) -> Tensor:
+    """int64 scalar, of its numbers read as integers; a part at a time, since a sum of another dtype widens what it sums."""
+    bits = flat.view(_BITS[flat.element_size()])
+    return torch.stack([part.sum(dtype=torch.int64) for part in torch.split(bits, _PART)]).sum()
 
 
 def _trained(root: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

@@ -15,6 +15,7 @@ from paceline.plan.predict.work import ON_POLICY, Rollout, StageCut, Work
 Coefficients = Mapping[str, float]
 BUCKET = 25 * 2**20  # DDP's
 OWN_NORM = 4.0  # input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
+OWN_NORM_CPU = 2.0  # its output alone, in fp32 on a CPU
 LOGIT_CHUNK = 64 * 2**20  # models.head_kernels.CHUNK_BYTES
 LARGE_BUFFER = 20 * 2**20  # torch's CUDACachingAllocator: kLargeBuffer
 
@@ -144,7 +145,9 @@ def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
     h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, work.kv_width
     tokens = work.tokens
     fused = work.kernels == "fused"
-    norm = OWN_NORM * h if work.kernels != "eager" else c["norm"] * h
+    on_cpu = work.element == 4 and not work.machine.context
+    own_norm = OWN_NORM_CPU if on_cpu else OWN_NORM
+    norm = own_norm * h if work.kernels != "eager" else c["norm"] * h
     attention = norm + (4.0 * (q + kv) if fused else c["query"] * q + c["keys"] * kv)
     if work.cp > 1 and not work.ring:  # the attention's output by heads beside the one by tokens
         attention += 2.0 * q

@@ -19,7 +19,7 @@ from paceline.launch.ports import (
     port_is_free,
     resolve_port,
 )
-from paceline.launch.spec import Cluster, LaunchSpec, import_path, thread_count, worker_argv
+from paceline.launch.spec import Cluster, LaunchSpec, import_path, roomy_heap, thread_count, worker_argv
 from paceline.launch.start import launcher_for, make_specs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "launch.txt"
@@ -156,3 +156,14 @@ def test_deepspeed_needs_a_hostfile_for_several_nodes() -> None:
     assert deepspeed.hostfile(["a", "b"], 4) == "a slots=4\nb slots=4\n"
     with pytest.raises(ConfigError, match="slots=PROCESSES"):
         deepspeed.argv(["main.py"], Cluster(4, 2))
+
+
+def test_settings_reach_every_process_and_a_user_s_own_stay() -> None:
+    assert roomy_heap({}) == {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    given = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert roomy_heap(given) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=0"}
+    assert roomy_heap({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}) == {}
+    cluster = Cluster(nproc=2, master_port=29511)
+    for launcher in ("spawn", "torchrun"):
+        specs = make_specs(launcher, WORKER, cluster, environ={}, cores=8, settings={"A": "1"})
+        assert all(spec.env_additions["A"] == "1" and "OMP_NUM_THREADS" in spec.env_additions for spec in specs)

@@ -9,6 +9,8 @@ import torch
 from model_families import build_family, make_batch
 from torch import nn
 
+from paceline.models import documents
+from paceline.models.documents import CpuDocuments
 from paceline.models.heap import keep_heap
 from paceline.models.norms import RmsNorm
 from paceline.models.qkv import rotate
@@ -30,12 +32,49 @@ def test_rms_norm(offset: float) -> None:
     torch.testing.assert_close(RmsNorm.apply(x, weight, 1e-5, offset), expected)
 
 
+@pytest.mark.parametrize(("least", "from_output"), [(0.5, True), (0.0, False)])
+def test_rms_norm_keeps_its_output_unless_a_gain_is_too_near_zero(least: float, *, from_output: bool) -> None:
+    x, weight = _draw(3, 4, 6), torch.tensor([0.5, 2.0, -1.0, 3.0, 1.0, least], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, w: RmsNorm.apply(a, w, 1e-5, 0.0), (x, weight))
+    y = RmsNorm.apply(x, weight, 1e-5, 0.0)
+    kept = [t.data_ptr() for t in y.grad_fn.saved_tensors]
+    assert (y.data_ptr() in kept, x.data_ptr() in kept) == (from_output, not from_output)
+
+
 def test_swiglu_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.models.swiglu._BLOCK_ELEMENTS", 2 * 7)  # two rows a block, the last one short
     x, gate, up, down = _draw(1, 5, 4), _draw(7, 4), _draw(7, 4), _draw(4, 7)
     assert torch.autograd.gradcheck(lambda *a: SwiGlu.apply(*a, torch.float64), (x, gate, up, down))
     expected = (nn.functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
     torch.testing.assert_close(SwiGlu.apply(x, gate, up, down, torch.float64), expected)
+
+
+def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = _draw(1, 15, 4, 8).transpose(1, 2), _draw(1, 15, 2, 8).transpose(1, 2), _draw(1, 15, 2, 8).transpose(1, 2)
+    upstream = torch.randn(1, 15, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).transpose(1, 2)
+
+    def both_ways(bounds: tuple[int, ...]) -> list[torch.Tensor]:
+        out = CpuDocuments.apply(q, k, v, bounds, 0.3, torch.float64)
+        return [out, *torch.autograd.grad(out, (q, k, v), upstream)]
+
+    calls: list[int] = []
+    flash = documents._flash
+    monkeypatch.setattr(documents, "_flash", lambda *a, **kw: (calls.append(a[0].shape[0]), flash(*a, **kw))[1])
+    together = both_ways((0, 5, 10, 15))
+    assert calls == [3]
+    calls.clear()
+    monkeypatch.setattr(documents, "_equal_rows", lambda *_: 0)
+    for a, b in zip(together, both_ways((0, 5, 10, 15)), strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+    assert calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "tokens", "rows"), [((0, 5, 10), 10, 2), ((0, 5, 9), 9, 0), ((0, 5, 10), 12, 0), ((0, 9), 9, 0)]
+)
+def test_documents_of_one_length_are_known_by_their_bounds(bounds: tuple[int, ...], tokens: int, rows: int) -> None:
+    assert documents._equal_rows(bounds, tokens) == rows
 
 
 def test_turning_there_and_back() -> None:
