@@ -38,13 +38,13 @@ def build(world: World, root: TinyRoot, warm: bool = True, **options: Any) -> tu
 
 
 def train(
-    strategy: Strategy, handle: Handle, steps: range, clip: float = 0.5, seeded: bool = False
+    strategy: Strategy, handle: Handle, steps: range, clip: float = 0.5, seeded: bool = False, accumulation: int = 2
 ) -> list[dict[str, Any]]:
     world, results = strategy.world, []
     for step in steps:
         result = strategy.train_window(
             {Role.POLICY: handle},
-            window(step, world.rank, world.world_size),
+            window(step, world.rank, world.world_size, accumulation=accumulation),
             TinyObjective(),
             lr=1e-2 * (1 - step / 40),
             max_grad_norm=clip,
@@ -73,9 +73,11 @@ def parity(world: World) -> dict[str, Any]:
         "copies": {"gradient_as_bucket_view": False},
         "unused": {"ddp_find_unused_parameters": True},
         "static": {"ddp_static_graph": True},
+        "single": {"accumulation": 1},
     }.items():
         strategy, handle = build(world, TinyRoot(), **options)
-        found[name] = {"steps": train(strategy, handle, range(10)), "parameters": parameters(handle)}
+        steps = train(strategy, handle, range(10), accumulation=options.get("accumulation", 2))
+        found[name] = {"steps": steps, "parameters": parameters(handle)}
     strategy, handle = build(world, TinyRoot())
     rows = list(range(99))[world.rank :: world.world_size]
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]

@@ -38,9 +38,9 @@ def largest_difference(a: dict[str, list[float]], b: dict[str, list[float]]) -> 
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("knobs", ["plain", "copies", "unused", "static"])
+@pytest.mark.parametrize("knobs", ["plain", "copies", "unused", "static", "single"])
 def test_ddp_equals_one_process(found: Found, world_size: int, knobs: str) -> None:
-    """float64, ten steps, token counts that differ between ranks, clipping active, accumulation 2."""
+    """float64, ten steps, token counts that differ between ranks, clipping active, accumulation 2 (``single``: 1)."""
     alone = found[1][0]["parity"][knobs]
     assert any(step["norm"] > 0.5 for step in alone["steps"]), (
         "clipping was never active: the test would prove nothing about it"

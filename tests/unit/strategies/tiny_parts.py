@@ -118,13 +118,14 @@ def window(step: int, rank: int, world_size: int, rows_per_step: int = 16, accum
     return [make_batch(list(range(s, s + micro))) for s in starts]
 
 
-def plan(scaler: bool = False, world_size: int = 1, **training: object) -> SimpleNamespace:
+def plan(scaler: bool = False, world_size: int = 1, accumulation: int = 2, **training: object) -> SimpleNamespace:
     """As much of a Plan as a strategy reads."""
     return SimpleNamespace(
         config={"training": training},
         precision=SimpleNamespace(scaler=scaler),
         num_nodes=1,
         mesh=Mesh(dp_replicate=world_size),
+        batch=SimpleNamespace(accumulation=accumulation),
     )
 
 
