@@ -25,7 +25,9 @@ from paceline.checkpoint.folder import (
     check_names,
     config_of,
     finite,
+    gives_scores,
     is_known,
+    scoring,
     staged,
     write_side_files,
     write_weights,
@@ -67,7 +69,7 @@ def export_hf(
     load_back: bool = True,
     merge: bool = False,
 ) -> ExportReport:
-    """Write the ``role``'s model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads (a reward model: ``AutoModelForSequenceClassification``); memory stays at one tensor while writing.
+    """Write the ``role``'s model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads (a reward or value model: ``AutoModelForSequenceClassification``); memory stays at one tensor while writing.
 
     A checkpoint of an adapter becomes a folder that ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a whole model: the base
     is loaded (or made) again, whole in memory, and must be the one that was trained on. Under 4-bit weights those weights count, unpacked.
@@ -88,6 +90,8 @@ def export_hf(
             config, checked = {}, load_back
         else:
             config = config_of(reader, dtype)
+            if role == Role.VALUE.value and not gives_scores(config):
+                config = scoring(config, reader)
             if adapter:
                 entries = merged_entries(reader, role, config, DTYPES[dtype])
             remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)

@@ -23,6 +23,7 @@ from paceline.core.errors import CheckpointError, ConfigError
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_SHARD_BYTES = 5_000_000_000
 ADAPTER_CONFIG = "adapter_config.json"  # beside a whole model Transformers would look for an adapter's weights
+SCORES = "ForSequenceClassification"  # how the names of classes end that give a text one number
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 
 
@@ -96,6 +97,21 @@ def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
     return {k: v for k, v in raw.items() if not k.startswith("_") and k != "torch_dtype"} | {"dtype": dtype}
 
 
+def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:
+    """``config.json`` of the same trunk with one score in the vocabulary's place: a value model's, whose run saved its policy's.
+
+    A padding token that also ends answers is left out, as for a reward model: the class reads the last token that is not padding.
+    """
+    named = "generation_config.json"
+    said = (
+        parse_object(reader.side_file(named), named, max_bytes=MAX_CONFIG_BYTES) if named in reader.side_files() else {}
+    )
+    pad, ends = said.get("pad_token_id"), said.get("eos_token_id")
+    alone = pad not in (ends if isinstance(ends, list) else [ends])
+    one = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "pad_token_id": pad if alone else None}
+    return {**config, **one, "architectures": [SCORES]}
+
+
 def is_known(config: Mapping[str, Any]) -> bool:
     """Whether Transformers itself has a causal language model of this type: others need code of their own."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -107,9 +123,13 @@ def _auto(config: Mapping[str, Any]) -> Any:
     """The Hugging Face class that loads it: a reward model's config names a class for sequence classification."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    return AutoModelForSequenceClassification if gives_scores(config) else AutoModelForCausalLM
+
+
+def gives_scores(config: Mapping[str, Any]) -> bool:
+    """Whether a config names a class with one score in the vocabulary's place."""
     named = config.get("architectures")
-    scores = isinstance(named, list) and any(str(name).endswith("ForSequenceClassification") for name in named)
-    return AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    return isinstance(named, list) and any(str(name).endswith(SCORES) for name in named)
 
 
 def _skeleton(config: Mapping[str, Any]) -> Any:

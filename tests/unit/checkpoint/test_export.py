@@ -76,6 +76,33 @@ def test_equal_logits(run: RunDir, tmp_path: Path, tied: bool) -> None:
     assert report.num_parameters == sum(p.numel() for p in model.parameters()) and report.load_checked
 
 
+@pytest.mark.parametrize("pad", [0, 2])
+def test_a_value_model_becomes_one_that_scores(run: RunDir, tmp_path: Path, pad: int) -> None:
+    """Its run saved the policy's config; a padding token that ends answers too is left out."""
+    from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification
+
+    policy = model_of(1)
+    torch.manual_seed(2)
+    one_label = type(policy.config).from_dict(policy.config.to_dict() | {"id2label": {0: "LABEL_0"}})
+    value = LlamaForSequenceClassification(one_label).eval()
+    shards = [whole(n, p.detach()) for n, p in policy.named_parameters()]
+    shards += [whole(n, p.detach(), role="value") for n, p in value.named_parameters()]
+    files = {
+        "config.json": json.dumps(policy.config.to_dict()).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": [2], "pad_token_id": pad}).encode(),
+        "tokenizer_config.json": b"{}",
+    }
+    path = Checkpointer(run, OneRank()).save(3, shards, {}, files)
+    export_hf(path, tmp_path / "value", role="value")
+    loaded: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "value").eval()
+    assert loaded.config.num_labels == 1 and loaded.config.pad_token_id == (0 if pad == 0 else None)
+    with torch.no_grad():
+        assert torch.equal(loaded(IDS).logits, value(IDS).logits)
+    export_hf(path, tmp_path / "policy")
+    with torch.no_grad():
+        assert torch.equal(logits(tmp_path / "policy"), policy(IDS).logits)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_lower_precision_is_the_cast(run: RunDir, tmp_path: Path, dtype: str) -> None:
     model = model_of()
