@@ -86,7 +86,7 @@ def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Ch
 
 
 def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
-    """``config.json`` as saved, without private keys (some have run code: CVE-2026-4372), with the dtype of this export."""
+    """``config.json`` as saved, without private keys and the attention's name (some have run code: CVE-2026-4372), with the dtype of this export."""
     if "config.json" not in reader.side_files():
         raise CheckpointError(
             Diagnostic("export.no_config", "the checkpoint holds no hf/config.json", str(reader.path))
@@ -94,7 +94,9 @@ def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
     raw = parse_object(
         reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
     )
-    return {k: v for k, v in raw.items() if not k.startswith("_") and k != "torch_dtype"} | {"dtype": dtype}
+    return {
+        k: v for k, v in raw.items() if not k.startswith("_") and k not in ("torch_dtype", "attn_implementation")
+    } | {"dtype": dtype}
 
 
 def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:

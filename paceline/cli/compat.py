@@ -1,19 +1,22 @@
 """The distributed training guide's commands: main.py, scripts/run_distributed.py and prepare_datasets.py with the guide's flags.
 
 Under a launcher (torchrun, torch.distributed.launch, accelerate, mpirun, srun) main.py becomes one worker of the job; alone it starts a
-job of one process, as ``paceline train --nproc 1`` does.
+job of one process, as ``paceline train --nproc 1`` does, unless the config says ``launch.nproc``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.joined import alone, drives_a_node, on_its_node
 from paceline.cli.planned import Asked
 from paceline.cli.process import become
 from paceline.cli.report import reported
@@ -37,6 +40,13 @@ DeepSpeedOption = Annotated[
     str | None,
     typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="Wins over training.deepspeed."),
 ]
+
+# Options of the launcher's that main.py has as config keys, and where a value ends.
+_NPROC, _PLACES, _END = (
+    r"nproc(?:[-_]per[-_]node)?",
+    r"nnodes|node[_-]rank|master[_-]addr|master[_-]port",
+    r"(?=[,;)]|\s|$)",
+)
 
 
 def main() -> None:
@@ -73,7 +83,7 @@ def main_command(
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
     if started_by(os.environ) is None:
-        raise typer.Exit(start(config, settings, Asked(nproc=1, algorithm=algorithm, resume=resume)))
+        raise typer.Exit(start(config, settings, Asked(algorithm=algorithm, resume=resume), one_process=True))
     arguments = outside_arguments(config, settings, Asked(algorithm=algorithm, resume=resume))
     become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
 
@@ -84,8 +94,10 @@ def run_distributed_command(
     nproc_per_node: Annotated[
         int | None, typer.Option("--nproc_per_node", "--nproc-per-node", help="Processes on this node.")
     ] = None,
-    nnodes: Annotated[int, typer.Option(help="Nodes.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node_rank", "--node-rank", help="This node's number, from 0.")] = 0,
+    nnodes: Annotated[int | None, typer.Option(help="Nodes [default: 1].")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node_rank", "--node-rank", help="This node's number, from 0.")
+    ] = None,
     master_addr: Annotated[
         str | None, typer.Option("--master_addr", "--master-addr", help="Address of node 0.")
     ] = None,
@@ -107,7 +119,9 @@ def run_distributed_command(
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
     asked = Asked(nproc_per_node, nnodes, node_rank, master_addr, master_port, algorithm, resume, use_torchrun)
-    raise typer.Exit(start(config, settings, asked))
+    if not drives_a_node(asked):
+        alone("scripts/run_distributed.py")
+    raise typer.Exit(start(config, settings, on_its_node(asked)))
 
 
 def prepare_datasets_command(overrides: OverridesArgument = None, config: ConfigOption = Path("config.yaml")) -> None:
@@ -139,4 +153,29 @@ def deepspeed_settings(path: str | None) -> list[str]:
 def _run(command: Callable[..., Any], name: str) -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(command)
-    sys.exit(reported(lambda: app(prog_name=name)))
+
+    def run() -> None:
+        try:
+            app(prog_name=name)
+        except ConfigError as error:
+            raise ConfigError(*(in_words_of(name, finding) for finding in error.diagnostics)) from error
+
+    sys.exit(reported(run))
+
+
+def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
+    """A finding with the options that this script has; main.py is one process, and says processes and nodes by config keys."""
+
+    def told(text: str) -> str:
+        if name != "main.py":
+            return re.sub(r"(?<![\w-])--nproc(?![\w-])", "--nproc_per_node", text)
+        text = re.sub(rf"(?<!torchrun )--{_NPROC} (\S+?){_END}", r"torchrun --nproc_per_node \1 main.py …", text)
+        text = re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES}) (\S+?){_END}", _as_key, text)
+        return re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES})(?![\w-])", _as_key, text)
+
+    return replace(finding, where=told(finding.where), what=told(finding.what), hint=told(finding.hint))
+
+
+def _as_key(found: re.Match[str]) -> str:
+    key = f"launch.{found[1].replace('-', '_').removesuffix('_per_node')}"
+    return f"{key}={found[2]}" if found.lastindex == 2 else key

@@ -63,6 +63,7 @@ def expected_here(plan: Plan) -> str:
 def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
     """Add a finished run to the ledger. Whatever is missing or cannot be written leaves the ledger as it was: a run is never failed by it."""
     from paceline.core.errors import PacelineError
+    from paceline.core.private import written_for
     from paceline.core.rundir import RunDir
     from paceline.plan import ledger
     from paceline.plan.hardware import probe_hardware
@@ -90,7 +91,8 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
             measured_speed=statistics.median(speeds) if speeds else None,
             run=plan.run_dir,
         )
-        ledger.append(path, entry)
+        with written_for(path.parent):
+            ledger.append(path, entry)
     except (OSError, ValueError, PacelineError):
         return
 

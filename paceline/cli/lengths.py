@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.core.secret_values import without_secrets
+
 SECONDS = 20.0  # a plan does not wait longer
 
 
@@ -30,7 +32,7 @@ def epoch_lengths(config: Mapping[str, Any]) -> tuple[int, int] | None:
         described.write_text(json.dumps(dict(config)), encoding="utf-8")
         argv = module_argv("paceline.data.lengths", "--config-json", str(described), "--cache", str(cache))
         try:
-            environ = {**os.environ, **import_path(os.environ)}
+            environ = without_secrets({**os.environ, **import_path(os.environ)})
             done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=SECONDS)
             found = json.loads(done.stdout) if done.returncode == 0 else None
         except (OSError, ValueError, subprocess.TimeoutExpired):

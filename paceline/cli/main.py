@@ -11,6 +11,7 @@ from importlib import import_module
 from paceline import __version__
 from paceline.cli.report import reported, tell
 from paceline.core.errors import ExitCode
+from paceline.launch.outlet import redacted
 
 # verb -> one line of help. Each lives in paceline/cli/<verb>.py, which holds ``app``: a typer.Typer.
 VERBS = {
@@ -26,9 +27,11 @@ VERBS = {
     "bench": "bench scaling: measure how training scales on this machine",
     "explain": "explain a diagnostic's code",
 }
+STARTERS = ("demo", "verify", "bench")  # they start processes of their own
 HELP = ("-h", "--help", "help")
 
 
+@redacted
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs a verb and exits with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -43,14 +46,25 @@ def dispatch(arguments: Sequence[str]) -> int:
     if arguments[0] == "--version":
         print(f"paceline {__version__}")
         return int(ExitCode.OK)
-    verb, *rest = arguments
+    verb, *rest = _rank_last(arguments)
     if verb not in VERBS:
         return refuse(verb)
+    if verb in STARTERS:
+        from paceline.cli.joined import alone
+
+        alone(f"paceline {verb}")
     import typer
 
     command = typer.main.get_command(import_module(f"paceline.cli.{verb}").app)
     command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
     return int(ExitCode.OK)
+
+
+def _rank_last(arguments: Sequence[str]) -> Sequence[str]:
+    """``deepspeed --module paceline.cli.main train …`` puts ``--local_rank=0`` before the verb."""
+    if arguments[0].startswith(("--local_rank=", "--local-rank=")):
+        return [*arguments[1:], arguments[0]] if arguments[1:2] == ["train"] else arguments[1:] or arguments
+    return arguments
 
 
 def refuse(verb: str) -> int:

@@ -134,6 +134,7 @@ def _of_config(
     simulate: bool,
 ) -> Told:
     from paceline.cli.forecast import forecast_of_plan, needs_one_subject
+    from paceline.cli.joined import rehearsed
     from paceline.cli.ledger import expected_here
     from paceline.cli.planned import Asked, planned
     from paceline.plan.catalogue import cluster_of
@@ -141,7 +142,8 @@ def _of_config(
     from paceline.plan.predict.report import text
 
     needs_one_subject(model)
-    loaded = load(path, overrides, Asked(nproc=nproc, nnodes=nnodes).flags())
+    asked = Asked(nproc=nproc, nnodes=nnodes)
+    loaded = load(path, overrides, (asked if hardware else rehearsed(asked)).flags())
     cluster = cluster_of(hardware) if hardware else None
     made, warnings = planned(loaded, cluster=cluster)
     forecast = forecast_of_plan(made, cluster)

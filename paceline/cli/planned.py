@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from paceline.config.source import COMMAND_LINE, DEFAULTS
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
@@ -53,6 +54,7 @@ def planned(
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan for this machine (or for ``cluster``), and warnings. Raises ConfigError with every violation that a start, hardware and world size bring up."""
     from paceline.cli.facts import facts
+    from paceline.cli.sandbox import code_sandbox
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
     from paceline.plan.choose import make_plan
@@ -67,11 +69,16 @@ def planned(
         processes = Cluster(num_processes(config, hardware), config.launch.nnodes)
     else:
         hardware = cluster.hardware()
-        processes = Cluster(cluster.machine.node, cluster.nodes)
+        processes = Cluster(processes_of(loaded, cluster), cluster.nodes)
     launcher = launcher_for(processes, use_torchrun=use_torchrun)
     run = RunDir.at(config.run_directory())
     problems: list[Diagnostic] = []
+    warnings: list[Diagnostic] = []
     plan = shape = None
+    try:
+        warnings += meeting_place(loaded) if cluster is None else ()
+    except ConfigError as error:
+        problems += error.diagnostics
     try:
         shape = shape_of(config.model, os.environ)
         if shape is None and cluster is not None:
@@ -89,35 +96,77 @@ def planned(
     except ConfigError as error:
         problems += error.diagnostics
     known = facts(hardware, processes, launcher, shape, run, os.environ)
-    if cluster is not None:  # this machine's disk and network say nothing about that one's
+    if cluster is None:
+        known = replace(known, code_sandbox=code_sandbox(config))
+    else:  # this machine's disk and network say nothing about that one's
         known = replace(known, disk_free_bytes=None, interfaces=None, max_open_files=None, nccl_socket_ifname=None)
     found = loaded.check(known, starting=True)
     wrong = merged(errors(found), problems, loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)
-    return plan, tuple(found)
+    return plan, (*found, *warnings)
+
+
+def meeting_place(loaded: Loaded) -> list[Diagnostic]:
+    """Warnings about where the nodes of the config meet. Raises ConfigError where they cannot."""
+    from paceline.launch.addresses import check_address
+    from paceline.launch.spec import Cluster
+
+    c, source = loaded.config.launch, loaded.provenance.get("launch.master_addr")
+    cluster = Cluster(1, c.nnodes, c.node_rank, c.master_addr, c.master_port)
+    return check_address(cluster, named=source is not None and source.layer != DEFAULTS)
 
 
 def merged(
     rules: Sequence[Diagnostic], plan: Sequence[Diagnostic], provenance: Mapping[str, Source]
 ) -> list[Diagnostic]:
-    """Both rooms' findings, the plan's with ``file:line`` where a key was set; a key that a rule has named is not named twice."""
-    named = " ".join(f"{d.where} " for d in rules)
+    """Both rooms' findings, each once, the plan's with ``file:line`` where a key was set.
+
+    What a rule has found at a key is not said again under the same code; everything else is, whatever else stands there.
+    """
+    named = {(d.code, place) for d in rules for place in d.where.split(" and ")}
     found = list(rules)
     for diagnostic in plan:
         source = provenance.get(diagnostic.where)
         place = source.place() if source and source.layer != "default" else diagnostic.where
-        if f"{place} " not in named:
-            found.append(replace(diagnostic, where=place))
+        placed = replace(diagnostic, where=place)
+        if (diagnostic.code, place) not in named and placed not in found:
+            found.append(placed)
     return found
+
+
+def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
+    """Processes a node of the hardware named: one a device, one for all of them where the config asks for one, or ``--nproc``.
+
+    Raises ConfigError for a number of nodes on the command line that is another than the hardware's.
+    """
+    config = loaded.config
+    asked = {key for key, source in loaded.provenance.items() if source.layer == COMMAND_LINE}
+    if "launch.nnodes" in asked and config.launch.nnodes != cluster.nodes:
+        raise ConfigError(
+            Diagnostic(
+                "plan.hardware_nodes",
+                f"the hardware named is {cluster.nodes} node(s) of {cluster.machine.node}",
+                "--nnodes",
+                str(config.launch.nnodes),
+                "--hardware alone, with as many cards as all nodes have",
+            )
+        )
+    if "launch.nproc" in asked and config.launch.nproc is not None:
+        return config.launch.nproc
+    return 1 if alone(config) else cluster.machine.node
 
 
 def num_processes(config: Config, hardware: Hardware) -> int:
     """Processes on this node: as asked, else one a GPU, one on a CPU."""
     if config.launch.nproc is not None:
         return config.launch.nproc
-    alone = config.training.distributed is False or config.training.distributed_strategy in ("single", "data_parallel")
-    return hardware.num_devices if hardware.device == "cuda" and not alone else 1
+    return hardware.num_devices if hardware.device == "cuda" and not alone(config) else 1
+
+
+def alone(config: Config) -> bool:
+    """Whether the config asks for one process, which under ``data_parallel`` drives all devices of its node."""
+    return config.training.distributed is False or config.training.distributed_strategy in ("single", "data_parallel")
 
 
 def cluster_of(config: Config, plan: Plan) -> Cluster:

@@ -57,11 +57,13 @@ def _defect(error: Exception) -> Diagnostic:
     import tempfile
     import traceback
 
+    from paceline.runlog.redact import Redactor
+
     frame = traceback.extract_tb(error.__traceback__)[-1]
     with tempfile.NamedTemporaryFile(
         "w", prefix="paceline-", suffix=".traceback.txt", delete=False, encoding="utf-8"
     ) as file:
-        file.write("".join(traceback.format_exception(error)))
+        file.write(Redactor.of(os.environ)("".join(traceback.format_exception(error))))
     return Diagnostic(
         "cli.defect",
         "Paceline met an error that it has no name for; this is a defect of Paceline",

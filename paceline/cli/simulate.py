@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.secret_values import without_secrets
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -67,7 +68,7 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
-        environ = {**os.environ, "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
+        environ = {**without_secrets(os.environ), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(module_argv("paceline.simulate", str(asked), str(answer)), env=environ, capture_output=True, text=True)  # fmt: skip
         if not answer.exists():
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:]

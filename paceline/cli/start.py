@@ -9,19 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.options import load
-from paceline.cli.planned import Asked, cluster_of, planned
+from paceline.cli.planned import Asked, cluster_of, merged, planned
 from paceline.cli.report import tell
 from paceline.config.rules import at_start
 from paceline.core.errors import ConfigError
+from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
+from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
     from paceline.launch.spec import Cluster
     from paceline.plan.plan import Plan
 
 
-def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run: bool = False) -> int:
-    """Run a training to its end and answer its exit code. Raises ConfigError before any process when it cannot work."""
+def start(
+    config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run: bool = False, one_process: bool = False
+) -> int:
+    """Run a training to its end and answer its exit code. Raises ConfigError before any process when it cannot work.
+
+    ``one_process``: one where the config does not say ``launch.nproc``, whatever the machine has.
+    """
     from paceline.launch.claim import check_claim, claim
     from paceline.launch.spec import roomy_heap, worker_argv
     from paceline.launch.start import launch, launcher_for
@@ -29,6 +36,9 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
     from paceline.plan.hardware import cpu_count
 
     loaded = load(config_file, overrides, asked.flags())
+    if one_process and loaded.config.launch.nproc is None:
+        asked = replace(asked, nproc=1)
+        loaded = load(config_file, overrides, asked.flags())
     plan, warnings = planned(loaded, use_torchrun=asked.use_torchrun)
     if refused := at_start(warnings):
         raise ConfigError(*refused)
@@ -46,17 +56,21 @@ def start(config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run:
         print_commands(launcher, worker_argv(*arguments), cluster, cores, settings)
         return 0
     if plan.num_nodes == 1:
-        tell(
-            claim(
+        with written_for(run_dir.root, training.output_access):
+            notes = claim(
                 run_dir,
                 plan=plan.to_json(),
                 config_file=str(config_file),
                 overwrite=training.overwrite_output_dir,
                 resume=resume,
+                redact=Redactor.of(os.environ),
             )
-        )
+        tell(notes)
     worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
-    code = launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings)
+    try:
+        code = launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings)
+    except ConfigError as error:
+        raise ConfigError(*merged((), error.diagnostics, loaded.provenance)) from error
     if code == 0 and cluster.node_rank == 0:
         from paceline.cli.ledger import record
 

@@ -16,22 +16,45 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     nproc: Annotated[
-        int | None, typer.Option(help="Processes on this node [default: one a GPU, one on a CPU].")
+        int | None,
+        typer.Option(
+            "--nproc",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            help="Processes on this node [default: one a GPU, one on a CPU].",
+        ),
     ] = None,
     nnodes: Annotated[int | None, typer.Option(help="Nodes [default: 1].")] = None,
-    node_rank: Annotated[int | None, typer.Option(help="This node's number, from 0.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", "--node_rank", help="This node's number, from 0.")
+    ] = None,
+    master_addr: Annotated[
+        str | None, typer.Option("--master-addr", "--master_addr", help="Address of node 0.")
+    ] = None,
     master_port: Annotated[
-        int | None, typer.Option(help="A free port on node 0 [default: chosen when there is one node].")
+        int | None,
+        typer.Option(
+            "--master-port", "--master_port", help="A free port on node 0 [default: chosen when there is one node]."
+        ),
     ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="sft, reward, dpo, ppo or grpo: wins over training.algorithm.")
     ] = None,
     resume: Annotated[str | None, typer.Option(help="latest, auto, or a checkpoint's path: go on from there.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the commands, start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--dry_run", help="Print the plan and the commands, start nothing.")
+    ] = False,
+    local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
 ) -> None:
-    """Train from one YAML. Refuses what cannot work before any process starts; prints the plan; ends with the run's exit code."""
+    """Train from one YAML. Refuses what cannot work before any process starts; prints the plan; ends with the run's exit code.
+
+    Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
+    """
+    from paceline.cli.joined import join, on_its_node, rehearsed
     from paceline.cli.start import Asked, start
 
     asked = Asked(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume)
+    if not dry_run:
+        join(config, overrides or [], asked, local_rank)
+    asked = rehearsed(asked) if dry_run else on_its_node(asked)
     raise typer.Exit(start(config, overrides or [], asked, dry_run=dry_run))

@@ -16,6 +16,7 @@ from paceline.cli.process import module_argv, reach_package
 from paceline.cli.report import tell
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
+from paceline.core.private import written_for
 
 if TYPE_CHECKING:
     from paceline.plan.verification import Side
@@ -44,8 +45,10 @@ def verify(
     loaded = load(config, overrides, {"launch.nproc": nproc} if nproc else {})
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
         folder = to.absolute() if to else Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        raise typer.Exit(_verify(loaded, folder, against, steps, probe, kept=to is not None))
+        with written_for(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            code = _verify(loaded, folder, against, steps, probe, kept=to is not None)
+        raise typer.Exit(code)
 
 
 def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *, kept: bool) -> int:

@@ -144,7 +144,18 @@ def _token_list(value: Any) -> tuple[str, ...]:
 
 
 def _optimizer(value: Any) -> Any:
-    return {"adamw": "adamw_torch", "adamw_hf": "adamw_torch"}.get(str(value).strip().lower(), value)
+    name = str(value).strip().lower()
+    if name == "adamw_hf":
+        raise Refused(
+            "Transformers has removed its own AdamW, which placed epsilon otherwise than torch's",
+            "optimizer: adamw_torch",
+        )
+    return "adamw_torch" if name == "adamw" else value
+
+
+def _packs(value: Any) -> Any:
+    """LLaMA-Factory: documents of a packed row do not see each other, or do; here they never do."""
+    return True if value is not None and _flag(value) else SKIP
 
 
 def _tf5(name: str) -> str:
@@ -221,7 +232,7 @@ ALIASES: dict[str, Alias] = {
     "model_revision": Alias("model.revision"),
     "tokenizer_name": Alias("model.tokenizer"),
     "tokenizer_name_or_path": Alias("model.tokenizer"),
-    "torch_dtype": Alias("model.dtype"),
+    "torch_dtype": Alias("model.dtype", note="weights are read in this type; trained ones are kept in float32"),
     "flash_attn": Alias("model.attn_implementation", _attention),
     "flash_attention": Alias("model.attn_implementation", _use_flash),
     "use_flash_attention_2": Alias("model.attn_implementation", _use_flash),
@@ -244,7 +255,7 @@ ALIASES: dict[str, Alias] = {
     "model_max_length": Alias("data.max_length"),
     "seq_len": Alias("data.max_length"),
     "sequence_len": Alias("data.max_length"),
-    "neat_packing": Alias("data.packing"),
+    "neat_packing": Alias("data.packing", _packs),
     "train_on_prompt": Alias("data.train_on", lambda value: "all" if _flag(value) else "assistant"),
     "assistant_only_loss": Alias("data.train_on", lambda value: "assistant" if _flag(value) else "all"),
     "preprocessing_num_workers": Alias("data.num_proc"),

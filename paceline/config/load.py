@@ -1,7 +1,7 @@
 """The one way from files, environment and command line to a Config.
 
-Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < YAML < environment (``PACELINE_TRAINING__LEARNING_RATE``)
-< command line (``training.learning_rate=1e-4`` and dedicated flags).
+Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < YAML < options of the launcher around (``accelerate launch``) <
+environment (``PACELINE_TRAINING__LEARNING_RATE``) < command line (``training.learning_rate=1e-4`` and dedicated flags).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from paceline.config.build import build
 from paceline.config.collect import Collector
 from paceline.config.foreign.files import foreign_layer
 from paceline.config.foreign.kinds import not_a_config
+from paceline.config.foreign.launched import launched_layer, overridden
+from paceline.config.foreign.programs import another_structure, gathered
+from paceline.config.held import held_secrets
 from paceline.config.layers import Merged, merge
 from paceline.config.reading import read_text
 from paceline.config.rules import check
 from paceline.config.rules.base import Facts
 from paceline.config.schema import SECTIONS, Config, fields
-from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, YAML, Entry, Source
+from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
 from paceline.config.yaml_tree import Node, parse_yaml
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
@@ -70,14 +73,20 @@ def load_config(
             problems += exc.diagnostics
         collectors.append(collector)
         problems += collector.problems
-    uppers = [collector.entries for collector in collectors]
+    yaml, *others = (collector.entries for collector in collectors)
+    below = merge([yaml])
+    launched = launched_layer(environ or {}, below.values, below.winners)
+    problems += launched.problems
+    uppers = [yaml, launched.above, *others]
     first = merge(uppers)
-    foreign = foreign_layer(first, Path(path).parent if path else Path("."))
+    foreign = foreign_layer(first, Path(path).parent if path else Path("."), launched)
     problems += foreign.problems
-    merged = merge([foreign.entries, *uppers])
+    merged = merge([launched.below, foreign.entries, *uppers])
+    merged.notes += overridden(launched, merged.values, merged.winners)
     merged.values.update(foreign.contents)
     problems += merged.problems
     _spread_max_rows(merged)
+    problems += _of_all_machines(merged)
     config, misfits = build(merged)
     if path and config.training.experiment_name is None:  # the run directory is named after the file
         training = config.training.model_copy(update={"experiment_name": Path(path).stem})
@@ -85,10 +94,11 @@ def load_config(
     problems += misfits
     provenance = _provenance(merged, config)
     problems += errors(check(config, Facts(), provenance=provenance))
+    problems += held_secrets(config.to_json(), provenance, environ or {})
     if problems:
         raise ConfigError(*_in_order(problems))
     notes = [note for collector in collectors for note in collector.notes]
-    return Loaded(config, provenance, (*notes, *foreign.notes, *merged.notes), path)
+    return Loaded(config, provenance, (*notes, *launched.notes, *foreign.notes, *merged.notes), path)
 
 
 def _yaml(path: str | None, collector: Collector) -> None:
@@ -104,9 +114,11 @@ def _yaml(path: str | None, collector: Collector) -> None:
                 hint="at least: model:, data: and training: sections (see docs/config.md)",
             )
         )
-    if foreign := not_a_config(tree.data(), path):
+    data = tree.data()
+    if foreign := not_a_config(data, path) or another_structure(data, path):
         raise ConfigError(foreign)
     collector.root(tree, path, YAML)
+    collector.problems = gathered(collector.problems, data, path)
 
 
 def _environment(environ: Mapping[str, str], collector: Collector) -> None:
@@ -183,6 +195,20 @@ def _spread_max_rows(merged: Merged) -> None:
         sets: Any = to_datasets(merged.values.get(path))
         if isinstance(sets, list):
             merged.values[path] = [{"max_rows": limit, **item} if isinstance(item, dict) else item for item in sets]
+
+
+def _of_all_machines(merged: Merged) -> list[Diagnostic]:
+    """accelerate's num_processes counts all machines, launch.nproc those of one: on several nodes they are not the same number."""
+    winner, nodes = merged.winners.get("launch.nproc"), merged.values.get("launch.nnodes", 1)
+    if winner is None or not isinstance(nodes, int) or nodes < 2 or winner.source.layer == FOREIGN:
+        return []
+    if winner.source.text.split("=")[0].rpartition(".")[2] != "num_processes":
+        return []
+    what = f"num_processes counts the processes of all {nodes} nodes, launch.nproc those of one"
+    hint = (
+        f"launch.nproc: {winner.value // nodes}" if isinstance(winner.value, int) else "launch.nproc: those of one node"
+    )
+    return [Diagnostic("config.value", what, winner.source.place(), f"num_processes: {winner.value}", hint)]
 
 
 def _provenance(merged: Merged, config: Config) -> dict[str, Source]:

@@ -73,7 +73,7 @@ RECOGNISED: dict[str, Recognised] = {
     "include_tokens_per_second": _note("tokens per second are always shown"),
     "log_level_replica": _note("every rank writes its own log file at training.log_level"),
     "disable_tqdm": _note("the console line adapts to the terminal by itself"),
-    "project": _note("the tracker's project is named by the tracker's own variables (WANDB_PROJECT)"),
+    "project": _warn("the tracker's project is named by the tracker's own variables (WANDB_PROJECT)"),
     "trackio_space_id": _note(_TRACKIO),
     "trackio_bucket_id": _note(_TRACKIO),
     "trackio_static_space_id": _note(_TRACKIO),
@@ -120,7 +120,9 @@ RECOGNISED: dict[str, Recognised] = {
     "train_sampling_strategy": _warn("rows are permuted by seed; with packing there is no padding to save", "random"),
     "group_by_length": _warn("rows are permuted by seed; with packing there is no padding to save", False),
     "length_column_name": _note("lengths are measured, not read from a column"),
-    "debug": _warn("`paceline doctor` finds overflows and hangs"),
+    "debug": _warn(
+        "steps that overflow are skipped, counted and logged; TORCH_DISTRIBUTED_DEBUG=DETAIL has torch check collectives"
+    ),
     "skip_memory_metrics": _note("memory is always shown"),
     "do_train": _refuse("`paceline train` trains", True, 1),
     "do_eval": _note("eval_strategy decides when to evaluate"),
@@ -141,8 +143,8 @@ RECOGNISED: dict[str, Recognised] = {
     "include_for_metrics_inputs": _note("metrics are those of the algorithm"),
     "mp_parameters": _refuse("SageMaker's model parallelism is not supported"),
     # LLaMA-Factory and the guide
-    "device_ids": _note("each process drives the device of its local rank"),
-    "template": _note(_TEMPLATE),
+    "device_ids": _warn("each process drives the device of its local rank; CUDA_VISIBLE_DEVICES chooses among them"),
+    "template": _warn(_TEMPLATE),
     "plot_loss": _note("a plot is drawn at the end unless report_to is none, and by `paceline plot RUN`"),
     "overwrite_cache": _note(
         "prepared data are found by fingerprint: a change of data, tokenizer or template prepares anew"
@@ -150,7 +152,9 @@ RECOGNISED: dict[str, Recognised] = {
     "preprocessing_batch_size": _note("tokenisation chooses its own batches"),
     "dataset_dir": _warn("data sets are named by path or hub name under data.train; dataset_info.json is not read"),
     "predict_with_generate": _warn("evaluation measures the loss; `paceline chat RUN` generates", False),
-    "tokenized_path": _note("prepared data lie in data.cache_dir"),
+    "tokenized_path": _warn(
+        "data are tokenised from data.train and kept in data.cache_dir; no other tokenised set is read"
+    ),
     "buffer_size": _note("data are not streamed"),
     "streaming": _refuse("data are prepared once and memory-mapped, not streamed", False),
     "mix_strategy": _warn("mixtures follow the weights of data.train", "concat"),
@@ -172,7 +176,7 @@ RECOGNISED: dict[str, Recognised] = {
     "use_badam": _refuse("BAdam is not built", False),
     "pure_bf16": _refuse("trained weights are kept in float32; write bf16: true for bf16 compute", False),
     "upcast_layernorm": _note("norms are computed in float32 where it matters"),
-    "dataloader.shuffle": _note("rows are permuted by seed and epoch"),
+    "dataloader.shuffle": _warn("rows are permuted by seed and epoch, always", True),
     "dataloader.persistent_workers": _note("loading processes live as long as the run"),
     "trainer_backend": _note("distributed_strategy says how it is distributed"),
 }

@@ -30,7 +30,7 @@ SECTIONS: dict[str, type[Section]] = {
 _NOT_IN_DIGEST = frozenset(
     {f"training.{name}" for name in LoggingFields.model_fields}
     | {
-        "training.output_dir", "training.experiment_name", "training.overwrite_output_dir", "training.resume_from_checkpoint", "training.save_steps",
+        "training.output_dir", "training.experiment_name", "training.overwrite_output_dir", "training.output_access", "training.resume_from_checkpoint", "training.save_steps",
         "training.save_total_limit", "training.ddp_timeout", "training.dataloader_num_workers", "training.dataloader_pin_memory",
         "training.dataloader_prefetch_factor", "training.distributed", "training.accelerate_config", "data.num_proc", "data.cache_dir", "model.low_cpu_mem",
     }

@@ -19,11 +19,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.private import written_for
 from paceline.core.units import human_count, human_seconds
 from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
+from paceline.launch.outlet import redacted
 from paceline.plan.roles import reads_pairs, reads_prompts
 
 _STAGES = {
@@ -100,7 +102,7 @@ def run(config: Config, cache: Path, console: Console) -> None:
     """Prepare what ``config`` describes and say what came of it. Raises PacelineError."""
     seed = config.training.seed if config.data.seed is None else config.data.seed
     started = time.monotonic()
-    with Bar(console) as bar:
+    with written_for(cache, config.training.output_access), Bar(console) as bar:
         prepared = prepare(
             config.data,
             config.model,
@@ -136,6 +138,7 @@ def read_config(arguments: argparse.Namespace) -> Config:
     return Config.from_json(described)
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(

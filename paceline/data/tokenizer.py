@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.remote_code import check_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,15 +104,17 @@ class TokenizerSpec:
     add_tokens: tuple[str, ...] = ()
     add_special_tokens: tuple[str, ...] = ()
     chat_template: str | None = None
-    trust_remote_code: bool = False
+    code_revision: str | None = None  # what pins the tokenizer's own code; None: it runs none
 
 
 def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
     """What ``load_tokenizer`` would load. Raises DataError when the files are not there."""
     folder, template = tokenizer_folder(model), template_text(model.chat_template)
-    return TokenizerSpec(
-        str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, model.trust_remote_code
-    )
+    trusted = model.trust_remote_code and model.tokenizer in (None, model.name_or_path)  # what the pin is of
+    if trusted:
+        check_code(model.name_or_path or "", model.revision)
+    revision = model.revision if trusted else None
+    return TokenizerSpec(str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, revision)
 
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
@@ -128,10 +131,12 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(spec.folder, trust_remote_code=spec.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            spec.folder, trust_remote_code=spec.code_revision is not None, code_revision=spec.code_revision
+        )
     except Exception as exc:  # noqa: BLE001  (broken files raise many kinds)
         message = str(exc).split("\n")[0][:300]
-        hint = "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads"
+        hint = "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads; its own Python runs only from the folder or commit that model.revision pins"
         raise DataError(
             Diagnostic(
                 "data.bad_tokenizer",

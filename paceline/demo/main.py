@@ -11,24 +11,28 @@ from rich.console import Console
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.private import written_for
 from paceline.demo.files import STEPS
 from paceline.demo.further import Recipe, demo_further
 from paceline.demo.preferences import DPO, REWARD
 from paceline.demo.rewards import GRPO, PPO
 from paceline.demo.sft import demo_sft
 from paceline.demo.steps import free_directory
+from paceline.launch.outlet import redacted
 
 DEFAULT = Path("outputs/demo")
 RECIPES: Mapping[str, Recipe] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}
 ALGORITHMS = ("sft", *RECIPES)
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 when the goal was reached."""
     options = _parser().parse_args(None if argv is None else list(argv))
     console = Console()
     try:
-        return demo(options, console)
+        with written_for((options.to or DEFAULT).absolute()):
+            return demo(options, console)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)

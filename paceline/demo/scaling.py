@@ -30,6 +30,7 @@ from paceline.demo.files import write_questions
 from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.launch.environ import current
+from paceline.launch.outlet import redacted
 from paceline.plan.hardware import cpu_count
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
@@ -51,6 +52,7 @@ class Cell:
     memory_bytes: int
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     options = _parser().parse_args(None if argv is None else list(argv))

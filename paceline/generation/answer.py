@@ -11,6 +11,7 @@ import torch
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models.hub_code import refuse_hub_attention
 
 Message = Mapping[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
 
@@ -58,11 +59,12 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    refuse_hub_attention(_config(folder), str(folder))
     disable_progress_bar()  # type: ignore[no-untyped-call]  # who chats waits for words
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, use_safetensors=True, local_files_only=True
+            str(folder), dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         found = str(error).split("\n")[0][:300]
@@ -77,6 +79,15 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
         ) from error
     model.train(False)
     return model, tokenizer
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError):
+        return None  # loading it says what is wrong
 
 
 def answer(

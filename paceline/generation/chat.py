@@ -18,8 +18,10 @@ from typing import Any, TextIO
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.generation.answer import Message, Sampling, answer, load_folder
+from paceline.launch.outlet import redacted
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; errors with a name are printed, not raised."""
     options = _parser().parse_args(None if argv is None else list(argv))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
 
 _LOOK_BYTES = 1 << 20  # the first step is among the first events of a run
@@ -83,14 +84,26 @@ def in_use(run: RunDir) -> Diagnostic:
 
 
 def claim(
-    run: RunDir, *, plan: dict[str, Any], config_file: str | None, overwrite: bool, resume: bool
+    run: RunDir,
+    *,
+    plan: dict[str, Any],
+    config_file: str | None,
+    overwrite: bool,
+    resume: bool,
+    redact: Callable[[str], str] = str,
 ) -> tuple[Diagnostic, ...]:
     """Make ``run`` ready and write down config and plan. Returns notes. With ``overwrite`` an old run is renamed, not deleted.
+
+    ``redact`` goes over the copy of ``config_file``, comments and all; ``plan`` is what the ranks read: no secret came into it (``config/held.py``).
 
     Raises ConfigError as ``check_claim`` does, or when the disk refuses.
     """
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []
+    if words := open_to_strangers(run.root):
+        what = "somebody else could replace files of this run"
+        hint = "training.output_dir: a folder of your own, or chmod o-w"
+        notes.append(Diagnostic("run.open", what, "training.output_dir", words, hint, Severity.WARNING))
     try:
         if holds_work(run) and overwrite and not resume:
             aside = next(
@@ -108,7 +121,8 @@ def claim(
         for folder in (run.root, run.logs, run.events_dir, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         if config_file is not None and Path(config_file).is_file():
-            shutil.copyfile(config_file, run.config_yaml)
+            text = Path(config_file).read_bytes().decode("utf-8", "surrogateescape")
+            run.config_yaml.write_bytes(redact(text).encode("utf-8", "surrogateescape"))
         for path, data in ((run.config_json, plan.get("config", {})), (run.plan_json, plan)):
             path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as exc:

@@ -38,13 +38,14 @@ def argv(
     if cluster.num_nodes == 1:
         return ("deepspeed", f"--num_gpus={cluster.nproc}", port, *script)
     if hostfile is None:
+        lines = "".join(f"node{node} slots={cluster.nproc}\\n" for node in range(cluster.num_nodes))
         raise ConfigError(
             Diagnostic(
                 "launch.hostfile",
                 "deepspeed starts several nodes from a hostfile only, with --no_ssh too",
-                "--hostfile",
+                "deepspeed --hostfile",
                 f"{cluster.num_nodes} nodes",
-                "a file with one line a node: NAME slots=PROCESSES",
+                f"one line a node, NAME slots=PROCESSES: printf '{lines}' > hostfile, and deepspeed --hostfile=hostfile on every node",
             )
         )
     return (

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.launch.addresses import is_loopback
+from paceline.launch.command_line import accelerate_told, ancestors
+from paceline.launch.managers import started_by as started_by
+from paceline.launch.managers import whole
 
 # Read by NCCL, CUDA or torch themselves: passed on as they are.
 PASSED_ON: Mapping[str, str] = {
@@ -25,19 +29,23 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 @dataclass(frozen=True)
 class Translation:
-    """``overrides`` by dotted config path; ``notes`` for the log, errors among them."""
+    """``overrides`` by dotted config path; ``variables`` of the launcher's that it did not set; ``notes`` for the log, errors among them."""
 
     overrides: Mapping[str, str]
     notes: tuple[Diagnostic, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def environ(self, given: Mapping[str, str]) -> dict[str, str]:
         """``given`` with the overrides written as ``PACELINE_…`` variables, which ``load_config`` reads; those already there stay."""
         written = {f"PACELINE_{path.replace('.', '__').upper()}": value for path, value in self.overrides.items()}
-        return {**written, **given}
+        return {**written, **self.variables, **given}
 
 
-def translate(environ: Mapping[str, str]) -> Translation:
-    """What the guide's variables in ``environ`` mean for this run."""
+def translate(environ: Mapping[str, str], above: Sequence[Sequence[str]] | None = None) -> Translation:
+    """What the guide's variables in ``environ`` mean for this run, and what accelerate's command line says beside them.
+
+    ``above``: command lines of the processes above this one (None: asked of the system).
+    """
     overrides: dict[str, str] = {}
     notes: list[Diagnostic] = []
     for name, meaning in PASSED_ON.items():
@@ -46,16 +54,70 @@ def translate(environ: Mapping[str, str]) -> Translation:
                 Diagnostic("launch.env_passed", f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE)
             )
     _nccl_timeout(environ, overrides, notes)
+    _deepspeed_timeout(environ, overrides, notes)
+    _rendezvous(environ, overrides, notes)
     _deepspeed_log_level(environ, overrides, notes)
     _torch_debug(environ, notes)
-    return Translation(overrides, tuple(notes))
+    variables = _accelerate(environ, above, notes)
+    return Translation(overrides, tuple(notes), variables)
+
+
+def _accelerate(
+    environ: Mapping[str, str], above: Sequence[Sequence[str]] | None, notes: list[Diagnostic]
+) -> dict[str, str]:
+    """Options of ``accelerate launch`` that it keeps to itself, as the variables that it would have set; what it throws away is named."""
+    if "ACCELERATE_MIXED_PRECISION" not in environ:
+        return {}
+    told = accelerate_told(ancestors() if above is None else above)
+    for option, needs in told.thrown_away().items():
+        what = f"accelerate launch throws --{option} away, since --{needs} is not given"
+        notes.append(Diagnostic("launch.no_effect", what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING))  # fmt: skip
+    asked = told.options.get("num_processes")
+    several = whole(asked or "") > 1
+    simple = "ACCELERATE_USE_CPU" in environ and not environ.get("RANK") and started_by(environ) is None
+    if simple and (several or environ.get("MASTER_ADDR")):
+        many = f"--num_processes {asked}" if several else "more than one process"
+        what = f"accelerate launch was asked for {many}, and has started one: without --multi_gpu, --use_fsdp or --use_deepspeed it never starts more"
+        hint = "accelerate launch --multi_gpu --num_processes 2 main.py … (on CPUs too), torchrun --nproc_per_node 2 main.py …"
+        notes.append(Diagnostic("launch.one_process", what, "accelerate launch", many, hint, Severity.WARNING))
+    return {name: value for name, value in told.not_handed_on().items() if name not in environ}
+
+
+def _deepspeed_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
+    given = environ.get("DEEPSPEED_TIMEOUT")
+    if given is None or "training.ddp_timeout" in overrides:
+        return
+    if whole(given) < 1:
+        what, hint = (
+            "DEEPSPEED_TIMEOUT is a number of minutes from 1 up",
+            "DEEPSPEED_TIMEOUT=30, or training.ddp_timeout: 1800",
+        )
+        notes.append(Diagnostic("launch.deepspeed_timeout", what, "DEEPSPEED_TIMEOUT", given, hint))
+        return
+    overrides["training.ddp_timeout"] = str(int(given) * 60)
+    what = "DeepSpeed's minutes are taken as training.ddp_timeout, the process group's timeout in seconds: Paceline opens the group"
+    hint = "training.ddp_timeout in the YAML"
+    notes.append(Diagnostic("launch.deepspeed_timeout", what, "DEEPSPEED_TIMEOUT", given, hint, Severity.NOTE))
+
+
+def _rendezvous(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
+    """MASTER_ADDR and MASTER_PORT of a user's own, where no launcher has put them there: the address of node 0."""
+    address = environ.get("MASTER_ADDR", "")
+    if not address or started_by(environ) is not None or is_loopback(address) or "ACCELERATE_USE_CPU" in environ:
+        return
+    taken = {"launch.master_addr": address, "launch.master_port": environ.get("MASTER_PORT", "")}
+    overrides.update({path: value for path, value in taken.items() if value})
+    what = "taken as launch.master_addr and launch.master_port: where the processes of several nodes meet"
+    found = " ".join(value for value in taken.values() if value)
+    hint = "--master-addr and --master-port"
+    notes.append(Diagnostic("launch.rendezvous", what, "MASTER_ADDR", found, hint, Severity.NOTE))
 
 
 def _nccl_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
     given = environ.get("NCCL_TIMEOUT")
     if given is None:
         return
-    if not given.strip().isdigit() or int(given) < 1:
+    if whole(given) < 1:
         hint = "NCCL_TIMEOUT=1800, or training.ddp_timeout: 1800"
         notes.append(
             Diagnostic(
@@ -108,21 +170,11 @@ def current() -> dict[str, str]:
     return dict(os.environ)
 
 
+def keep_compiled_code_private(environ: Mapping[str, str]) -> None:
+    """Where torch keeps the code that it compiles and runs again: in the user's own cache. Its default is a folder of /tmp that any user can make first."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder(environ) / "inductor"))
+
+
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """Where prepared data is kept unless data.cache_dir says so: $PACELINE_CACHE, else ~/.cache/paceline."""
     return Path(environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
-
-
-def started_by(environ: Mapping[str, str]) -> str | None:
-    """The launcher that has started this process as one rank of several, or None when nobody has."""
-    if "TORCHELASTIC_RUN_ID" in environ:
-        return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
-    if "OMPI_COMM_WORLD_RANK" in environ:
-        return "mpirun"
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return "deepspeed" if "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ else "env"
-    # sbatch's own shell and salloc's interactive step have step numbers near 2**32: only srun's steps are ranks.
-    step = environ.get("SLURM_STEP_ID", "")
-    if step.isdigit() and int(step) < 0xFFFFFFF0 and "SLURM_PROCID" in environ:
-        return "srun"
-    return None

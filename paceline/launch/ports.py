@@ -17,8 +17,8 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def resolve_port(cluster: Cluster) -> Cluster:
-    """``cluster`` with a port that can be listened on. One node without a port takes a free one. Raises ConfigError for one in use."""
-    if cluster.master_port is None:
+    """``cluster`` with a port that can be listened on. One node without a port (or 0) takes a free one. Raises ConfigError for one in use."""
+    if not cluster.master_port:
         if cluster.num_nodes == 1:
             return replace(cluster, master_port=free_port())
         cluster = replace(cluster, master_port=DEFAULT_PORT)
@@ -26,7 +26,9 @@ def resolve_port(cluster: Cluster) -> Cluster:
     assert port is not None
     if not 1 <= port <= 65535:
         raise ConfigError(
-            Diagnostic("launch.port_range", "a port is a number from 1 to 65535", "--master_port", str(port), "29500")
+            Diagnostic(
+                "launch.port_range", "a port is a number from 1 to 65535", "launch.master_port", str(port), "29500"
+            )
         )
     if cluster.node_rank == 0 and not port_is_free(port):
         free = next_free_port(port)
@@ -34,7 +36,7 @@ def resolve_port(cluster: Cluster) -> Cluster:
             Diagnostic(
                 "launch.port_in_use",
                 f"port {port} is in use on this machine",
-                "--master_port",
+                "launch.master_port",
                 str(port),
                 f"--master_port {free}" if cluster.num_nodes == 1 else f"--master_port {free} on every node",
             )
@@ -43,7 +45,7 @@ def resolve_port(cluster: Cluster) -> Cluster:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raises ConfigError for numbers that cannot be: a node rank outside the nodes, several nodes at a loopback name by mistake."""
+    """Raises ConfigError for numbers that cannot be: fewer than one process, a node rank outside the nodes."""
     if cluster.nproc < 1 or cluster.num_nodes < 1:
         raise ConfigError(
             Diagnostic(

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 MARK = "PACELINE_LAUNCH_ID"
@@ -52,7 +52,7 @@ def rank_children(pid: int) -> list[int]:
     """The direct children of ``pid`` that are workers: those with ``LOCAL_RANK`` in their environment."""
     children = []
     for entry in _numeric(PROC):
-        if _parent(entry) == pid and any(line.startswith(b"LOCAL_RANK=") for line in _environment(entry)):
+        if parent_of(entry) == pid and any(line.startswith(b"LOCAL_RANK=") for line in _environment(entry)):
             children.append(entry)
     return children
 
@@ -62,6 +62,12 @@ def marked(mark: str) -> list[int]:
     wanted = f"{MARK}={mark}".encode()
     own = os.getpid()
     return [pid for pid in _numeric(PROC) if pid != own and wanted in _environment(pid)]
+
+
+def environments() -> Iterator[tuple[int, frozenset[str]]]:
+    """Each process that this user may look at, with its environment as ``NAME=value``."""
+    for pid in _numeric(PROC):
+        yield pid, frozenset(line.decode("utf-8", "replace") for line in _environment(pid))
 
 
 def end_all(leaders: Iterable[int], mark: str) -> None:
@@ -97,7 +103,8 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """The process that started ``pid``; -1 where the system does not tell."""
     try:
         stat = (PROC / str(pid) / "stat").read_bytes()
     except OSError:

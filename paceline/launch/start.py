@@ -10,6 +10,7 @@ from typing import Protocol
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.launch import single, spawn, torchrun
+from paceline.launch.addresses import await_node_0
 from paceline.launch.ports import check_cluster, resolve_port
 from paceline.launch.spec import Cluster, LaunchSpec
 from paceline.launch.supervise import run, say_to_stderr
@@ -68,6 +69,9 @@ def launch(
     check_cluster(cluster)
     if launcher != "single":
         cluster = resolve_port(cluster)
+    if cluster.num_nodes > 1:
+        say(f"node {cluster.node_rank} of {cluster.num_nodes} meets the others at {cluster.master_addr}:{cluster.master_port}; address and port are the same on every node")  # fmt: skip
+        await_node_0(cluster, say)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)
     threads = specs[0].env_additions.get("OMP_NUM_THREADS")
     if threads:

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.remote_code import check_code
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.attention import choose_attention, register
+from paceline.models.hub_code import refuse_hub_attention
 from paceline.models.materialise import skeleton
 from paceline.models.norms import fuse_norms
 from paceline.models.qkv import fuse_attention
@@ -106,7 +108,7 @@ class HFModelFactory:
         )
         implementation = None if choice.implementation == "auto" else choice.implementation
         if device.type == "meta":
-            hf = skeleton(auto_class(self.role), self._sized_config(), implementation, self._model.trust_remote_code)
+            hf = skeleton(auto_class(self.role), self._sized_config(), implementation, _code(self._model))
         elif self._model.config is not None:
             hf = self._from_scratch(implementation)
         else:
@@ -158,7 +160,7 @@ class HFModelFactory:
                 config,
                 dtype=torch.float32,
                 attn_implementation=attention,
-                trust_remote_code=self._model.trust_remote_code,
+                **_code(self._model),
             )
 
     def _load_config(self) -> Any:
@@ -186,8 +188,8 @@ class HFModelFactory:
                     dtype=torch.float32,
                     attn_implementation=attention,
                     use_safetensors=True,
-                    trust_remote_code=self._model.trust_remote_code,
                     output_loading_info=True,
+                    **_code(self._model),
                 )
             except (OSError, ValueError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
@@ -212,12 +214,14 @@ def load_hf_config(model: ModelSource) -> Any:
         values = {k: v for k, v in model.config.items() if k not in _STRIPPED}
         kind = values.pop("model_type", None)
         try:
-            return AutoConfig.for_model(kind, **values)
+            made = AutoConfig.for_model(kind, **values)
         except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
             raise ConfigError(
                 Diagnostic("models.bad_config", "this model cannot be built from its config", "model.config", _first_lines(error),
                            "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …")
             ) from error  # fmt: skip
+        refuse_hub_attention(made, "model.config")
+        return made
     if model.name_or_path is None:
         raise ConfigError(
             Diagnostic(
@@ -228,12 +232,19 @@ def load_hf_config(model: ModelSource) -> Any:
                 "a folder, a hub name, or model.config",
             )
         )
+    if model.trust_remote_code:
+        check_code(model.name_or_path, model.revision)
     try:
-        return AutoConfig.from_pretrained(
-            model.name_or_path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
-        )
+        config = AutoConfig.from_pretrained(model.name_or_path, revision=model.revision or "main", **_code(model))
     except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(_no_weights(model.name_or_path, error)) from error
+    refuse_hub_attention(config, model.name_or_path)
+    return config
+
+
+def _code(model: ModelSource) -> dict[str, Any]:
+    """Whether Python that comes with the model runs, and from which commit: also where it lies in another repository than the weights."""
+    return {"trust_remote_code": True, "code_revision": model.revision} if model.trust_remote_code else {"trust_remote_code": False}  # fmt: skip
 
 
 @torch.no_grad()

@@ -25,12 +25,10 @@ from paceline.models.swiglu import FusedSwiGLU
 from paceline.runtime.world import World
 
 
-def skeleton(auto: Any, config: Any, attention: str | None, trust_remote_code: bool) -> Any:
-    """The Hugging Face model that ``auto`` makes of ``config``, without any storage."""
+def skeleton(auto: Any, config: Any, attention: str | None, code: Mapping[str, Any]) -> Any:
+    """The Hugging Face model that ``auto`` makes of ``config``, without any storage. ``code``: whether and how Python of its own runs."""
     with torch.device("meta"):
-        return auto.from_config(
-            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
-        )
+        return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **code)
 
 
 def copy_decisions(root: Any, source: Any | None, world: World) -> None:

@@ -141,12 +141,12 @@ def _main_decisions(hardware: Hardware, start: Mapping[str, Any], resolved: Reso
     world_size, num_nodes = start["world_size"], start["num_nodes"]
     batch, precision = resolved.engine.batch, resolved.precision
     where = f"{world_size} process(es) on {num_nodes} node(s)"
+    devices = hardware.num_devices
+    shared_out = "one a device" if world_size // num_nodes == devices else f"{devices} device(s) a node"
     made = [
         Decision("device", hardware.device, f"{hardware.device_note}; {hardware.device_name}"),
         Decision("training.distributed_strategy", resolved.chosen.strategy, resolved.chosen.reason),
-        Decision(
-            "processes", where, "one a device" if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"
-        ),
+        Decision("processes", where, shared_out if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"),
         Decision(
             "batch", str(batch), "per_device_train_batch_size × gradient_accumulation_steps × data-parallel ranks"
         ),

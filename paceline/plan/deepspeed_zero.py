@@ -48,6 +48,7 @@ def zero_optimization(
     for part in ("offload_optimizer", "offload_param"):
         _offload(block, part, engine, findings)
     _loss_less(block, job, findings)
+    _second_copy(block, stage, job, findings)
     if stage < 3:
         block = {key: value for key, value in block.items() if not key.startswith("stage3_")}
     return {**{key: _number(value) for key, value in block.items()}, "stage": stage}
@@ -143,6 +144,25 @@ def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
             )
         else:
             findings.say(f"zero_optimization.{key}", "on", "asked for: numbers travel quantised, so losses differ from the other strategies'")  # fmt: skip
+
+
+def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings) -> None:
+    """hpZ of ZeRO++: a second copy of the weights, shared out over few ranks, so that the backward gathers inside a node."""
+    size, key = block.get("zero_hpz_partition_size", 1), "zero_hpz_partition_size"
+    if not isinstance(size, int) or size <= 1:
+        return
+    subject = f"zero_optimization.{key}"
+    if stage < 3:
+        findings.say(subject, "off", f"only ZeRO-3 shares weights out; this is ZeRO-{stage}", granted=False)
+        return
+    if job.world_size % min(size, job.world_size):
+        legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
+        findings.refuse(
+            "zero.hpz", f"{job.world_size} processes cannot be shared out in groups of {size}", KEY, f"{key}: {size}", f'"{key}": {legal}'
+        )  # fmt: skip
+        return
+    held = min(size, job.world_size)
+    findings.say(subject, str(held), f"asked for: a second copy of the weights shared out over {held} ranks, in the dtype of the forward; counted among the parameters below")  # fmt: skip
 
 
 def _number(value: Any) -> Any:

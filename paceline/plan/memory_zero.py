@@ -78,12 +78,24 @@ def _stage3(plan: Plan, pieces: Sequence[Piece], ranks: int, low: int) -> ModelS
         if piece.numel <= threshold and persistent + piece.numel <= limit:
             persistent += piece.numel
             gathered += parts[id(piece)] * ranks  # with the padding of its last part
+    second = secondary_partition(zero, ranks)
+    copied = sum(parts[id(piece)] * ranks // second for piece in pieces) if second else 0
     return ModelStates(
-        parameters=low * (sum(parts.values()) + gathered) + MASTER * own,
+        parameters=low * (sum(parts.values()) + gathered + copied) + MASTER * own,
         gradients=accumulation_size(plan.engine, low) * own,
         optimizer=MASTER * moments((own,), plan.optimizer),
         counters=counter_bytes(plan.optimizer) * _sub_groups(trained, parts, zero),
     )
+
+
+def secondary_partition(zero: Mapping[str, Any], ranks: int) -> int:
+    """Ranks that share ZeRO++'s second copy of the weights (hpZ, ``zero_hpz_partition_size``); 0 where there is none.
+
+    It is in the compute dtype, frozen weights included: ``_partition_param_sec`` of DeepSpeed 0.19.8 (Wang et al. 2023, arXiv:2306.10209).
+    """
+    asked = zero.get("zero_hpz_partition_size")
+    size = asked if isinstance(asked, int) and not isinstance(asked, bool) else 1
+    return min(size, ranks) if size > 1 else 0
 
 
 def _sub_groups(trained: Sequence[Piece], parts: Mapping[int, int], zero: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import EventLog
@@ -15,11 +15,11 @@ from paceline.runlog.textlog import TextLog
 class RunLog:
     """Events and text of one rank: ``events/``, ``logs/rank-XXXXX.log`` and, on rank 0, ``logs/training.log``.
 
-    ``secrets`` are values that must not appear in any file (see ``redact.secrets_in``).
+    ``redact`` takes out what must not appear in any file (``redact.Redactor``).
     """
 
-    def __init__(self, run: RunDir, rank: int, secrets: Iterable[str] = ()) -> None:
-        redact: Callable[[str], str] = Redactor(secrets)
+    def __init__(self, run: RunDir, rank: int, redact: Callable[[str], str] | None = None) -> None:
+        redact = redact or Redactor()
         self.events = EventLog(run.events(rank), rank, redact=redact)
         self.rank_text = TextLog(run.rank_log(rank), redact=redact)
         self.training_text = TextLog(run.training_log, redact=redact) if rank == 0 else None

@@ -17,10 +17,12 @@ from torch.distributed.run import config_from_args, parse_args
 
 from paceline.core.errors import ExitCode
 from paceline.launch.exits import CALM, killed_diagnostic, overall_code
+from paceline.launch.outlet import redacted
 
 SHUTDOWN_SECONDS = 60  # torch's 30 s are short for ranks that are publishing a checkpoint when the first one has ended
 
 
+@redacted
 def main(argv: Sequence[str]) -> int:
     """Starts this node's workers and waits for them. Returns their exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

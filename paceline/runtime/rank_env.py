@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch.managers import Manager, first, first_host, local_sizes, manager_of
 
 DEFAULT_PORT = 29500
 _DERIVED_PORTS = range(20000, 28000)  # below the ephemeral range of Linux (32768) and clear of torchrun's 29500
@@ -20,7 +20,7 @@ class RankEnv:
 
     ``restart`` counts torchrun's restarts (keys of an earlier attempt must not be read); ``agent_store`` is true when
     torchrun's agent hosts the store at ``master_addr:master_port``, else rank 0 hosts it. ``launcher`` is
-    ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``env`` or ``single``.
+    ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``jsrun``, ``flux``, ``env`` or ``single``.
     """
 
     rank: int = 0
@@ -36,28 +36,34 @@ class RankEnv:
 
     @staticmethod
     def from_environ(environ: Mapping[str, str], local_rank_flag: int | None = None) -> RankEnv:
-        """Read torchrun's, accelerate's, deepspeed's, mpirun's or Slurm's variables; none of them means one process.
+        """Read torchrun's, accelerate's or deepspeed's variables, or those of a process manager; none of them means one process.
 
         ``local_rank_flag`` is what ``--local-rank`` said (``torch.distributed.launch`` passes it), or None.
         Raises ConfigError when the variables contradict each other or are incomplete.
         """
         if environ.get("RANK", "") != "":
             found = _from_rank_variables(environ, local_rank_flag)
-        elif environ.get("OMPI_COMM_WORLD_RANK", "") != "":
-            found = _from_mpi(
-                environ,
-                "OMPI_COMM_WORLD_RANK",
-                "OMPI_COMM_WORLD_SIZE",
-                "OMPI_COMM_WORLD_LOCAL_RANK",
-                "OMPI_COMM_WORLD_LOCAL_SIZE",
-            )
-        elif environ.get("PMI_RANK", "") != "":
-            found = _from_mpi(environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-        elif environ.get("SLURM_PROCID", "") != "" and environ.get("SLURM_STEP_ID", "") != "":
-            found = _from_slurm(environ)
+            if found.launcher == "env":
+                _refuse_two_launchers(environ, found)
         else:
-            found = _alone(environ)
+            manager = manager_of(environ)
+            found = _alone(environ) if manager is None else _from_manager(environ, manager)
         return _checked(found)
+
+
+def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
+    """RANK left over from around a process manager would make each of its processes the same rank."""
+    manager = manager_of(environ)
+    if manager is None or _number_of(environ, manager.size) == 1:
+        return
+    theirs = _number_of(environ, manager.rank), _number_of(environ, manager.size)
+    if theirs != (found.rank, found.world_size):
+        raise _error(
+            "two_launchers",
+            f"RANK and WORLD_SIZE say one thing, {manager.name} another",
+            f"RANK={found.rank} of WORLD_SIZE={found.world_size}; {manager.name}: rank {theirs[0]} of {theirs[1]}",
+            "unset RANK WORLD_SIZE LOCAL_RANK before the command",
+        )
 
 
 def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None) -> RankEnv:
@@ -110,45 +116,30 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
     )
 
 
-def _from_mpi(environ: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> RankEnv:
-    """Open MPI (``OMPI_*``) and Hydra (MPICH, Intel MPI: ``PMI_*``)."""
-    world_size = _number(environ, size)
-    local_world_size = _number(environ, local_size, world_size)
-    num_nodes = max(1, -(-world_size // max(1, local_world_size)))
-    job = (
-        environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or environ.get("HYDI_CONTROL_FD") or ""
-    )
+def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
+    """One row of the table of process managers."""
+    rank, world_size = _number_of(environ, manager.rank), _number_of(environ, manager.size)
+    on_nodes = first(environ, manager.local_size)
+    sizes = local_sizes(on_nodes)
+    if on_nodes and not all(sizes or (0,)):
+        what = f"the processes of each node, as {manager.name} gives them, must be numbers from 1 up"
+        raise _error("number", what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1")
+    nodes = _number_of(environ, manager.nodes, 0)
+    if len(set(sizes)) > 1:
+        raise _uneven(f"{manager.name}: {on_nodes} processes on the nodes")
+    local_world_size = sizes[0] if sizes else max(1, world_size // (nodes or 1))
+    num_nodes = nodes or max(1, -(-world_size // local_world_size))
+    host = first_host(first(environ, manager.hosts)) if num_nodes > 1 else ""
+    job = ".".join(filter(None, (first(environ, manager.job), environ.get("SLURM_STEP_ID", ""))))
     return RankEnv(
-        rank=_number(environ, rank),
-        local_rank=_number(environ, local_rank, _number(environ, rank) % max(1, local_world_size)),
+        rank=rank,
+        local_rank=_number_of(environ, manager.local_rank, rank % local_world_size),
         world_size=world_size,
         local_world_size=local_world_size,
         num_nodes=num_nodes,
-        master_addr=_master_addr(environ, num_nodes, "mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 …"),
+        master_addr=environ.get("MASTER_ADDR") or host or _master_addr(environ, num_nodes, manager.export),
         master_port=_number(environ, "MASTER_PORT", _port_for(job)),
-        launcher="mpirun",
-    )
-
-
-def _from_slurm(environ: Mapping[str, str]) -> RankEnv:
-    """``srun``. Needs SLURM_STEP_ID: a batch script or an ``salloc`` shell has SLURM_PROCID too, but no peers."""
-    world_size = _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
-    num_nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_NNODES", 1))
-    hosts = (
-        environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
-    )
-    addr = environ.get("MASTER_ADDR") or (first_host(hosts) if num_nodes > 1 and hosts else "")
-    job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
-    local_size = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
-    return RankEnv(
-        rank=_number(environ, "SLURM_PROCID"),
-        local_rank=_number(environ, "SLURM_LOCALID"),
-        world_size=world_size,
-        local_world_size=int(m.group()) if (m := re.match(r"\d+", local_size)) else max(1, world_size // num_nodes),
-        num_nodes=num_nodes,
-        master_addr=addr or _master_addr(environ, num_nodes, "export MASTER_ADDR=<first host> before srun"),
-        master_port=_number(environ, "MASTER_PORT", _port_for(job)),
-        launcher="slurm",
+        launcher="slurm" if manager.word == "srun" else manager.word,
     )
 
 
@@ -162,12 +153,6 @@ def _alone(environ: Mapping[str, str]) -> RankEnv:
             "RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT too, or unset WORLD_SIZE",
         )
     return RankEnv()
-
-
-def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: ``gpu[003-005,7],login`` → ``gpu003``."""
-    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodelist.strip())
-    return "" if match is None else match.group(1) + (match.group(2) or "")
 
 
 def _port_for(job: str) -> int:
@@ -186,6 +171,12 @@ def _master_addr(environ: Mapping[str, str], num_nodes: int, hint: str) -> str:
             "missing", f"{num_nodes} nodes, but MASTER_ADDR does not say where they meet", "no MASTER_ADDR", hint
         )
     return "127.0.0.1"
+
+
+def _number_of(environ: Mapping[str, str], names: tuple[str, ...], default: int | None = None) -> int:
+    """The first of these variables that is set, as a number."""
+    name = next((name for name in names if environ.get(name)), names[0] if names else "")
+    return _number(environ, name, default)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -214,9 +205,15 @@ def _checked(env: RankEnv) -> RankEnv:
             f"local rank {env.local_rank} of {env.local_world_size}",
             "LOCAL_RANK=<index on this node>",
         )
+    if env.launcher != "torchrun" and env.world_size % max(env.local_world_size, 1):
+        raise _uneven(f"{env.world_size} processes, {env.local_world_size} of them on this node")
     if not 0 < env.master_port < 65536:
         raise _error("port", "MASTER_PORT is no port", str(env.master_port), "MASTER_PORT=29500")
     return env
+
+
+def _uneven(found: str) -> ConfigError:
+    return _error("uneven", "every node starts the same number of processes", found, "as many on each node")
 
 
 def _error(code: str, what: str, found: str, hint: str) -> ConfigError:

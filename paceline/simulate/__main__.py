@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paceline.launch.outlet import redacted
 
+
+@redacted
 def main(job: str, answer: str) -> int:
     """Writes what was found, or ``{"failed": why}``: torch's own limits are told, not raised."""
     asked = json.loads(Path(job).read_text(encoding="utf-8"))

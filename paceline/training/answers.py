@@ -22,12 +22,16 @@ from paceline.checkpoint.resume import CheckpointReader, open_checkpoint
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
+from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.data.tokenizer import load_tokenizer
 from paceline.generation.answer import Sampling, answer
+from paceline.launch.environ import current
+from paceline.launch.outlet import redacted
 from paceline.models.factory import HFModelFactory
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Answers
+from paceline.runlog.redact import Redactor
 from paceline.seam.roles import Role
 from paceline.seam.shard import PARAM
 
@@ -45,6 +49,7 @@ class Scored:
         return sum(bool(row["correct"]) for row in self.rows) / len(self.rows)
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -62,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         scored = answer_run(
             run, questions, initial=options.initial, last=options.last, sampling=Sampling(options.max_new_tokens)
         )
-        write_down(run, scored)
+        with written_into(run.root):
+            write_down(run, scored, Redactor.of(current()))
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -123,10 +129,9 @@ def answer_run(
                 hint="train with training.save_strategy: steps",
             )
         )
-    tokenizer = load_tokenizer(config.model)
-    factory = HFModelFactory(
-        config.model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa"
-    )
+    model = config.model.model_copy(update={"trust_remote_code": False})  # a run's folder may not say that code is run
+    tokenizer = load_tokenizer(model)
+    factory = HFModelFactory(model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa")
     root = factory().eval()
     scored = [Scored(0, ask(root, tokenizer, questions, sampling))] if initial else []
     for checkpoint in found[-1:] if last else found:
@@ -168,12 +173,12 @@ def ask(root: Any, tokenizer: Any, questions: Sequence[dict[str, str]], sampling
     ]
 
 
-def write_down(run: RunDir, scored: Sequence[Scored]) -> None:
+def write_down(run: RunDir, scored: Sequence[Scored], redact: Redactor) -> None:
     """Events for the plot, and one JSON file for people and programs."""
-    with EventLog(run.events(0), 0) as log:
+    with EventLog(run.events(0), 0, redact=redact) as log:
         for each in scored:
             log.write(Answers(each.step, each.rows))
-    data = [{"step": each.step, "exact_match": each.exact_match, "rows": each.rows} for each in scored]
+    data = redact.data([{"step": each.step, "exact_match": each.exact_match, "rows": each.rows} for each in scored])
     run.answers_json.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -19,6 +19,7 @@ from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
+from paceline.launch.outlet import redacted
 from paceline.runlog.history import load_history
 
 
@@ -57,6 +58,7 @@ def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> 
     return most, sorted(name.name for name in names ^ expected)
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.training.compare")

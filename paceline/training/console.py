@@ -40,13 +40,14 @@ class Console:
         logging_first_step: bool = False,
         start_step: int = 0,
         stream: TextIO | None = None,
+        redact: Callable[[str], str] = str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_steps
         self._enabled = enabled
         self._every = max(1, logging_steps)
         self._first = logging_first_step
-        self._clock = clock
+        self._clock, self._redact = clock, redact
         self._marks: deque[tuple[int, float]] = deque([(start_step, clock())], maxlen=_RECENT + 1)
         self._stream = stream if stream is not None else sys.stdout
         self._live: Live | None = None
@@ -102,7 +103,7 @@ class Console:
     def _line(self, text: str, style: str = "") -> None:
         if not self._enabled:
             return
-        text = printable(text, keep_newlines=True)
+        text = printable(self._redact(text), keep_newlines=True)
         if self._rich is not None:
             rich = self._rich
             self._show(lambda: rich.print(Text(text, style=style), soft_wrap=True))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 from paceline.core.rundir import RunDir
+from paceline.core.secret_values import without_secrets
+from paceline.launch.environ import current
 
 
 def leave_word(run: RunDir, checkpoint: str, *, plot: bool) -> None:
@@ -22,7 +24,9 @@ def draw_plot(run: RunDir) -> str:
     """Where the PNG lies, or why it was not drawn. A process of its own: plotting needs no torch and may not disturb a run."""
     argv = [sys.executable, "-m", "paceline.watch.plot", str(run.root)]
     try:
-        drawn = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        drawn = subprocess.run(
+            argv, capture_output=True, text=True, timeout=120, check=False, env=without_secrets(current())
+        )
     except subprocess.TimeoutExpired:
         return "not drawn: it took more than 120 s (paceline plot draws it)"
     return str(run.plot_png) if drawn.returncode == 0 else f"not drawn: {drawn.stderr.strip()[-300:]}"

@@ -49,7 +49,10 @@ class Models:
         name = model_named(self.plan.config["training"], role.value)
         if name is None:
             return None
-        return self.config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None})
+        own = {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}
+        return self.config.model.model_copy(
+            update={"name_or_path": name, "config": None, **own}
+        )  # a pin is of one model
 
     def _factory(self, role: Role, **changed: Any) -> HFModelFactory:
         precision = self.plan.precision

@@ -12,7 +12,7 @@ from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog
-from paceline.runlog.redact import secrets_in
+from paceline.runlog.redact import Redactor
 from paceline.runtime.heartbeat import Heartbeat
 from paceline.training.cadence import every
 from paceline.training.console import Console
@@ -24,10 +24,18 @@ class Observers:
     """Opens, feeds and closes them."""
 
     def __init__(
-        self, run: RunDir, rank: int, plan: Plan, config: Config, environ: Mapping[str, str], prepared: Any
+        self,
+        run: RunDir,
+        rank: int,
+        plan: Plan,
+        config: Config,
+        environ: Mapping[str, str],
+        prepared: Any,
+        redact: Redactor,
     ) -> None:
         self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
-        self.log = RunLog(run, rank, secrets_in(environ))
+        self.redact = redact
+        self.log = RunLog(run, rank, self.redact)
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
         self.trackers: list[Tracker] = []
@@ -50,12 +58,13 @@ class Observers:
                 logging_steps=self.logging_steps,
                 logging_first_step=t.logging_first_step,
                 start_step=event.start_step,
+                redact=self.redact,
             )
             self.trackers, notes = open_trackers(
                 t.report_to,
                 self.run,
-                name=t.run_name or self.run.root.name,
-                config=self.config.to_json(),
+                name=self.redact(t.run_name or self.run.root.name),
+                config=self.redact.data(self.config.to_json()),
                 wandb_key_present=bool(self._environ.get("WANDB_API_KEY")),
                 start_step=event.start_step,
                 report=self.note,
@@ -72,7 +81,7 @@ class Observers:
         logs = not isinstance(event, (events.Step, events.Samples)) or self.is_logged(event)
         self.log.write(event, text=logs)
         if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
-            print(event.diagnostic.render(), flush=True)  # before the first step there is no console yet
+            print(self.redact(event.diagnostic.render()), flush=True)  # before the first step there is no console yet
         if self.console is not None:
             if isinstance(event, events.Step):
                 self.console.step(event)

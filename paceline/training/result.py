@@ -9,13 +9,21 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
+from paceline.runlog.redact import Redactor
 
 
 def write_result(
-    run: RunDir, outcome: str, exit_code: int, facts: Mapping[str, Any], diagnostics: Sequence[Diagnostic] = ()
+    run: RunDir,
+    outcome: str,
+    exit_code: int,
+    facts: Mapping[str, Any],
+    diagnostics: Sequence[Diagnostic] = (),
+    *,
+    redact: Redactor,
 ) -> None:
     """Durable when it returns: written beside, fsynced, renamed. ``outcome``: completed, early_stopped, stopped or failed."""
-    data = {"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": [d.to_json() for d in diagnostics]}
+    found = [redact.diagnostic(d).to_json() for d in diagnostics]
+    data = redact.data({"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": found})
     staged = run.result_json.with_suffix(".json.tmp")
     with staged.open("w", encoding="utf-8") as file:
         json.dump(data, file, indent=2, ensure_ascii=False)

@@ -50,7 +50,7 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         said = str(error).split("\n")[0]
         hint = "the folder of `paceline export` after algorithm: reward"

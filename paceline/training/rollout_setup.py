@@ -10,12 +10,15 @@ import torch
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.ppo import PpoOptions
 from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import Engine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.plan import Plan
 from paceline.plan.roles import group_size
+from paceline.runtime.device import threads_per_rank
 from paceline.seam.roles import Role
 from paceline.training.rollout_cut import AnswerRows, RolloutCut
 from paceline.training.rollout_judge import ModelJudge
@@ -24,6 +27,7 @@ from paceline.training.rollouts import RolloutWindows
 from paceline.training.windows import Cut, Epochs
 
 _OWN: dict[str, Any] = {"grpo": GrpoOptions, "ppo": PpoOptions}
+_ROWS_NAMED = 5
 _MODELS = {"ref_model", "value_model"}  # which models there are is the session's part
 
 
@@ -73,6 +77,8 @@ class RolloutSetup:
             on_error=self.options.on_reward_error,
             timeout_seconds=self.options.reward_timeout,
             allow_code=self.options.allow_code_execution,
+            allow_unsandboxed_code=self.options.allow_unsandboxed_code,
+            programs_at_once=threads_per_rank(self.session.world.env.local_world_size),
         )
         labels = [f"eval_reward/{label}" for label in self.scorer.labels]
         self.algorithm.metric_names = ("eval_reward", *labels, "eval_completion_length", "eval_truncated")
@@ -87,7 +93,10 @@ class RolloutSetup:
         return AnswerRows(prompts, self.rollout_cut, self.session.config.training.dataloader_drop_last)
 
     def windows(self, prompts: Any, epochs: Epochs, start: int) -> RolloutWindows:
-        """The windows from global step ``start`` on."""
+        """The windows from global step ``start`` on. Raises ConfigError for rows that a reward cannot use."""
+        self.check_rows(prompts.table, "data.train")
+        if self.session.prepared.eval is not None:
+            self.check_rows(self.session.prepared.eval, "data.eval")
         session, options = self.session, self.options
         mesh = session.plan.mesh
         place = mesh.coordinates(session.world.rank)
@@ -117,6 +126,21 @@ class RolloutSetup:
             filter_groups=options.filter_groups,
             sampling_exact=sampling_exact(options, session.plan.precision.compute),
         )
+
+    def check_rows(self, table: Any, name: str) -> None:
+        """Raises ConfigError, the same on every rank. Collective where a reward looks at rows at all."""
+        world = self.session.world
+        share = range(world.rank, len(table), world.world_size)
+        for check in self.scorer.row_checks:
+            wrong = check((f"{name} row {table.source_row[i] + 1}", table.facts(i)) for i in share)
+            found = world.all_gather_json({"count": len(wrong), "first": wrong[:_ROWS_NAMED]})
+            count, first = sum(each["count"] for each in found), [line for each in found for line in each["first"]]
+            if count:
+                more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
+                what = "the reward 'code' cannot use the tests of some rows: they run in a process of their own and see plain values"
+                hint = "correct or remove these rows; docs/rollouts.md tells what tests may hold"
+                text = "; ".join(first[:_ROWS_NAMED]) + more
+                raise ConfigError(Diagnostic("rewards.code_tests", what, "training.rollout.rewards", text, hint))
 
     def _server(self) -> RolloutServer:
         session = self.session

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, by Transformers' scheduler names."""
+"""The learning rate as a pure function of the step, by Transformers' scheduler names and DeepSpeed's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.training.deepspeed_schedule import BUILDERS
 
 STATEFUL = {"reduce_lr_on_plateau", "greedy"}  # depend on measured losses: no function of the step
 
@@ -22,13 +23,18 @@ def warmup_count(warmup_steps: float, total_steps: int) -> int:
 def learning_rate_schedule(
     name: str, base_lr: float, warmup_steps: float, total_steps: int, kwargs: Mapping[str, Any] | None = None
 ) -> Callable[[int], float]:
-    """``lr(step)`` for 0-based ``step``, computed by ``transformers.get_scheduler``'s own function on a dummy optimizer.
+    """``lr(step)`` for 0-based ``step``, computed by ``transformers.get_scheduler``'s own function on a dummy optimizer, or by DeepSpeed's rule.
 
     Raises ConfigError when the name is unknown, stateful, or its keyword arguments do not fit.
     """
     from transformers import SchedulerType, get_scheduler
 
-    names = [member.value for member in SchedulerType if member.value not in STATEFUL]
+    if name in BUILDERS:
+        try:
+            return BUILDERS[name](base_lr, warmup_count(warmup_steps, total_steps), total_steps, **dict(kwargs or {}))
+        except (TypeError, ValueError) as exc:
+            raise _misfit(name, exc) from exc
+    names = [member.value for member in SchedulerType if member.value not in STATEFUL] + list(BUILDERS)
     if name not in names:
         why = (
             "it depends on measured losses, so a resumed run could not reproduce it"
@@ -54,13 +60,11 @@ def learning_rate_schedule(
             scheduler_specific_kwargs=dict(kwargs or {}),
         )
     except TypeError as exc:
-        raise ConfigError(
-            Diagnostic(
-                "training.lr_scheduler_kwargs",
-                f"'{name}' does not take these arguments",
-                "training.lr_scheduler_kwargs",
-                str(exc),
-            )
-        ) from exc
+        raise _misfit(name, exc) from exc
     factor = scheduler.lr_lambdas[0]
     return lambda step: base_lr * float(factor(step))
+
+
+def _misfit(name: str, exc: Exception) -> ConfigError:
+    what, where = f"'{name}' does not take these arguments", "training.lr_scheduler_kwargs"
+    return ConfigError(Diagnostic("training.lr_scheduler_kwargs", what, where, str(exc)))

@@ -15,6 +15,9 @@ from torch import Tensor
 from paceline.checkpoint.disk import named_errors
 from paceline.checkpoint.folder import MAX_SHARD_BYTES, write_weights
 from paceline.checkpoint.tensorfile import Entry
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.private import open_to_strangers
 from paceline.generation.remote import Server
 from paceline.models.adapters import NAME, plain_name
 
@@ -37,6 +40,12 @@ class WeightSync:
         """The whole model ``hf`` (with its adapter added in) as it is now."""
         self.sent += 1
         place = self.folder / f"weights-{self.sent:06d}"
+        if words := open_to_strangers(self.folder):
+            what = "the folder for the server's weights is not safe: somebody else could put other weights there"
+            hint = "training.rollout.server.weights_dir: a folder of your own, or none"
+            raise ConfigError(
+                Diagnostic("rollout.server_weights", what, "training.rollout.server.weights_dir", words, hint)
+            )
         with named_errors(place, what="the weights for the server that writes answers cannot be written"):
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)

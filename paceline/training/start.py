@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.config.load import load_config
+from paceline.config.load import Loaded, load_config
 from paceline.config.rules import at_start
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic
+from paceline.config.source import DEFAULTS
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.launch.environ import translate
+from paceline.launch.managers import standing, whole
 from paceline.plan.plan import Plan
 
 
@@ -49,7 +51,31 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     found = at_start((*translation.notes, *loaded.check(starting=True)))
     if found:
         raise ConfigError(*found)
-    return Start(loaded.config, None, args.config, args.local_rank, (*translation.notes, *loaded.notes))
+    notes = (*translation.notes, *loaded.notes, *other_processes(loaded, environ), *restarts(loaded, environ))
+    return Start(loaded.config, None, args.config, args.local_rank, notes)
+
+
+def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
+    """What ``launch:`` says of processes and nodes, where the launcher around has started others: it decides, and that is said."""
+    here, launch = standing(environ), loaded.config.launch
+    started = {"launch.nproc": here.local_size, "launch.nnodes": max(1, here.size // max(1, here.local_size))}
+    found = []
+    for path, count in started.items():
+        asked, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
+        if source is not None and source.layer != DEFAULTS and asked not in (None, count):
+            what = f"{path} says {asked}, the launcher has started {count}: {count} is what runs"
+            found.append(Diagnostic("launch.other_processes", what, source.place(), str(asked), f"{path}: {count}, or remove the line", Severity.WARNING))  # fmt: skip
+    return tuple(found)
+
+
+def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
+    """``torchrun --max-restarts N`` runs the same command again: only ``auto`` and ``latest`` go on where the run was."""
+    asked, resume = environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), loaded.config.training.resume_from_checkpoint
+    if whole(asked) == 0 or resume in ("auto", "latest"):
+        return ()
+    key = "training.resume_from_checkpoint"
+    what = f"after a failure torchrun runs the same command again, up to {asked} times, and that does not go on from the run's own last checkpoint"
+    return (Diagnostic("launch.restarts", what, "torchrun --max-restarts", f"{key}: {resume or 'null'}", f"{key}: auto", Severity.WARNING),)  # fmt: skip
 
 
 def from_plan(path: Path, local_rank: int | None) -> Start:

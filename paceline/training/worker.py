@@ -18,17 +18,20 @@ from rich.console import Console
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
+from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
 from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim, in_use
-from paceline.launch.environ import cache_folder, current
+from paceline.launch.environ import cache_folder, current, keep_compiled_code_private
+from paceline.launch.outlet import redacted
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.roles import named_shapes, reads_pairs, reads_prompts
 from paceline.plan.shape import shape_of
 from paceline.runlog import events
+from paceline.runlog.redact import Redactor
 from paceline.runtime.alarm import Alarm, is_cascade, leave
 from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.world import RankEnv, World
@@ -48,6 +51,7 @@ from paceline.training.trainer import Trainer
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Returns the exit code; never raises for an error that has a name."""
     environ = current()
@@ -63,9 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PacelineError as exc:
         tell(exc.diagnostics, rank, only_first=True)
         return int(exc.exit_code)
+    keep_compiled_code_private(environ)
     if "OMP_NUM_THREADS" not in environ:
         set_threads(threads_per_rank(env.local_world_size))
-    return Worker(start, env, plan, prepared, seconds, environ).run()
+    with written_for(Path(plan.run_dir), start.config.training.output_access):
+        return Worker(start, env, plan, prepared, seconds, environ).run()
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
@@ -86,17 +92,19 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
 def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
     """Rows tokenised and on disk; the first process does it, the others wait on its file lock, with no process group to time out."""
     c = start.config
+    cache = Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ)
     arguments: dict[str, Any] = {
         "seed": c.training.seed if c.data.seed is None else c.data.seed,
-        "cache_dir": Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ),
+        "cache_dir": cache,
         "pairs": reads_pairs(c.training.algorithm),
         "prompts": reads_prompts(c.training.algorithm),
         "max_positions": (plan.shape.max_position_embeddings or None) if plan.shape else None,
     }
-    if rank != 0:
-        return prepare(c.data, c.model, **arguments)
-    with Bar(Console()) as bar:
-        return prepare(c.data, c.model, report=bar, **arguments)
+    with written_for(cache, c.training.output_access):
+        if rank != 0:
+            return prepare(c.data, c.model, **arguments)
+        with Bar(Console()) as bar:
+            return prepare(c.data, c.model, report=bar, **arguments)
 
 
 def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
@@ -124,6 +132,8 @@ class Worker:
         self.config = start.config
         self.run_dir = RunDir.at(plan.run_dir)
         self.started = time.time()
+        server = start.config.training.rollout.server if start.config.training.rollout else None
+        self.redact = Redactor.of(environ, *((server.api_key_env or "",) if server else ()))
         self.observers: Observers | None = None
         self.trainer: Trainer | None = None
         self.lock: FileLock | None = None
@@ -157,7 +167,9 @@ class Worker:
     def train(self, world: World, signals: StopSignals) -> str:
         """Agree on the plan, build, run. Returns the outcome."""
         self.agree_on_plan(world)
-        self.observers = Observers(self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared)
+        self.observers = Observers(
+            self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared, self.redact
+        )
         for note in (*self.start.notes, *self.prepared.notes):
             self.observers.note(note)
         now = run_state(TrainState(), None, self.plan, self.prepared.fingerprint)
@@ -216,6 +228,7 @@ class Worker:
                     config_file=self.start.config_file,
                     overwrite=t.overwrite_output_dir,
                     resume=bool(t.resume_from_checkpoint),
+                    redact=self.redact,
                 )
             self.hold()
             return data
@@ -268,7 +281,7 @@ class Worker:
         state = self.trainer.state
         self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
         if world.rank == 0:
-            write_result(self.run_dir, outcome, code, self.facts())
+            write_result(self.run_dir, outcome, code, self.facts(), redact=self.redact)
         self.trainer.strategy.close()
         world.barrier()
 
@@ -290,7 +303,7 @@ class Worker:
         if is_cascade(error):
             alarm.await_root_cause(ROOT_CAUSE_SECONDS)
         code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error)
-        finding = diagnose(error, world.rank, alarm.silent_ranks)
+        finding = self.redact.diagnostic(diagnose(error, world.rank, alarm.silent_ranks))
         alarm.raise_error(finding, code)
         shared = isinstance(error, PacelineError) and error.exit_code == ExitCode.CONFIG
         found = error.diagnostics if isinstance(error, PacelineError) else (finding,)
@@ -313,7 +326,7 @@ class Worker:
             self.observers.failed(events.Error(rank, finding), trace)
             if self.observers.rank == 0:
                 try:
-                    write_result(self.run_dir, "failed", code, self.facts(), (finding,))
+                    write_result(self.run_dir, "failed", code, self.facts(), (finding,), redact=self.redact)
                 except OSError as exc:  # the disk that ended the run may refuse this too: the error was told above
                     print(f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True)
         elif trace and not isinstance(error, PacelineError):

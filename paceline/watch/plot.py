@@ -8,13 +8,16 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
+from paceline.launch.outlet import redacted
 from paceline.runlog.history import History, load_history
 from paceline.runlog.lines import is_share
 from paceline.runlog.redact import printable
@@ -217,14 +220,17 @@ def _memory(ax: Any, history: History) -> None:
     say_if_empty(ax, bool(curve.y), "not measured")
 
 
+@redacted
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw as asked; the exit code (``core.errors.ExitCode``)."""
     parser = argparse.ArgumentParser(prog="paceline plot", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", help="a run directory")
     parser.add_argument("--to", type=Path, default=None, metavar="PNG", help="the file to write [RUN/plot.png]")
     args = parser.parse_args(argv)
+    run = RunDir.at(args.run)
     try:
-        print(plot_run(RunDir.at(args.run), args.to))
+        with nullcontext() if args.to else written_into(run.root):
+            print(plot_run(run, args.to))
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)

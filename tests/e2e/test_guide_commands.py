@@ -31,6 +31,8 @@ LAUNCHERS_LEFTOVERS = (
     "OMPI_",
     "SLURM_",
     "PMI_",
+    "ACCELERATE_",
+    "FSDP_",
     "PACELINE_",
     "NCCL_",
 )
@@ -220,6 +222,42 @@ def test_mpirun(guide: Guide) -> None:
         "mpirun -np 2 --oversubscribe --bind-to none python main.py --config config_distributed_example.yaml --mode train",
         root,
     )
+    assert done.code == 0, done.text
+    guide.check(world_size=2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None, reason="accelerate is not installed"
+)
+@pytest.mark.parametrize("program", ["main.py --config {0}", "-m paceline train {0}"])
+def test_options_of_accelerate_launch_count(program: str, guide: Guide, tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\n"
+        "num_processes: 2\nuse_cpu: false\nfsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
+    )
+    done = guide(
+        f"accelerate launch --config_file {tmp_path}/accelerate.yaml --main_process_port {free_port()} {program.format('config_distributed_example.yaml')}"
+    )
+    assert done.code == 0, done.text
+    guide.check(world_size=2)
+    assert guide.result()["strategy"] == "fsdp"
+    assert "by fsdp in 2 processes" in done.out and "bfloat16" in done.out, done.text
+    assert "launch.option_wins" in done.err + done.out  # the YAML says ddp
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="MPICH is not installed")
+@pytest.mark.parametrize("program", ["python main.py --config {0}", "python -m paceline train {0}"])
+def test_hydra(program: str, guide: Guide) -> None:
+    done = guide(f"mpiexec.hydra -n 2 {program.format('config_distributed_example.yaml')}")
+    assert done.code == 0, done.text
+    guide.check(world_size=2)
+
+
+@pytest.mark.slow
+def test_the_modern_command_inside_torchrun(guide: Guide) -> None:
+    done = guide("torchrun --nproc_per_node=2 -m paceline train config_distributed_example.yaml")
     assert done.code == 0, done.text
     guide.check(world_size=2)
 

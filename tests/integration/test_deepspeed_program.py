@@ -63,7 +63,7 @@ def test_started_by_deepspeed_resumed_by_paceline_and_exported(tiny: Tiny, pacel
         "max_grad_norm": 0.5,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
-        "lr_scheduler_type": "constant_with_warmup",  # what the JSON's WarmupLR is
+        "lr_scheduler_type": "warmup_lr",  # what the JSON's WarmupLR is
     }
     whole = tiny(**common, output_dir=str(tmp_path / "whole"))
     done = launch(write_yaml(tmp_path / "whole.yaml", whole), file, tmp_path)

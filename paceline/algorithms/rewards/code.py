@@ -1,52 +1,38 @@
-"""A reward that runs code: the answer's program with the row's tests, in a child with limits and without a network.
+"""A reward that runs code: the answer's program, held against the row's tests, in a sandbox.
 
-Off unless ``training.rollout.allow_code_execution`` is set. The child gets an empty environment, a directory of its own that is deleted afterwards, limits on
-processor time, memory, file size, open files and processes, no new privileges, and a network namespace of its own without any interface. It can
-still read what the user who trains may read: run it where that is nothing of value.
+Off unless ``training.rollout.allow_code_execution`` is set. The program sees a read-only root with the system's folders and the Python that runs here,
+writes into memory of its own that is bounded in bytes and files, has no network, no other processes, no rights, no secrets, and limits on time, memory
+and threads (``sandbox/walls.py``). Its tests run in another process of the same kind, which calls its functions and gets plain values back: how the
+program ends, what it prints and what it makes of Python decide nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import queue
 import re
-import signal
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
+from paceline.algorithms.rewards.code_tests import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
+from paceline.algorithms.rewards.sandbox.client import Refused, Sandbox, Unsuitable
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-# What the child does before it becomes the program; what keeps it from being shut in it says through a pipe that the program does not have. -I: neither the user's site packages nor the current directory are searched.
-_SHUT_IN = """
-import ctypes, os, resource, signal, sys
-seconds, memory, program, tell = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-os.set_inheritable(tell, False)
-libc = ctypes.CDLL(None, use_errno=True)
-NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
-try:
-    if libc.unshare(NEWUSER | NEWPID | NEWNET):
-        raise OSError(ctypes.get_errno(), "unshare: " + os.strerror(ctypes.get_errno()))
-    inner = os.fork()  # the first process of the new namespace: all others in it die with it
-    if inner:
-        os.close(tell)
-        _, status = os.waitpid(inner, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 127)
-    libc.prctl(1, signal.SIGKILL, 0, 0, 0)
-    if libc.prctl(38, 1, 0, 0, 0):
-        raise OSError("no_new_privs")
-    for limit, value in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 1 << 20),
-                         (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NPROC, 0)):
-        resource.setrlimit(limit, (value, value))
-except (AttributeError, OSError, ValueError) as error:
-    os.write(tell, str(error).encode()[:500])
-    os._exit(1)
-os.execve(sys.executable, [sys.executable, "-I", program], {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
+T = TypeVar("T")
+_FENCE = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+# What a sandbox is tried with: Python's libraries can be read there
+_HONEST = """
+import colorsys, os, sys
+folders = [os.listdir(path) for path in sys.path if os.path.isdir(path)]
+def f(x):
+    return x
 """
+_MOST_AT_ONCE = 32
+_LEAST_MEMORY_MB = 128  # Python itself with what most programs import
 
 
 def program_of(completion: str) -> str:
@@ -55,59 +41,145 @@ def program_of(completion: str) -> str:
     return str(blocks[-1] if blocks else completion)
 
 
-def run_code(sample: Sample, *, tests: str = "tests", seconds: int = 10, memory_mb: int = 512) -> float:
-    """1 when the program of the answer followed by the row's ``tests`` column ends with exit status 0 within ``seconds``; else 0.
+class CodeReward:
+    """1 when the program of an answer passes all tests of its row (``code_tests``), else 0.
 
-    Raises KeyError when the row has no tests, ConfigError when the child cannot be shut in (nothing has run then).
+    ``tests``: the column that holds them; ``entry_point``: the column with the name of the function that they are about, where there is one;
+    ``at_once`` answers are judged side by side, each in a sandbox of its own; ``seconds``: processor time of the program, and of its tests (waiting: 5 s more); ``memory_mb``: memory of each of the two.
+    Raises KeyError for a row without tests, ValueError for tests that cannot be used, ConfigError when there is no sandbox here (nothing has run then).
     """
-    text = f"{program_of(sample.completion)}\n\n{sample.columns[tests]}\n"
-    with tempfile.TemporaryDirectory(prefix="paceline-code-") as folder:
-        program = Path(folder) / "program.py"
-        program.write_text(text, encoding="utf-8", errors="replace")
-        return float(_run(folder, program, seconds, memory_mb << 20) == 0)
+
+    has_deadlines = True  # its own: ``reward_timeout`` is for functions that might never come back
+
+    def __init__(
+        self,
+        allow_unsandboxed: bool = False,
+        at_once: int = 1,
+        /,
+        *,
+        tests: str = "tests",
+        entry_point: str = "entry_point",
+        seconds: int = 10,
+        memory_mb: int = 512,
+    ) -> None:
+        for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                what, hint = f"{name} of the reward 'code' is a whole number from {least} on", f"{name}: {10 * least}"
+                raise ConfigError(Diagnostic("rewards.options", what, "training.rollout.rewards", repr(value), hint))
+        self.tests, self.entry_point, self.seconds, self.memory_mb = tests, entry_point, seconds, memory_mb
+        self._allow_unsandboxed = allow_unsandboxed
+        self._at_once = min(max(1, at_once), _MOST_AT_ONCE)
+        self._free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()  # opened as they are needed
+        self._free.put(open_sandbox(allow_unsandboxed))
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        with ThreadPoolExecutor(max(1, min(self._at_once, len(samples)))) as pool:
+            try:
+                return [float(passed) for passed in pool.map(self.judge, samples)]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # the rest need not be judged
+                raise
+
+    def close(self) -> None:
+        """End the sandboxes; they end by themselves with this object."""
+        while not self._free.empty():
+            self._free.get().close()
+
+    def judge(self, sample: Sample) -> bool:
+        """Whether all tests are passed."""
+        program, tests = program_of(sample.completion), self.tests_in(sample.columns)
+        limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
+        if tests.python:
+            try:
+                return self._asked(lambda box: box.passes(program, tests.python, **limits))
+            except Unsuitable as error:
+                raise ValueError(str(error)) from error
+        for given, expected in tests.pairs:
+            longest = 2 * len(expected.encode("utf-8", "replace")) + (1 << 16)
+            ended = self._asked(lambda box, g=given, n=longest: box.output(program, g, longest=n, **limits))  # type: ignore[misc]
+            if ended.status != 0 or not same_output(ended.output, expected):
+                return False
+        return True
+
+    def tests_in(self, columns: Mapping[str, Any]) -> RowTests:
+        """The tests of a row. Raises KeyError when it has none, ValueError when they cannot be used."""
+        return read_tests(columns[self.tests], str(columns.get(self.entry_point) or ""))
+
+    def unusable_rows(self, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Those of ``rows`` (name, columns) whose tests cannot be used, each with the reason."""
+        wrong = []
+        for name, columns in rows:
+            try:
+                self.tests_in(columns)
+            except KeyError:
+                wrong.append(f"{name}: no column '{self.tests}'")
+            except ValueError as error:
+                wrong.append(f"{name}: {error}"[:300])
+        return wrong
+
+    def _asked(self, act: Callable[[Sandbox], T]) -> T:
+        """``act`` on a sandbox that is free; once more on a fresh one when its server was lost (the machine ran out of memory or processes)."""
+        sandbox = self._take()
+        try:
+            try:
+                return act(sandbox)
+            except Refused:
+                sandbox.close()
+                sandbox = open_sandbox(self._allow_unsandboxed)
+            return act(sandbox)
+        except Refused as error:
+            raise no_isolation(str(error)) from error
+        finally:
+            self._free.put(sandbox)
+
+    def _take(self) -> Sandbox:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            return open_sandbox(self._allow_unsandboxed)
+
+
+def open_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
+    """A sandbox that has been seen to work; where ``allow_unsandboxed`` lets it, one without namespaces on a machine that has none. Raises ConfigError."""
+    try:
+        return _tried(namespaces=True)
+    except Refused as error:
+        if not allow_unsandboxed:
+            raise no_isolation(str(error)) from error
+    try:
+        return _tried(namespaces=False)
+    except Refused as error:
+        raise no_isolation(str(error)) from error
+
+
+def _tried(*, namespaces: bool) -> Sandbox:
+    """Raises Refused when a program cannot be shut in here, or an honest one not be run."""
+    sandbox = Sandbox(namespaces=namespaces)
+    try:
+        if not sandbox.passes(_HONEST, "assert f(1) == 1", seconds=10, memory_bytes=512 << 20):
+            who = "nobody, who runs them when root trains," if os.geteuid() == 0 else "this user"
+            raise Refused(
+                f"an honest program failed in the sandbox: can {who} read the Python in {sys.prefix} and {sys.base_prefix}?"
+            )
+    except Refused:
+        sandbox.close()
+        raise
+    return sandbox
 
 
 def check_isolation() -> None:
-    """Raises ConfigError when code cannot be shut in on this machine."""
-    with tempfile.TemporaryDirectory(prefix="paceline-code-") as folder:
-        program = Path(folder) / "program.py"
-        program.write_text("raise SystemExit(0)\n", encoding="utf-8")
-        _run(folder, program, 10, 512 << 20)
+    """Raises ConfigError when a program cannot be shut in on this machine."""
+    open_sandbox().close()
 
 
-def _run(folder: str, program: Path, seconds: int, memory_bytes: int) -> int:
-    """Exit status of the shut-in program; -SIGKILL when it ran too long. Raises ConfigError when it could not be shut in."""
-    hears, tells = os.pipe()
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _SHUT_IN, str(seconds), str(memory_bytes), str(program), str(tells)],
-            cwd=folder,
-            env={},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(tells,),
-            start_new_session=True,
-        )
-        try:
-            status = child.wait(timeout=seconds + 5)
-        except subprocess.TimeoutExpired:
-            return -signal.SIGKILL
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        os.set_blocking(hears, False)
-        with contextlib.suppress(BlockingIOError):
-            if words := os.read(hears, 500):
-                raise _refused(words.decode(errors="replace"))
-    finally:
-        os.close(hears)
-        os.close(tells)
-    return status
+def no_isolation(words: str) -> ConfigError:
+    """What is said where there is no sandbox."""
+    what = "programs of the model cannot be shut in on this machine, so none is run"
+    return ConfigError(Diagnostic("rewards.no_isolation", what, "training.rollout.rewards", words, NO_ISOLATION_HINT))
 
 
-def _refused(words: str) -> ConfigError:
-    what = "code cannot be shut in on this machine, so none is run"
-    hint = "a Linux kernel that lets users make namespaces (user, process, network), or a reward that runs no code"
-    return ConfigError(Diagnostic("rewards.no_isolation", what, "training.rollout.rewards", words, hint))
+NO_ISOLATION_HINT = (
+    "Linux 5.12 or newer on x86_64 or aarch64 that lets this user make namespaces (sysctl user.max_user_namespaces, "
+    "kernel.apparmor_restrict_unprivileged_userns; for a container: --security-opt seccomp=unconfined), a reward that runs no code, or "
+    "training.rollout.allow_unsandboxed_code: true where everything that this user may change may be lost"
+)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ REWARDS = Registry(
         "length": f"{_HERE}.functions:length",
         "overlong": f"{_HERE}.functions:overlong",
         "ended": f"{_HERE}.functions:ended",
-        "code": f"{_HERE}.code:run_code",
+        "code": f"{_HERE}.code:CodeReward",
     },
 )
 MODEL = "model"  # the name of what a reward model says: it is asked with all ranks together, outside of here
@@ -33,6 +34,7 @@ POLICIES = ("error", "zero", "skip")
 _HANGS = 3  # samples that a function may hang on before it is not asked about the rest
 
 BatchReward = Callable[[Sequence[Sample]], Sequence[Any]]
+RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Any]]]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Scorer:
 
     ``on_error`` decides what a function's failure (it raises, hangs beyond ``timeout_seconds``, gives NaN, infinity or no number) does: ``error``
     ends the run by name, ``zero`` counts 0, ``skip`` leaves the sample out. A function that gives None does not judge that sample and is left
-    out of its sum; a sample that none judges is skipped. Raises ConfigError for an unknown name, wrong options, or code without leave to run it.
+    out of its sum; a sample that none judges is skipped. Raises ConfigError for an unknown name, wrong options, code without leave to run it, or where
+    there is no sandbox for it, unless ``allow_unsandboxed_code`` lets it do without.
     """
 
     def __init__(
@@ -68,12 +71,17 @@ class Scorer:
         on_error: str = "error",
         timeout_seconds: float = 60.0,
         allow_code: bool = False,
+        allow_unsandboxed_code: bool = False,
+        programs_at_once: int = 1,
     ) -> None:
         self.on_error, self.timeout_seconds = on_error, timeout_seconds
         names = [spec.name for spec in specs]
         self.labels = [_label(name, names[:i].count(name)) for i, name in enumerate(names)]
         self.weights = [spec.weight for spec in specs]
-        self.functions = [None if spec.name == MODEL else _function(spec, allow_code) for spec in specs]
+        self.functions = [
+            None if spec.name == MODEL else _function(spec, allow_code, (allow_unsandboxed_code, programs_at_once))
+            for spec in specs
+        ]
 
     def __call__(self, samples: Sequence[Sample], by_model: Sequence[float] = ()) -> Scored:
         """Scores in the order of the samples; ``by_model`` [N] are those of the reward model, where one is among ``specs``. Raises PacelineError
@@ -95,6 +103,11 @@ class Scorer:
         total = [math.nan if left_out[i] else self._sum([parts[label][i] for label in self.labels]) for i in range(len(samples))]  # fmt: skip
         return Scored(total, parts, tuple(_warning(p) for p in problems))
 
+    @property
+    def row_checks(self) -> list[RowCheck]:
+        """Of the rewards that can tell before the first answer which rows (name, columns) they will not be able to use, and why."""
+        return [check for function in self.functions if (check := getattr(function, "unusable_rows", None))]
+
     def _sum(self, values: Sequence[float]) -> float:
         judged = [w * v for w, v in zip(self.weights, values, strict=True) if not math.isnan(v)]
         return math.fsum(judged) if judged else math.nan
@@ -106,7 +119,7 @@ class Scorer:
         if not samples:
             return [], {}
         try:
-            with deadline(self.timeout_seconds):
+            with nullcontext() if getattr(function, "has_deadlines", False) else deadline(self.timeout_seconds):
                 found = list(function(samples))
             if len(found) == len(samples):
                 return _checked(label, found, samples)
@@ -139,13 +152,18 @@ def _label(name: str, before: int) -> str:
     return label if not before else f"{label}_{before + 1}"
 
 
-def _function(spec: RewardSpec, allow_code: bool) -> BatchReward:
+def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -> BatchReward:
     """What is asked about a batch of samples. Raises ConfigError."""
+    if spec.name == "code" and not allow_code:
+        what = "this reward runs code that a model wrote"
+        hint = "training.rollout.allow_code_execution: true, on a machine where that may happen"
+        raise ConfigError(Diagnostic("rewards.code_off", what, "training.rollout.allow_code_execution", "false", hint))
     function = REWARDS.load(spec.name)
-    if spec.name == "code":
-        _check_code(allow_code)
     if spec.name in REWARDS.names():
         _check_options(spec, function)
+        if spec.name == "code":
+            code: BatchReward = function(*code_runs, **spec.options)
+            return code
         return lambda samples: [function(sample, **spec.options) for sample in samples]
     accepted = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
@@ -167,9 +185,9 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 
 def _check_options(spec: RewardSpec, function: Any) -> None:
-    known = [name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY or name == "tests"]  # fmt: skip
-    needed = [n for n in known if inspect.signature(function).parameters[n].default is inspect.Parameter.empty]
-    wrong = sorted(set(spec.options) - set(inspect.signature(function).parameters)) + [n for n in needed if n not in spec.options]  # fmt: skip
+    known = {name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    needed = [name for name, p in known.items() if p.default is inspect.Parameter.empty]
+    wrong = sorted(set(spec.options) - set(known)) + [n for n in needed if n not in spec.options]
     if wrong:
         hint = f"options: {', '.join(known) or 'none'}" + (f" (needed: {', '.join(needed)})" if needed else "")
         what = f"the reward '{spec.name}' has other options"
@@ -184,16 +202,6 @@ def _check_options(spec: RewardSpec, function: Any) -> None:
             raise ConfigError(
                 Diagnostic("rewards.options", what, "training.rollout.rewards", str(error), "Python's re syntax")
             ) from error
-
-
-def _check_code(allow: bool) -> None:
-    from paceline.algorithms.rewards.code import check_isolation
-
-    if not allow:
-        what = "this reward runs code that a model wrote"
-        hint = "training.rollout.allow_code_execution: true, on a machine where that may happen"
-        raise ConfigError(Diagnostic("rewards.code_off", what, "training.rollout.allow_code_execution", "false", hint))
-    check_isolation()
 
 
 def _checked(label: str, found: Sequence[Any], samples: Sequence[Sample]) -> tuple[list[float], dict[int, Diagnostic]]:

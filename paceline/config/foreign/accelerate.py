@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.config.foreign import accelerate_blocks as blocks
@@ -34,7 +34,7 @@ REFUSED = {
 }
 #: key → what is said when its value asks for something (not null, false, empty, or the word in the second place)
 SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "debug": ("accelerate checks the shapes before each collective of its own; here `paceline doctor` and the hang report find the rank", ()),
+    "debug": ("accelerate checks the shapes before each collective of its own; TORCH_DISTRIBUTED_DEBUG=DETAIL has torch check those of a run", ()),
     "downcast_bf16": ("it turns float32 into bf16 on TPUs only", ("no",)),
     "enable_cpu_affinity": ("processes are not bound to cores by this key; `deepspeed --bind_cores_to_rank` or numactl does", ()),
     "gpu_ids": ("each process drives the device of its local rank; set CUDA_VISIBLE_DEVICES to choose among them", ("all",)),
@@ -42,7 +42,7 @@ SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
     "rdzv_backend": ("processes meet at main_process_ip:main_process_port in every case", ("static",)),
     "log_level": ("training.log_level says it", ()),
     "ipex_config": ("Intel's extension is not used; torch computes on the CPU itself", ()),
-    "mpirun_config": ("processes are started by `paceline train`, torchrun, srun or deepspeed; under mpirun set RANK and WORLD_SIZE", ()),
+    "mpirun_config": ("processes are started by `paceline train`, torchrun, srun, mpirun or deepspeed", ()),
     "deepspeed_hostfile": ("give it to the launcher: `deepspeed --hostfile FILE main.py …`", ()),
     "deepspeed_multinode_launcher": ("one command a node (`paceline train` with launch.node_rank), or `deepspeed` with its own launcher", ("standard",)),
     "use_xpu": ("devices are found by themselves", ()),
@@ -71,8 +71,11 @@ _BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, dict[str, Any]], None
 }
 
 
-def read(document: Document, found: Foreign) -> None:
-    """Adds this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``."""
+def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = None) -> None:
+    """Adds this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``.
+
+    ``given``: what higher layers set, by path; of what they decide nothing is said.
+    """
     data = document.data
     if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
         _refuse(document, found, "compute_environment", str(data.get("compute_environment")), REFUSED["SAGEMAKER"])
@@ -91,6 +94,7 @@ def read(document: Document, found: Foreign) -> None:
     for key, to in _PLAIN:
         if data.get(key) not in (None, "") and not (key == "mixed_precision" and eight_bits):
             found.entries.append(document.entry(to, data[key], key))
+    _no_precision(document, found, given or {})
     if kind == "MULTI_CPU":
         found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
     _processes(document, found)
@@ -115,7 +119,22 @@ def read(document: Document, found: Foreign) -> None:
         take(document.part(name), found, data)
     if kind in ("DEEPSPEED", "FSDP") and not data.get(f"{kind.lower()}_config"):
         name = f"{kind.lower()}_config"
-        _BLOCKS[name][1](Document({}, document.name, {}, document.lines.get("distributed_type")), found, data)
+        _BLOCKS[name][1](document.bare("distributed_type"), found, data)
+
+
+def _no_precision(document: Document, found: Foreign, given: Mapping[str, Any]) -> None:
+    """Without mixed_precision Accelerate computes in float32, unless FSDP's policy or a DeepSpeed file says another."""
+    data = document.data
+    blocks = [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
+    elsewhere = any(
+        isinstance(block, dict) and any(key.endswith(("mixed_precision_policy", "config_file")) for key in block) for block in blocks
+    )  # fmt: skip
+    named = any(data.get(key) not in (None, "") for key in ("mixed_precision", "fp16")) or data.get("fp8_config")
+    if "distributed_type" not in data or named or elsewhere or "training.mixed_precision" in given:
+        return
+    found.entries.append(document.entry("training.mixed_precision", "no", "distributed_type"))
+    hint = "mixed_precision: bf16, or training.mixed_precision"
+    found.notes.append(document.note("mixed_precision", "no mixed_precision: float32, as with accelerate", hint))
 
 
 def _unknown(document: Document, found: Foreign) -> None:

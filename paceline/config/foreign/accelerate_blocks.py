@@ -29,6 +29,8 @@ _DEEPSPEED_SAID = {
     "deepspeed_inclusion_filter": "give it to the launcher: `deepspeed --include …`",
     "deepspeed_exclusion_filter": "give it to the launcher: `deepspeed --exclude …`",
 }
+# what Accelerate fills in from the training arguments
+_OPEN = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 _MOE = ("deepspeed_moe_layer_cls_names", "transformer_moe_cls_names")
 _AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 _PARALLEL_SAID = {
@@ -76,14 +78,14 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
                 _deepspeed_other(document, found, key, {}, {})
         return
     json: dict[str, Any] = {}
-    lines: dict[str, int] = {}
+    origin: dict[str, str] = {}
     for key, value in data.items():
         if key in _DEEPSPEED:
             if value is not None and not (key.endswith("nvme_path") and str(value).lower() == "none"):
                 _put(json, _DEEPSPEED[key], value)
-                lines[_DEEPSPEED[key]] = document.lines.get(key, document.line or 1)
+                origin[_DEEPSPEED[key]] = key
         elif key != "deepspeed_config_file":
-            _deepspeed_other(document, found, key, json, lines)
+            _deepspeed_other(document, found, key, json, origin)
     zero = json.setdefault("zero_optimization", {})
     if isinstance(zero, dict):
         zero.setdefault("stage", 2)  # Accelerate's default
@@ -91,12 +93,14 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
     sequence = mesh.get("parallelism_config_sp_size") if isinstance(mesh, dict) else None
     if isinstance(sequence, int) and sequence > 1:
         json["sequence_parallel_size"] = sequence
-    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+    for key in _OPEN:
         json.setdefault(key, "auto")
-    found.blocks["training.deepspeed"] = Document(json, document.name, lines, document.line)
+    found.blocks["training.deepspeed"] = document.made(json, origin)
 
 
-def _deepspeed_other(document: Document, found: Foreign, key: str, json: dict[str, Any], lines: dict[str, int]) -> None:
+def _deepspeed_other(
+    document: Document, found: Foreign, key: str, json: dict[str, Any], origin: dict[str, str]
+) -> None:
     value = document.data[key]
     if key in _DEEPSPEED_SAID:
         if value not in (None, False, "", "standard"):
@@ -105,6 +109,7 @@ def _deepspeed_other(document: Document, found: Foreign, key: str, json: dict[st
         names = [name.strip() for name in str(value or "").split(",") if name.strip()]
         if names:
             _put(json, "zero_optimization.leaf_module.classes", names)
+            origin["zero_optimization.leaf_module.classes"] = key
     elif key in ("enable_msamp", "msamp_opt_level"):
         if value not in (None, False):
             what = f"{key}: 8-bit training is not built"
@@ -113,7 +118,7 @@ def _deepspeed_other(document: Document, found: Foreign, key: str, json: dict[st
             )
     elif key in table():
         json[key] = _merged(json.get(key), value)
-        lines.update({path: line for path, line in document.lines.items() if path == key or path.startswith(f"{key}.")})
+        origin.update({path: path for path in document.lines if path == key or path.startswith(f"{key}.")})
         what = f"{key}: a key of DeepSpeed's JSON, taken as one; accelerate itself leaves it alone here"
         found.notes.append(document.note(key, what, "a JSON file, named by deepspeed_config_file"))
     else:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.config.foreign.deepspeed_normal import Normaliser
-from paceline.config.foreign.deepspeed_steps import StepsReader
+from paceline.config.foreign.deepspeed_optimizer import read_optimizer
+from paceline.config.foreign.deepspeed_scheduler import read_scheduler
+from paceline.config.foreign.deepspeed_teller import Teller
 from paceline.config.foreign.deepspeed_verdicts import is_on
 from paceline.config.foreign.layer import Document, Foreign
 
@@ -30,15 +32,15 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
     _Reader(document, found, normal, given).run()
 
 
-class _Reader(StepsReader):
+class _Reader(Teller):
     """The entries that one document makes."""
 
     def run(self) -> None:
         """All entries and notes."""
         self._batch()
-        self._take("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
+        self.take("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
         self._precision()
-        self.steps()
+        read_optimizer(self, read_scheduler(self))
         self._moved()
 
     def _batch(self) -> None:
@@ -46,14 +48,14 @@ class _Reader(StepsReader):
         for key, to in _BATCH.items():
             if key not in normal and to in self.given:
                 normal[key] = "auto"
-            self._take(to, normal.get(key), key)
+            self.take(to, normal.get(key), key)
         total, micro, steps = (normal.get(key) for key in (_TOTAL, _MICRO, _STEPS))
         if not isinstance(total, int):
             return
         open_keys = [key for key in _BATCH if key not in normal]
         if open_keys:
             # DeepSpeed: accumulation 1 where only the total stands.
-            what = f"train_batch_size {total} stays the rows of a step over all processes; {' and '.join(open_keys)} follow from it and the number of processes"
+            what = f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of processes; where it does not divide evenly, the nearest smaller product is what runs, and the plan says so (DeepSpeed would refuse to start)"
         elif isinstance(micro, int) and isinstance(steps, int):
             processes = total / (micro * steps)
             fits = (
@@ -64,37 +66,52 @@ class _Reader(StepsReader):
             what = f"a step takes micro-batch {micro} x accumulation {steps} x processes; train_batch_size {total} {fits}, with another number the product is what runs"
         else:
             what = f"train_batch_size {total} is not taken: a step takes micro-batch x accumulation x processes, of which one or both come from training"
-        self._note(_TOTAL, what, '"auto"')
+        self.note(_TOTAL, what, '"auto"')
 
     def _precision(self) -> None:
+        asked: list[Any] = []
         for name in ("fp16", "bf16"):
             block = self.normal.get(name)
             if isinstance(block, dict):
-                self._take(f"training.{name}", block.get("enabled"), f"{name}.enabled")
+                asked.append(block.get("enabled", False))
+                self.take(f"training.{name}", asked[-1], f"{name}.enabled")
+            elif block is not None:
+                asked.append(block)
+        more = [self._autocast(), self._amp()]
+        carried = any(entry.path == "training.mixed_precision" for entry in self.found.entries)
+        if not asked and not carried and not any(on == "auto" or is_on(on) for on in more):
+            hint = '"bf16": {"enabled": "auto"}, or mixed_precision: auto'
+            self.default("training.mixed_precision", "no", "", "no precision block: float32, as in DeepSpeed", hint)
+
+    def _autocast(self) -> Any:
+        """What torch_autocast.enabled says; None where it is not there."""
         autocast = self.normal.pop("torch_autocast", None)
         if isinstance(autocast, dict):
             word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
             if autocast.get("enabled") is True and word:
                 self.found.entries.append(self.document.entry(f"training.{word}", True, "torch_autocast.enabled"))
             what = "mixed precision is training.mixed_precision's business, the same way under every strategy"
-            self._note("torch_autocast", f"torch_autocast: {what}", f"{word}: true" if word else "")
-        amp = self.normal.pop("amp", None)
-        if isinstance(amp, dict):
-            self._amp(amp)
+            self.note("torch_autocast", f"torch_autocast: {what}", f"{word}: true" if word else "")
+            return autocast.get("enabled", False)
+        return None
 
-    def _amp(self, amp: dict[str, Any]) -> None:
+    def _amp(self) -> Any:
+        """What Apex's block says; None where it is not there."""
+        amp = self.normal.pop("amp", None)
+        if not isinstance(amp, dict):
+            return None
         zero = self.normal.get("zero_optimization")
         stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
         level = str(amp.get("opt_level", "O1")).upper()
         if not is_on(amp):
-            self._note("amp", "amp: switched off")
+            self.note("amp", "amp: switched off")
         elif level == "O0":
-            self._note("amp", "amp: level O0 computes in float32", "remove the block")
+            self.note("amp", "amp: level O0 computes in float32", "remove the block")
         elif stage not in (0, "auto") or level not in ("O1", "AUTO"):
             what = (
                 "Apex amp does not work with ZeRO" if stage else f"Apex level {level} keeps weights in half precision"
             )
-            self._problem(
+            self.problem(
                 "prec.amp_zero",
                 what,
                 "amp",
@@ -103,23 +120,24 @@ class _Reader(StepsReader):
             )
         else:
             self.found.entries.append(self.document.entry("training.fp16", True, "amp.enabled"))
-            self._note(
+            self.note(
                 "amp",
                 "amp: read as fp16: true; Apex O1 is what torch's autocast with a gradient scaler does",
                 '"fp16": {"enabled": true}',
             )
+        return amp.get("enabled", False)
 
     def _moved(self) -> None:
         """Keys that training.* owns altogether."""
         drop = self.normal.pop("dataloader_drop_last", None)
-        self._take("training.dataloader_drop_last", drop, "dataloader_drop_last")
+        self.take("training.dataloader_drop_last", drop, "dataloader_drop_last")
         if self.normal.get("gradient_allreduce_op") == "sum":
             what = "gradients are averaged over the tokens of all processes; a sum would change with their number"
-            self._problem("zero.not_built", f"gradient_allreduce_op: {what}", "gradient_allreduce_op", "sum", '"mean"')
+            self.problem("zero.not_built", f"gradient_allreduce_op: {what}", "gradient_allreduce_op", "sum", '"mean"')
         block = self.normal.pop("compile", None)
         if isinstance(block, dict) and block:
             what = "compile: not taken; under DeepSpeed weights are gathered and cut inside the forward, which is not compiled. The result is the same"
-            self._note("compile", what, "torch_compile: true with distributed_strategy: ddp")
+            self.note("compile", what, "torch_compile: true with distributed_strategy: ddp")
         self._monitors()
 
     def _monitors(self) -> None:
@@ -133,12 +151,15 @@ class _Reader(StepsReader):
                     if is_on(block)
                     else "switched off"
                 )
-                self._note(name, f"{name}: {what}")
-        self._take("training.report_to", trackers or None, trackers[0] if trackers else "")
+                self.note(name, f"{name}: {what}")
+        self.take("training.report_to", trackers or None, trackers[0] if trackers else "")
         for name in ("csv_monitor", "comet"):
             block = self.normal.get(name)
             if isinstance(block, dict) and is_on(block):
-                self._note(name, f"{name}: kept; DeepSpeed writes it itself, beside the trackers of training.report_to")
+                self.note(
+                    name,
+                    f"{name}: not written; the run's events hold every step, and training.report_to names the trackers there are",
+                )
 
 
 def batch_of(deepspeed: Any, micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:

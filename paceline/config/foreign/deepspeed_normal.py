@@ -115,7 +115,7 @@ class Normaliser:
                 return
             found[name] = self._block(inner, spec, f"{path}.")
         else:
-            if path.startswith("zero_optimization.") and isinstance(value, list) and spec.startswith(("int", "bool")):
+            if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
                 what = f"{path} is a list: a tuning space of DeepSpeed's autotuner, not the config of a run"
                 self._problem("zero.tuning_space", what, path, shown(name, value), f"one of {shown(name, value)}")
                 return

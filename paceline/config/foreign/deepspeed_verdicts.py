@@ -74,7 +74,7 @@ SAID: dict[str, str] = {
 #: optimizers of the JSON by lower-case name → training.optim (None: there is none, with the reason)
 OPTIMIZERS: dict[str, str] = {
     "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "fusedadam": "adamw_torch_fused", "cpuadam": "adamw_torch_fused", "deepspeedcpuadam": "adamw_torch_fused",
-    "sgd": "sgd", "adagrad": "adagrad", "lion": "lion_32bit", "rmsprop": "rmsprop", "adafactor": "adafactor",
+    "sgd": "sgd", "adagrad": "adagrad", "lion": "lion_32bit", "rmsprop": "rmsprop",
 }  # fmt: skip
 #: optimizers that are Adam with compressed communication → what is computed instead
 COMPRESSED = {
@@ -88,12 +88,13 @@ NO_OPTIMIZER = {
     "muadamw": "µP optimizers need a model parametrised by mup",
     "musgd": "µP optimizers need a model parametrised by mup",
     "muon": "Muon is not built",
+    "adafactor": "DeepSpeed takes torch's Adafactor, whose update is another one than Transformers' (training.optim: adafactor)",
 }
-SCHEDULES = {"warmuplr": "constant_with_warmup", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
-NO_SCHEDULE = {
-    "onecycle": "the one-cycle schedule (it moves the momentum too) is not built",
-    "lrrangetest": "a learning-rate range test is a search, not a schedule to train with",
-}
+#: schedules of the JSON by lower-case name → training.lr_scheduler_type
+SCHEDULES = {
+    "warmuplr": "warmup_lr", "warmupdecaylr": "warmup_decay_lr", "warmupcosinelr": "warmup_cosine_lr", "onecycle": "one_cycle", "lrrangetest": "lr_range_test",
+}  # fmt: skip
+NO_SCHEDULE: dict[str, str] = {}
 
 #: spellings of older versions, block by block: old → new name inside the same block
 RENAMED: dict[str, dict[str, str]] = {

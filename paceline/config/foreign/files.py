@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.foreign import accelerate, deepspeed, fsdp
+from paceline.config.foreign.blend import blended
 from paceline.config.foreign.json_text import json_lines, parse_json
+from paceline.config.foreign.launched import Launched, Variables
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.layers import Merged
 from paceline.config.reading import read_text
@@ -19,26 +21,65 @@ _WHAT = {_ACCELERATE: "Accelerate config", _DEEPSPEED: "DeepSpeed config", _FSDP
 _SHARDING = ("fsdp", "pipeline")
 
 
-def foreign_layer(upper: Merged, folder: Path) -> Foreign:
-    """The lowest layer, from the files that the upper layers name; relative paths are looked up beside the YAML, then here."""
+def foreign_layer(upper: Merged, folder: Path, launched: Launched | None = None) -> Foreign:
+    """The lowest layer, from the files that the upper layers name; relative paths are looked up beside the YAML, then here.
+
+    ``launched``: what the launcher says of FSDP and DeepSpeed, put together with what the config says of them.
+    """
     found = Foreign()
+    blocks = launched.blocks if launched else {}
     document = _named(upper, _ACCELERATE, folder, found)
     if document is not None:
-        accelerate.read(document, found)
-    document = _named(upper, _DEEPSPEED, folder, found)
-    if document is None and _DEEPSPEED not in upper.values:
-        document = _carried(_DEEPSPEED, folder, found)
+        accelerate.read(document, found, upper.values)
+    document = _deepspeed(upper, blocks.get(_DEEPSPEED), folder, found)
     if document is not None:
         deepspeed.read(document, found, upper.values)
-    _fsdp(upper, folder, found)
+    _fsdp(upper, blocks.get(_FSDP_CONFIG), folder, found)
     return found
+
+
+def _deepspeed(upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign) -> Document | None:
+    """DeepSpeed's settings: of the launcher's file, else of the config with the launcher's options in it."""
+    own = _named(upper, _DEEPSPEED, folder, found)
+    if _DEEPSPEED not in upper.values:
+        own = _carried(_DEEPSPEED, folder, found)
+    else:
+        _left_out(_DEEPSPEED, upper, found)
+    if isinstance(launcher, str):
+        place, _, name = launcher.partition("\n")
+        if own is not None:
+            what = (
+                f"DeepSpeed is as {name} says, the file that the launcher was given; {own.place('')} describes it too"
+            )
+            found.notes.append(Diagnostic("launch.option_wins", what, place, name, "one of the two", Severity.WARNING))
+        document = _file(name, _WHAT[_DEEPSPEED], Path("."), place, found)
+        if document is None:
+            found.contents[_DEEPSPEED] = name
+        return document
+    if isinstance(launcher, Variables) and own is not None:
+        return blended(own, launcher, found)
+    return launcher or own
+
+
+def _left_out(path: str, upper: Merged, found: Foreign) -> None:
+    """An Accelerate file's block gives way to the config's own: said."""
+    block = found.blocks.get(path)
+    winner = upper.winners.get(path) or upper.winners.get(_FSDP if path == _FSDP_CONFIG else path)
+    if block is None or winner is None:
+        return
+    place = block.partition("\n")[0] if isinstance(block, str) else block.place("")
+    what = f"{path} at {winner.source.place()} decides; what the Accelerate file says of it is not taken"
+    found.notes.append(Diagnostic("config.foreign_not_taken", what, place, path, "one of the two", Severity.WARNING))
 
 
 def find_file(name: str, folder: Path) -> Path | None:
     """The file beside the YAML, else from the current directory; None if neither is there."""
-    given = Path(name).expanduser()
-    tried = [given] if given.is_absolute() else [folder / given, given]
-    return next((path for path in tried if path.exists()), None)
+    try:
+        given = Path(name).expanduser()
+        tried = [given] if given.is_absolute() else [folder / given, given]
+        return next((path for path in tried if path.exists()), None)
+    except (OSError, ValueError, RuntimeError):  # no name a file can have: too long, a zero byte, ~ of nobody
+        return None
 
 
 def read_document(file: Path, what: str, found: Foreign) -> Document:
@@ -57,7 +98,7 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
             found.notes.append(Diagnostic("config.foreign_not_taken", says, name, hint=hint, severity=Severity.NOTE))
     if not isinstance(data, dict):
         raise ConfigError(
-            Diagnostic("config.not_a_mapping", f"the {what} must hold keys and values", where=name, hint="{ … }")
+            Diagnostic("config.not_a_mapping", f"the {what} must hold keys and values", where=f"{name}:1", hint="{ … }")
         )
     return Document(data, name, lines)
 
@@ -102,7 +143,7 @@ def _file(name: str, what: str, folder: Path, place: str, found: Foreign, other:
         return None
 
 
-def _fsdp(upper: Merged, folder: Path, found: Foreign) -> None:
+def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign) -> None:
     words: Any = upper.values.get(_FSDP)
     entry = upper.winners.get(_FSDP)
     if isinstance(words, str) and words.strip().lower() in ("true", "false"):
@@ -111,6 +152,13 @@ def _fsdp(upper: Merged, folder: Path, found: Foreign) -> None:
     given = _FSDP in upper.values or _FSDP_CONFIG in upper.values
     document = _named(upper, _FSDP_CONFIG, folder, found)
     carried = None if given else _carried(_FSDP_CONFIG, folder, found)
+    if given:
+        _left_out(_FSDP_CONFIG, upper, found)
+    if isinstance(launcher, Variables):
+        own, words, place = _inner(document or carried, words, place)
+        plain = own is None and not words
+        document = launcher if plain else blended(own or Document({}, place, {}), launcher, found, fsdp.plain_name)
+        carried = document
     if document is None and carried is None and not words:
         return
     named = upper.values.get("training.distributed_strategy") in _SHARDING or bool(words) or carried is not None
@@ -132,3 +180,12 @@ def _fsdp(upper: Merged, folder: Path, found: Foreign) -> None:
     )
     version = 1 if carried is not None else None
     fsdp.read(used, found, words=words, place=place, version=version, on=on, replicas=replicas)
+
+
+def _inner(document: Document | None, words: Any, place: str) -> tuple[Document | None, Any, str]:
+    """The settings inside a file that holds ``fsdp`` and ``fsdp_config``, with its words where the config has none."""
+    if document is None or not isinstance(document.data.get("fsdp_config"), dict):
+        return document, words, place
+    if words is None and document.data.get("fsdp"):
+        words, place = document.data["fsdp"], document.place("fsdp")
+    return document.part("fsdp_config"), words, place

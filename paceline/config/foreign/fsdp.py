@@ -31,7 +31,7 @@ _PREFETCH = ("backward_pre", "backward_post", "none")
 _STATE_DICTS = ("full_state_dict", "local_state_dict", "sharded_state_dict")
 _WRAP = {"transformer_based_wrap": "transformer", "size_based_wrap": "size", "no_wrap": "none", "transformer": "transformer", "size": "size", "none": "none"}  # fmt: skip
 _RENAMED = {
-    "fsdp_version": "version", "min_num_param": "min_num_params", "backward_prefetch_policy": "backward_prefetch", "offload_params": "cpu_offload",
+    "fsdp_version": "version", "min_num_param": "min_num_params", "wrap_policy": "auto_wrap_policy", "backward_prefetch_policy": "backward_prefetch", "offload_params": "cpu_offload",
     "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap", "offload": "cpu_offload",
 }  # fmt: skip
 _SAYS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -75,7 +75,7 @@ def sharding_of(value: Any) -> str | None:
     if isinstance(value, bool):
         return None
     text = str(value).strip().lower().removeprefix("_").removeprefix("shardingstrategy.")
-    if text.isdigit() and 1 <= int(text) <= len(SHARDINGS):
+    if len(text) == 1 and text.isdecimal() and 1 <= int(text) <= len(SHARDINGS):
         return SHARDINGS[int(text) - 1]
     return text if text in SHARDINGS else None
 
@@ -102,6 +102,12 @@ KNOWN = frozenset([*_CONVERT, *_SHARDING_KEYS, *_POLICY_KEYS, *_RENAMED])
 _DROPPED = ("activation_cpu_offload", "activation_checkpointing_offload")
 
 
+def plain_name(key: str) -> str:
+    """A key without its prefix, in the spelling of the normal form."""
+    name = _RENAMED.get(key.lower(), key.lower()).removeprefix("fsdp_")
+    return _RENAMED.get(name, name)
+
+
 class FsdpReader:
     """Reads one set of FSDP settings; ``sharding`` and ``options`` are the normal form."""
 
@@ -112,6 +118,8 @@ class FsdpReader:
         self.sharding: str | None = None
         self.options: dict[str, Any] = {}
         self._words_place = document.place("")
+        self._auto_wrap = False
+        self._paths: dict[str, str] = {}
 
     def words(self, value: Any, place: str) -> None:
         """``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
@@ -124,7 +132,7 @@ class FsdpReader:
         ):
             name = word.lower()
             if name == "auto_wrap":
-                self.options.setdefault("auto_wrap_policy", "transformer")
+                self._auto_wrap = True
             elif name == "offload":
                 self.options["cpu_offload"] = True
             elif name in ("true", "full_shard") or sharding_of(name) is not None:
@@ -139,15 +147,14 @@ class FsdpReader:
                 near = difflib.get_close_matches(name, choices, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(choices)}"
                 self._problem("fsdp.value", f"fsdp has no option '{word}'", place, word, hint)
-        if self.sharding is None and self.options:
+        if self.sharding is None and (self.options or self._auto_wrap):
             self.sharding = "full_shard"
 
     def settings(self, block: dict[str, Any], prefix: str = "") -> None:
         """The keys of an ``fsdp_config``; ``prefix`` is their path inside the document."""
         for key, value in block.items():
             path = f"{prefix}{key}"
-            name = _RENAMED.get(key.lower(), key.lower()).removeprefix("fsdp_")
-            name = _RENAMED.get(name, name)
+            name = plain_name(key)
             if key.startswith(("_", "//", "#")) or key == "comment":
                 continue
             if name not in KNOWN:
@@ -171,7 +178,8 @@ class FsdpReader:
                 "fsdp.value", f"{path} {exc.message()}", self.document.place(path), shown(name, value), f"{path.rpartition('.')[2]}: another value, or remove it"
             )  # fmt: skip
             return
-        if name in self.options and self.options[name] != read and name != "auto_wrap_policy":
+        self._paths[name] = path
+        if name in self.options and self.options[name] != read:
             self.found.notes.append(
                 self.document.note(path, f"{path} {shown(name, read)} holds, not what training.fsdp says ({shown(name, self.options[name])})")
             )  # fmt: skip
@@ -230,8 +238,7 @@ class FsdpReader:
         """Settles what several keys say together."""
         if default_version is not None:
             self.options.setdefault("version", default_version)
-        if self.options.get("min_num_params", 0) > 0 and "auto_wrap_policy" not in self.options:
-            self.options["auto_wrap_policy"] = "size"
+        self._wrapping()
         if self.options.get("cpu_offload") and self.sharding is not None and self.sharding not in _OFFLOADABLE:
             what = f"offload goes with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}"
             self._problem(
@@ -239,6 +246,28 @@ class FsdpReader:
             )
         if self.sharding is not None:
             self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
+
+    def _wrapping(self) -> None:
+        """Which modules are gathered as one: the policy decides where one is named; without one, sizes and classes exclude each other."""
+        by_size = self.options.get("min_num_params", 0) > 0
+        by_class = bool(self.options.get("transformer_layer_cls_to_wrap"))
+        policy = self.options.get("auto_wrap_policy")
+        if policy is None and by_size and by_class:
+            what = (
+                "min_num_params and transformer_layer_cls_to_wrap say two ways to cut the model, and exclude each other"
+            )
+            place, found = self.document.place(self._paths["min_num_params"]), "both"
+            self._problem("fsdp.value", what, place, found, "one of the two, or auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP")  # fmt: skip
+            return
+        if policy is None and (by_size or self._auto_wrap):
+            self.options["auto_wrap_policy"] = "size" if by_size else "transformer"
+            return
+        unused = {"size": ["transformer_layer_cls_to_wrap"], "transformer": ["min_num_params"], "none": ["min_num_params", "transformer_layer_cls_to_wrap"]}  # fmt: skip
+        for name in unused.get(policy or "", []):
+            if self.options.pop(name, None):
+                path = self._paths[name]
+                what = f"{path} has no effect beside auto_wrap_policy {policy}, as with accelerate"
+                self.found.notes.append(self.document.note(path, what, "the line may go"))
 
     def _problem(self, code: str, what: str, where: str, found: str, hint: str) -> None:
         self.found.problems.append(Diagnostic(code, what, where=where, found=found, hint=hint))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,11 @@ from paceline.core.errors import ConfigError
 
 __all__ = ["KINDS", "Intake", "intake"]
 _UNPARSEABLE = frozenset(["config.json_syntax", "config.yaml_syntax", "config.not_utf8", "config.yaml_tab", "config.empty_file"])  # fmt: skip
-_PLACEHOLDERS = frozenset(["PLACEHOLDER", "TODO", "FIXME", "XXX"])
+# ``{{ … }}``, ``<YOUR_PATH>``, ``<your model>``, ``$DATA``, ``CONFIG_LR`` or a word like TODO; not ``<|im_end|>``, ``<s>`` or ``${other.key}``.
+_PLACEHOLDER = re.compile(
+    r"\{\{[^{}]*\}\}|<[A-Z][A-Z0-9_ /-]*>|<(?i:your|path|enter|insert|fill|put|some|name of|my)\b[^|>]*>|\$\{?[A-Z_][A-Z0-9_]*\}?|CONFIG_[A-Z0-9_]+$|(PLACEHOLDER|TODO|FIXME|XXX)$"
+)
+_MODEL_TEXT = ("token", "prompt", "template", "stop", "delimiter", "separator")
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,12 @@ def _data(path: str) -> Any:
     return tree.data() if tree else {}
 
 
-def _template(data: Any) -> bool:
-    """Whether a value is the placeholder of a template: ``{{ … }}``, ``<…>``, ``$VAR`` or a word like PLACEHOLDER."""
+def _template(data: Any, key: str = "") -> bool:
+    """Whether a value is a placeholder that nobody filled in. What stands under tokens, prompts and chat templates is text of the model's."""
     if isinstance(data, dict):
-        return any(_template(value) for value in data.values())
+        return any(_template(value, name) for name, value in data.items())
     if isinstance(data, list):
-        return any(_template(value) for value in data)
-    if not isinstance(data, str):
+        return any(_template(value, key) for value in data)
+    if not isinstance(data, str) or any(part in key.lower() for part in _MODEL_TEXT):
         return False
-    word = data.strip()
-    return word.startswith(("{{", "<", "$")) or word in _PLACEHOLDERS or (word.isupper() and "_" in word and json.dumps(word)[1:-1] == word and word.startswith("CONFIG_"))  # fmt: skip
+    return bool(_PLACEHOLDER.match(data.strip()))

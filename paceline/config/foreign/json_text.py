@@ -7,27 +7,33 @@ is how templates with placeholders become wrong values instead of errors.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
-from paceline.config.yaml_tree import parse_yaml
+from paceline.config.foreign.json_places import Places, line_of
+from paceline.config.yaml_tree import MAX_DEPTH
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
 _BARE = re.compile(r":\s*([A-Za-z_][A-Za-z0-9_]*)")
 _PASSES = 3
+_MOST_DIGITS = 40  # as in YAML: longer numbers are not meant
 
 
 def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tuple[Any, bool]:
     """(data, whether comments or extra commas were left out). Raises ConfigError with ``file:line``: no duplicate keys, no NaN."""
     try:
         return _strict(text, name, what), False
-    except ConfigError:
+    except ConfigError as first:
         plain = without_comments(text) if lenient else text
         if plain == text:
             raise
-        return _strict(plain, name, what), True
+        try:
+            return _strict(plain, name, what), True
+        except ConfigError as second:
+            raise second from first
 
 
 def without_comments(text: str) -> str:
@@ -38,55 +44,72 @@ def without_comments(text: str) -> str:
 
 
 def json_lines(text: str) -> dict[str, int]:
-    """Line of every inner path of a JSON text (JSON is YAML but for tabs between tokens); empty when YAML cannot read it."""
-    try:
-        tree = parse_yaml(without_comments(text).replace("\t", " "), "")
-    except ConfigError:
-        return {}
-    return tree.lines() if tree else {}
+    """Line of every inner path of a text that ``parse_json`` took."""
+    return Places(without_comments(text)).lines
 
 
 def _strict(text: str, name: str, what: str) -> Any:
-    duplicates: list[str] = []
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in items]
-        duplicates.extend({key for key in keys if keys.count(key) > 1})
-        return dict(items)
+    def number(kind: type[int] | type[float], word: str) -> Any:
+        if len(word) > _MOST_DIGITS or not math.isfinite(float(word)):
+            raise _misfit(text, name, what, word, f"a number of {len(word)} digits" if len(word) > 9 else word)
+        return kind(word)
 
     def constant(word: str) -> Any:
-        raise _problem("config.json_syntax", f"the {what} holds {word}, which is no JSON", name, word, "a number")
+        raise _misfit(text, name, what, word, f"{word}, which is no JSON")
 
     try:
-        data = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-    except json.JSONDecodeError as exc:
-        line = text.splitlines()[exc.lineno - 1] if text.strip() else ""
-        bare = _BARE.search(line)
-        if bare and bare[1] not in ("true", "false", "null"):
-            raise _problem(
-                "config.json_template", f"the {what} has a word without quotes where a value belongs: a placeholder of a template that was not filled in",
-                f"{name}:{exc.lineno}", bare[1], "the value itself, or the word in quotes",
-            ) from exc  # fmt: skip
-        raise _problem(
-            "config.json_syntax",
-            f"the {what} is not valid JSON: {exc.msg}",
-            f"{name}:{exc.lineno}",
-            repr(line.strip()[:80]),
-            "JSON; keys and words in double quotes",
-        ) from exc
-    except RecursionError as exc:
-        raise _problem(
-            "config.yaml_depth", f"the {what} is nested too deep", name, "", "settings need about five levels"
-        ) from exc
-    if duplicates:
-        raise _problem(
-            "config.duplicate_key",
-            f"the {what} gives a key twice",
-            name,
-            ", ".join(sorted(duplicates)),
-            "one of the two",
+        data = json.loads(
+            text,
+            parse_constant=constant,
+            parse_int=lambda word: number(int, word),
+            parse_float=lambda word: number(float, word),
         )
+    except json.JSONDecodeError as exc:
+        raise _syntax(exc, text, name, what) from exc
+    except RecursionError as exc:
+        raise _too_deep(Places(text).deep, name, what) from exc
+    places = Places(text)
+    if places.deep:
+        raise _too_deep(places.deep, name, what)
+    if places.duplicates:
+        raise ConfigError(*(_twice(key, first, second, name, what) for key, first, second in places.duplicates))
     return data
+
+
+def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> ConfigError:
+    """What json says, at the last line that has anything on it where the text ends too early."""
+    lines = text[: exc.pos].rstrip().split("\n") if exc.pos >= len(text.rstrip()) else text.split("\n")
+    number = min(exc.lineno, len(lines))
+    line = lines[number - 1]
+    bare = _BARE.search(line)
+    if bare and bare[1] not in ("true", "false", "null"):
+        return _problem(
+            "config.json_template", f"the {what} has a word without quotes where a value belongs: a placeholder of a template that was not filled in",
+            f"{name}:{number}", bare[1], "the value itself, or the word in quotes",
+        )  # fmt: skip
+    hint = "JSON; keys and words in double quotes"
+    if exc.pos >= len(text.rstrip()):
+        hint = "the text ends too early: a closing bracket or quote is missing" if text.strip() else "{ … }"
+    found = repr(line.strip()[:80])
+    return _problem("config.json_syntax", f"the {what} is not valid JSON: {exc.msg}", f"{name}:{number}", found, hint)
+
+
+def _misfit(text: str, name: str, what: str, word: str, says: str) -> ConfigError:
+    found = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
+    return _problem(
+        "config.json_syntax", f"the {what} holds {says}", f"{name}:{line_of(text, word)}", found, "a number"
+    )
+
+
+def _too_deep(line: int, name: str, what: str) -> ConfigError:
+    says = f"the {what} is nested more than {MAX_DEPTH} levels deep"
+    return _problem("config.yaml_depth", says, f"{name}:{line}", "", "settings need about five levels")
+
+
+def _twice(key: str, first: int, second: int, name: str, what: str) -> Diagnostic:
+    says = f"the {what} gives '{key}' twice, first in line {first}"
+    found = f"line {first} and line {second}"
+    return Diagnostic("config.duplicate_key", says, f"{name}:{second}", found, "one of the two lines")
 
 
 def _problem(code: str, what: str, where: str, found: str, hint: str) -> ConfigError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.config.foreign.deepspeed_normal import table
 from paceline.core.diagnostics import Diagnostic
 
 KINDS = ("deepspeed", "accelerate", "fsdp", "config")
@@ -19,15 +20,23 @@ def kind_of(data: Any) -> str:
         return "accelerate"
     if "fsdp_config" in data and {key for key in data if not key.startswith("_")} <= {"fsdp", "fsdp_config"}:
         return "fsdp"
+    if whole_deepspeed(data):
+        return "deepspeed"
     marks = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "fp16", "bf16"}
     blocks = [key for key in marks & set(data) if isinstance(data[key], dict) or key.startswith("train_")]
     return "deepspeed" if blocks else "config"
 
 
+def whole_deepspeed(data: dict[str, Any]) -> bool:
+    """Whether every key is one of DeepSpeed's, and one of them opens a block: ``{"autotuning": {…}}`` alone too."""
+    keys = [key for key in data if not key.startswith(("_", "//", "#"))]
+    return all(key in table() for key in keys) and any(isinstance(data[key], dict) for key in keys)
+
+
 def not_a_config(data: Any, name: str) -> Diagnostic | None:
     """A finding when another system's file is given where Paceline's own YAML belongs, with the key that takes it."""
     kind = kind_of(data)
-    if kind == "config" or (kind == "deepspeed" and "zero_optimization" not in data):
+    if kind == "config" or (kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data)):
         return None
     key = _KEYS[kind]
     return Diagnostic(

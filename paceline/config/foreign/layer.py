@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,15 @@ class Document:
             path.removeprefix(f"{block}."): line for path, line in self.lines.items() if path.startswith(f"{block}.")
         }
         return Document(self.data[block], self.name, lines, self.lines.get(block, self.line))
+
+    def bare(self, path: str) -> Document:
+        """A document without keys, at the place of ``path``."""
+        return Document({}, self.name, {}, self._line(path))
+
+    def made(self, data: dict[str, Any], origin: Mapping[str, str]) -> Document:
+        """A document that was made of this one: ``origin`` says of which key each of its paths comes."""
+        lines = {path: self.lines.get(key, self.line or 1) for path, key in origin.items()}
+        return Document(data, self.name, lines, self.line)
 
     def note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> Diagnostic:
         """Something of this document that is translated or not taken over; a WARNING where it was asked for in earnest."""

@@ -16,6 +16,7 @@ class Facts:
     """What is known about machine, model and run. None means unknown: rules that need it stay silent.
 
     ``backends``: process-group backends that this torch has; ``capability``: CUDA compute capability (8.0);
+    ``code_sandbox``: why programs of the model cannot be shut in here, empty where they can;
     ``embedding_rows``, ``num_tokens``: rows of the embedding and tokens of the tokenizer; sizes in bytes, times in seconds.
     """
 
@@ -57,6 +58,7 @@ class Facts:
     slurm_ntasks_per_node: int | None = None
     inside_srun: bool | None = None
     torch_xla: bool | None = None
+    code_sandbox: str | None = None
 
 
 @dataclass(frozen=True)

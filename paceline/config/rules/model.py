@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.patterns import is_pattern
-
-_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+from paceline.core.remote_code import COMMIT, unpinned
 
 
 def given(c: Context) -> Iterator[Diagnostic]:
@@ -53,11 +51,10 @@ def given(c: Context) -> Iterator[Diagnostic]:
 def remote_code(c: Context) -> Iterator[Diagnostic]:
     """sec.trust_remote_code"""
     m = c.config.model
-    if m.trust_remote_code and not _COMMIT.match(m.revision or ""):
-        yield c.problem(
-            "sec.trust_remote_code", "code from the hub runs only from a pinned commit: a branch can change under you", "model.trust_remote_code", "model.revision",
-            hint="revision: the 40-digit commit you have read, or trust_remote_code: false",
-        )  # fmt: skip
+    wrong = unpinned(m.name_or_path or "", m.revision) if m.trust_remote_code else None
+    if wrong is not None:
+        keys = ("model.trust_remote_code", "model.revision")
+        yield c.problem("sec.trust_remote_code", wrong.what, *keys, found=wrong.found, hint=wrong.hint)
 
 
 def dtype(c: Context) -> Iterator[Diagnostic]:
@@ -70,8 +67,15 @@ def dtype(c: Context) -> Iterator[Diagnostic]:
 
 
 def attention(c: Context) -> Iterator[Diagnostic]:
-    """model.attention_cpu, par.cp_attention"""
+    """model.attention_cpu, par.cp_attention, sec.attention_kernel"""
     name = c.config.model.attn_implementation
+    if "/" in name and not (c.config.model.trust_remote_code and COMMIT.search(name.partition("@")[2])):
+        yield c.problem(
+            "sec.attention_kernel",
+            "an attention named org/repository is code of the hub",
+            "model.attn_implementation",
+            hint="attn_implementation: auto; or org/repository@COMMIT, the 40 digits of what you have read, with trust_remote_code: true",
+        )
     if name.startswith("flash_attention") and (c.facts.device == "cpu" or c.config.training.use_cpu):
         yield c.problem(
             "model.attention_cpu",

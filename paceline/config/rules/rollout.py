@@ -61,6 +61,41 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def code_sandbox(c: Context) -> Iterator[Diagnostic]:
+    """rewards.no_isolation, rewards.unsandboxed, rewards.no_code"""
+    options = _rollout(c)
+    if options is None:
+        return
+    runs_code = options.allow_code_execution and any(r.name == "code" for r in options.rewards)
+    if options.allow_unsandboxed_code and not runs_code:
+        yield c.problem(
+            "rewards.no_code",
+            "no reward of this run runs code",
+            f"{_ROLLOUT}.allow_unsandboxed_code",
+            hint="remove it",
+            severity=Severity.WARNING,
+        )
+    if not runs_code or not c.facts.code_sandbox:
+        return
+    if options.allow_unsandboxed_code:
+        yield c.problem(
+            "rewards.unsandboxed",
+            "programs of the model will run without a sandbox: they may overwrite, delete and read what this user may, and use the network",
+            f"{_ROLLOUT}.allow_unsandboxed_code",
+            found=c.facts.code_sandbox,
+            hint="a machine that gives a sandbox (paceline explain rewards.no_isolation), or one where nothing can be lost",
+            severity=Severity.WARNING,
+        )
+    else:
+        yield c.problem(
+            "rewards.no_isolation",
+            "programs of the model cannot be shut in on this machine",
+            f"{_ROLLOUT}.allow_code_execution",
+            found=c.facts.code_sandbox,
+            hint="Linux 5.12 or newer that lets this user make namespaces, a reward that runs no code, or allow_unsandboxed_code: true where everything that this user may change may be lost",
+        )
+
+
 def reward_models(c: Context) -> Iterator[Diagnostic]:
     """rewards.model_options, rewards.two_models"""
     options = _rollout(c)
@@ -191,4 +226,14 @@ def sections(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-ROLLOUT_RULES: tuple[Rule, ...] = (strategies, rewards, reward_models, ppo, lengths, groups, old_logprobs, sections)
+ROLLOUT_RULES: tuple[Rule, ...] = (
+    strategies,
+    rewards,
+    code_sandbox,
+    reward_models,
+    ppo,
+    lengths,
+    groups,
+    old_logprobs,
+    sections,
+)

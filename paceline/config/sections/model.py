@@ -15,7 +15,7 @@ class ModelSection(Section):
     name_or_path: OptText = Field(default=None, description="Folder or hub name of the pretrained model.")
     revision: OptText = Field(
         default=None,
-        description="Branch, tag or commit on the hub; a 40-digit commit is required by trust_remote_code.",
+        description="Branch, tag or commit on the hub. With trust_remote_code: the 40-digit commit, or of a folder the digest of its code (the refusal prints it).",
     )
     config: OptMapping = Field(
         default=None,
@@ -25,7 +25,8 @@ class ModelSection(Section):
         default=None, description="Folder or hub name of the tokenizer; name_or_path when empty."
     )
     trust_remote_code: Bool = Field(
-        default=False, description="Run Python code that comes with the model; needs a pinned commit in revision."
+        default=False,
+        description="Run Python code that comes with the model and its tokenizer; needs a pin in revision.",
     )
     attn_implementation: Text = Field(
         default="auto",

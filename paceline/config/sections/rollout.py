@@ -75,7 +75,11 @@ class RolloutOptions(Section):
     )
     reward_timeout: Float = Field(default=60.0, gt=0, description="Seconds a reward function may take for one call.")
     allow_code_execution: Bool = Field(
-        default=False, description="Let the reward `code` run programs of the model, shut in."
+        default=False, description="Let the reward `code` run programs of the model, in a sandbox."
+    )
+    allow_unsandboxed_code: Bool = Field(
+        default=False,
+        description="Where the machine gives no sandbox, let the reward `code` run programs of the model without one: they may change what this user may change.",
     )
     num_generations: OptInt = Field(
         default=None,

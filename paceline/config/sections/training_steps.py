@@ -23,6 +23,7 @@ from paceline.config.sections.types import (
 SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
     "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy",
+    "warmup_lr", "warmup_decay_lr", "warmup_cosine_lr", "one_cycle", "lr_range_test",
 )  # fmt: skip
 OPTIMIZERS = (
     "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused", "adafactor", "adamw_anyprecision",
@@ -74,7 +75,8 @@ class OptimisationFields(Section):
     )
     optim_args: OptText = Field(default=None, description="Extra optimizer arguments as `name=value,name=value`.")
     lr_scheduler_type: Annotated[str, Word(*SCHEDULES)] = Field(
-        default="linear", description="Learning-rate schedule by its Transformers name."
+        default="linear",
+        description="Learning-rate schedule by its Transformers name, or one of DeepSpeed's: warmup_lr, warmup_decay_lr, warmup_cosine_lr, one_cycle, lr_range_test.",
     )
     lr_scheduler_kwargs: Mapping = Field(
         default={}, description="Options of the schedule, e.g. `{num_cycles: 2}` or `{min_lr: 1e-6}`."
@@ -131,6 +133,10 @@ class SavingFields(Section):
     )
     experiment_name: OptText = Field(
         default=None, description="Name of the run, and of its folder under outputs/ when output_dir is empty."
+    )
+    output_access: Annotated[str, Word("private", "group", "umask")] = Field(
+        default="private",
+        description="Who may read what a run and the preparation of its data write: this user (and the group, where the folder that it is made in has the setgid bit), the group, or whom the umask says.",
     )
     overwrite_output_dir: Bool = Field(default=False, description="Start anew in a directory that holds another run.")
     resume_from_checkpoint: Annotated[str | None, BeforeValidator(to_resume)] = Field(

@@ -36,7 +36,10 @@ def to_number(value: Any) -> float:
         value = value if parsed is None else parsed
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _fail("must be a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
     if not math.isfinite(number):
         raise _fail("must be a finite number, not NaN or infinity")
     return number

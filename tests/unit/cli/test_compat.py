@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,6 +30,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.started: tuple[Path, list[str], Asked] | None = None
+        self.one_process = False
         self.became: list[str] | None = None
         self.prepared: tuple[Path, list[str]] | None = None
 
@@ -39,8 +39,8 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen()
 
-    def start(config: Path, overrides: Sequence[str], asked: Asked, **_: Any) -> int:
-        seen.started = (config, list(overrides), asked)
+    def start(config: Path, overrides: Sequence[str], asked: Asked, *, one_process: bool = False) -> int:
+        seen.started, seen.one_process = (config, list(overrides), asked), one_process
         return 0
 
     def become(module: str, *arguments: str) -> None:
@@ -76,13 +76,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
 
 def test_alone_main_starts_one_process(run: Callable[[str], int], seen: Seen) -> None:
     assert run("main.py --config config.yaml --mode train --algorithm sft") == 0
-    assert seen.started == (Path("config.yaml"), [], Asked(nproc=1, algorithm="sft"))
-    assert seen.became is None
+    assert seen.started == (Path("config.yaml"), [], Asked(algorithm="sft"))
+    assert seen.one_process and seen.became is None
 
 
 def test_overrides_and_resume(run: Callable[[str], int], seen: Seen) -> None:
     assert run("main.py --config c.yaml training.seed=1 --resume latest model.dtype=float32") == 0
-    assert seen.started == (Path("c.yaml"), ["training.seed=1", "model.dtype=float32"], Asked(nproc=1, resume="latest"))
+    assert seen.started == (Path("c.yaml"), ["training.seed=1", "model.dtype=float32"], Asked(resume="latest"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,8 @@ def test_the_launcher_script(run: Callable[[str], int], seen: Seen) -> None:
         run("scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml --algorithm sft")
         == 0
     )
-    assert seen.started == (Path("config_distributed_example.yaml"), [], Asked(4, 1, 0, algorithm="sft"))
+    assert seen.started == (Path("config_distributed_example.yaml"), [], Asked(4, algorithm="sft"))
+    assert not seen.one_process
 
 
 def test_the_launcher_script_on_two_nodes_with_torchrun(run: Callable[[str], int], seen: Seen) -> None:

@@ -234,7 +234,13 @@ FILES = {
     "fsdp.json": ('{"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2}}', "fsdp", "taken"),
     "args.yaml": ("learning_rate: 1e-4\nfsdp: full_shard\n", "config", "taken"),
     "list.yaml": ("- 1\n", "config", "refused"),
-}
+    "tokens.yaml": ("base_model: x\ndatasets: [{path: y}]\nspecial_tokens: {eos_token: <|im_end|>, bos_token: <s>, pad_token: <PAD>}\n", "config", "refused"),
+    "jinja.yaml": ("nokey: 1\nchat_template: '{{ bos_token }}'\nstop: ['</s>', <|end|>]\n", "config", "refused"),
+    "reference.yaml": ("nokey: ${output_dir}/x\n", "config", "refused"),
+    "yours.yaml": ("nokey: <your model here>\n", "config", "template"),
+    "upper.yaml": ("nokey: /data/x\nother: <HF_USER>/model\n", "config", "template"),
+    "variable.yaml": ("nokey: $MODEL_PATH\n", "config", "template"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

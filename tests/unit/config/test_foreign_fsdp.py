@@ -136,3 +136,35 @@ def test_a_backend_that_this_torch_lacks_is_refused_with_where_it_comes_from(loa
     assert found.code == "back.not_built"
     assert {"mpi": "source", "ccl": "oneccl"}[backend] in found.hint
     assert not loaded.check(Facts(backends=frozenset(["gloo", backend])))
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy", "left"),
+    [
+        ("auto_wrap_policy: SIZE_BASED_WRAP, min_num_params: 100, transformer_layer_cls_to_wrap: A", "size", "min_num_params"),
+        ("auto_wrap_policy: TRANSFORMER_BASED_WRAP, min_num_params: 100, transformer_layer_cls_to_wrap: A", "transformer", "transformer_layer_cls_to_wrap"),
+        ("fsdp_wrap_policy: SIZE_BASED_WRAP, min_num_param: 100", "size", "min_num_params"),
+        ("wrap_policy: NO_WRAP, min_num_params: 100", "none", ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("words", ["full_shard", "full_shard auto_wrap"])
+def test_a_named_policy_decides_and_the_other_is_said_to_have_no_effect(load, words, settings, policy, left):
+    loaded = load(f"training:\n  fsdp: {words}\n  fsdp_config: {{{settings}}}\n")
+    options = loaded.config.training.fsdp_config
+    assert options["auto_wrap_policy"] == policy
+    assert {"min_num_params", "transformer_layer_cls_to_wrap"} & set(options) == {left} - {""}
+    dropped = settings.count("min_num_param") + settings.count("transformer_layer") - bool(left)
+    assert len([n for n in loaded.notes if "no effect beside auto_wrap_policy" in n.what]) == dropped
+
+
+@pytest.mark.parametrize("words", ["full_shard", "full_shard auto_wrap"])
+def test_sizes_and_classes_without_a_policy_are_refused_whatever_else_is_written(refuse, words):
+    text = f"training:\n  fsdp: {words}\n  fsdp_config:\n    transformer_layer_cls_to_wrap: A\n    min_num_params: 5\n"
+    (found,) = refuse(text).diagnostics
+    assert (found.code, found.where.rpartition(":")[2]) == ("fsdp.value", "5")
+    assert "exclude each other" in found.what
+
+
+def test_auto_wrap_with_sizes_alone_wraps_by_size(load):
+    loaded = load("training:\n  fsdp: full_shard auto_wrap\n  fsdp_config: {min_num_params: 5}\n")
+    assert loaded.config.training.fsdp_config["auto_wrap_policy"] == "size"

@@ -47,6 +47,7 @@ def _triple(total: int) -> dict[str, Any]:
 
 
 WARNING = Severity.WARNING
+CODE = {"rewards": "code", "allow_code_execution": True}
 JUDGE = {"name": "model", "options": {"model": "outputs/reward/model"}}
 CASES = [
     case("batch.positive", _t(per_device_train_batch_size=0), _t(per_device_train_batch_size=1)),
@@ -156,6 +157,11 @@ CASES = [
     case("strategy.rollouts", _t(algorithm="grpo", distributed_strategy="pipeline"), _t(algorithm="grpo", distributed_strategy="fsdp")),
     case("rollout.no_rewards", _t(algorithm="grpo", rollout={"num_generations": 2}), _t(algorithm="grpo", rollout={"rewards": "ended"}), starting=True),
     case("rewards.code_off", _t(algorithm="grpo", rollout={"rewards": "code"}), _t(algorithm="grpo", rollout={"rewards": "code", "allow_code_execution": True})),
+    case("rewards.no_isolation", _t(algorithm="grpo", rollout=CODE), _t(algorithm="grpo", rollout=CODE), Facts(code_sandbox="unshare: no"), good_facts=Facts(code_sandbox="")),
+    case("rewards.no_isolation", _t(algorithm="grpo", rollout=CODE), _t(algorithm="grpo", rollout={**CODE, "rewards": "ended"}), Facts(code_sandbox="unshare: no")),
+    case("rewards.unsandboxed", _t(algorithm="grpo", rollout={**CODE, "allow_unsandboxed_code": True}), _t(algorithm="grpo", rollout={**CODE, "allow_unsandboxed_code": True}),
+         Facts(code_sandbox="unshare: no"), good_facts=Facts(code_sandbox=""), severity=WARNING),
+    case("rewards.no_code", _t(algorithm="grpo", rollout={"rewards": "ended", "allow_unsandboxed_code": True}), _t(algorithm="grpo", rollout={**CODE, "allow_unsandboxed_code": True}), severity=WARNING),
     case("rollout.length", {"data.max_length": 64, **_t(algorithm="grpo", rollout={"max_completion_length": 64})},
          {"data.max_length": 65, **_t(algorithm="grpo", rollout={"max_completion_length": 64})}),
     case("strategy.rollouts", _t(algorithm="ppo", distributed_strategy="fsdp", parallelism={"tp_size": 2}), _t(algorithm="grpo", distributed_strategy="fsdp", parallelism={"tp_size": 2})),
@@ -182,6 +188,7 @@ CASES = [
     case("model.dtype", {"model.dtype": "bfloat16"}, {"model.dtype": "auto"}, severity=WARNING),
     case("model.attention_cpu", {"model.attn_implementation": "flash_attention_2"}, {"model.attn_implementation": "sdpa"}, CPU),
     case("sec.trust_remote_code", {"model.trust_remote_code": True, "model.revision": "main"}, {"model.trust_remote_code": True, "model.revision": PINNED}),
+    case("sec.attention_kernel", {"model.attn_implementation": "org/kernel@main"}, {"model.attn_implementation": f"org/kernel@{PINNED}", "model.trust_remote_code": True, "model.revision": PINNED}),
     case("dpo.lm_head_adapter", {"lora.target_modules": ["q_proj", "lm_head"]}, {"lora.target_modules": ["q_proj"]}),
     case("peft.bits", {"lora.quantization_bit": 8}, {"lora.quantization_bit": 4}),
     case("peft.pattern", {"lora.target_modules": [".*q_proj", "v_proj"]}, {"lora.target_modules": [".*(q|v)_proj"]}),

@@ -167,3 +167,8 @@ def test_settings_reach_every_process_and_a_user_s_own_stay() -> None:
     for launcher in ("spawn", "torchrun"):
         specs = make_specs(launcher, WORKER, cluster, environ={}, cores=8, settings={"A": "1"})
         assert all(spec.env_additions["A"] == "1" and "OMP_NUM_THREADS" in spec.env_additions for spec in specs)
+
+
+def test_port_0_is_any_free_one() -> None:
+    chosen = resolve_port(Cluster(2, master_port=0)).master_port
+    assert chosen is not None and chosen > 0

@@ -9,11 +9,12 @@ import pytest
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
+from paceline.core.secret_values import secrets_in
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Notice, RunStarted, Step
 from paceline.runlog.lines import line_of
 from paceline.runlog.log import RunLog
-from paceline.runlog.redact import Redactor, printable, secrets_in
+from paceline.runlog.redact import Redactor, printable
 from paceline.runlog.textlog import TextLog, TextLogHandler
 
 SECRET = "hf_ab/cd+ef=SECRET"
@@ -75,7 +76,7 @@ def test_logging_records_arrive(tmp_path: Path) -> None:
 def test_run_log_writes_training_log_on_rank_0_only(tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
     for rank in (0, 1):
-        log = RunLog(run, rank, [SECRET])
+        log = RunLog(run, rank, Redactor([SECRET]))
         log.write(RunStarted("digest", 2))
         log.write(Step(1, 0.1, 2.0), text=False)
         log.write(Notice(Diagnostic("a.b", f"saw {SECRET}", severity=Severity.WARNING)))

@@ -275,3 +275,33 @@ def test_whole_groups_and_whole_steps(rollout: dict[str, Any], code: str | None)
     if code:
         with pytest.raises(ConfigError, match="write"):
             raise ConfigError(*found)
+
+
+def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
+    from types import SimpleNamespace
+
+    from paceline.core.errors import ConfigError
+    from paceline.training.rollout_setup import RolloutSetup
+
+    class Table:
+        source_row = list(range(10, 22))
+
+        def __len__(self) -> int:
+            return 12
+
+        def facts(self, document: int) -> dict[str, Any]:
+            return {"tests": "" if document % 2 else "assert f(1)"}
+
+    def check(rows: Any) -> list[str]:
+        return [name for name, columns in rows if not columns["tests"]]
+
+    def gather(value: Any) -> list[Any]:
+        return [value, {"count": 3, "first": ["data.train row 99"]}]
+
+    setup: Any = RolloutSetup.__new__(RolloutSetup)
+    world = SimpleNamespace(rank=1, world_size=2, all_gather_json=gather)
+    setup.session, setup.scorer = SimpleNamespace(world=world), SimpleNamespace(row_checks=[check])
+    with pytest.raises(ConfigError, match=r"rewards.code_tests[\s\S]*data.train row 12; data.train row 14.*and 4 more"):
+        setup.check_rows(Table(), "data.train")
+    setup.scorer = SimpleNamespace(row_checks=[])
+    setup.check_rows(Table(), "data.train")

@@ -1,0 +1,177 @@
+"""What the column with a row's tests may hold, and whether it can be used with a program that runs in another process.
+
+Python      assertions, ``def test_…()`` functions, unittest classes, or HumanEval's ``def check(candidate)`` with the function's name in another column;
+            a text, or a list of texts
+pairs       ``{"inputs": […], "outputs": […]}`` or ``[{"input": …, "output": …}, …]``: what is read from standard input and what is to be written
+            (APPS, TACO, CodeContests); with ``fn_name`` in it, arguments and results of that function
+Both may be JSON in a text.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.algorithms.rewards.sandbox.names import PROGRAM_MODULES, asked_names
+
+_PRINTED = frozenset({"capsys", "capfd", "monkeypatch", "redirect_stdout", "patch", "StringIO"})
+_ASKS_CLASS = frozenset({"isinstance", "issubclass", "raises", "assertRaises", "assertIsInstance"})
+_CALL_PAIRS = """
+import json
+def _listed(value):
+    if isinstance(value, (list, tuple)):
+        return [_listed(item) for item in value]
+    return {{str(key): _listed(item) for key, item in value.items()}} if isinstance(value, dict) else value
+try:
+    _function = {name}
+except NameError:
+    _function = Solution().{name}
+for _arguments, _expected in json.loads({pairs}):
+    _result = _listed(_function(*_arguments))
+    assert _result == _expected or [_result] == _expected
+"""
+
+
+@dataclass(frozen=True)
+class RowTests:
+    """``python`` to be run, or ``pairs`` of standard input and output."""
+
+    python: str = ""
+    pairs: tuple[tuple[str, str], ...] = ()
+
+
+def read_tests(value: Any, entry_point: str = "") -> RowTests:
+    """The tests in ``value``. Raises ValueError with the reason when there is no way to use them."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):  # Python after all
+            value = json.loads(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if all(isinstance(item, str) for item in value):
+            value = "\n".join(value)
+        elif all(isinstance(item, Mapping) and {"input", "output"} <= set(item) for item in value):
+            names = {str(item.get("fn_name") or (item.get("metadata") or {}).get("func_name") or "") for item in value}
+            value = {"inputs": [item["input"] for item in value], "outputs": [item["output"] for item in value]}
+            value |= {"fn_name": names.pop()} if len(names) == 1 else {}
+    if isinstance(value, Mapping) and {"input", "output"} <= set(value):
+        value = {**value, "inputs": [value["input"]], "outputs": [value["output"]]}
+    if isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value):
+        return _of_pairs(value["inputs"], value["outputs"], str(value.get("fn_name") or ""))
+    if not isinstance(value, str):
+        raise ValueError("neither Python nor inputs with outputs")
+    return RowTests(_python(value, entry_point))
+
+
+def _of_pairs(inputs: Any, outputs: Any, name: str) -> RowTests:
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
+        raise ValueError("inputs and outputs are two lists of the same length, of at least one")
+    if not name:
+        return RowTests(pairs=tuple((_lines(i), _lines(o)) for i, o in zip(inputs, outputs, strict=True)))
+    if not name.isidentifier():
+        raise ValueError(f"fn_name {name!r} is no name of a function")
+    calls = [[_arguments(i), json.loads(o) if isinstance(o, str) and isinstance(i, str) else o] for i, o in zip(inputs, outputs, strict=True)]  # fmt: skip
+    return RowTests(_CALL_PAIRS.format(name=name, pairs=repr(json.dumps(calls))))
+
+
+def _arguments(given: Any) -> list[Any]:
+    """Of one call: a list, or a text with one JSON value a line."""
+    if isinstance(given, str):
+        return [json.loads(line) for line in given.splitlines() if line.strip()]
+    return given if isinstance(given, list) else [given]
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    if not isinstance(value, str):
+        raise ValueError("what is read and written is text, or a list of lines")
+    return value
+
+
+def same_output(said: str, expected: str) -> bool:
+    """Line by line, spaces at the ends of lines and empty lines at the end aside."""
+    return [s.rstrip() for s in said.rstrip().splitlines()] == [e.rstrip() for e in expected.rstrip().splitlines()]
+
+
+def _python(text: str, entry_point: str) -> str:
+    """The tests with what starts them. Raises ValueError when they cannot be used."""
+    try:
+        tree = ast.parse(text)
+        asked = asked_names(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no Python: {error}") from error
+    check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
+    if check is not None and len(check.args.args) == 1 and not _calls(tree, "check"):
+        if not entry_point:
+            raise ValueError("check(candidate) is never called: no entry_point says which function it is to check")
+        text = f"{text}\ncheck({entry_point})\n"
+    elif not asked and not entry_point and not _imports(tree) & set(PROGRAM_MODULES):
+        raise ValueError("they use nothing that a program would define")
+    if hasattr(builtins, entry_point):  # a task may be to write ``sum``
+        text = f"from {PROGRAM_MODULES[0]} import {entry_point}\n{text}"
+    for reason in _not_divisible(tree, asked | {entry_point}):
+        raise ValueError(reason)
+    return text
+
+
+def _calls(tree: ast.Module, name: str) -> bool:
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(isinstance(function, ast.Name) and function.id == name for function in called)
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    """Top-level modules that are imported anywhere."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module or "").partition(".")[0])
+    return found
+
+
+def _not_divisible(tree: ast.Module, asked: set[str]) -> Iterator[str]:
+    """Why these tests cannot be run apart from the program; nothing when they can."""
+    missing = sorted(m for m in _imports(tree) - set(PROGRAM_MODULES) if m.startswith(".") or not _installed(m))
+    if missing:
+        yield f"they import {', '.join(missing)}, which is not installed here"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and _needs_arguments(node, tree):
+            yield f"{node.name} takes arguments: fixtures and parameters of pytest are not known here"
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            replaces = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if name in _PRINTED or (replaces and name in ("stdout", "stdin", "input", "print")):
+                yield f"{name}: what the program prints and reads is not seen from another process; give inputs and outputs"  # fmt: skip
+        yield from (f"{name}: a class of the program's is not known in another process" for name in _classes(node) & asked)  # fmt: skip
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _needs_arguments(node: ast.FunctionDef, tree: ast.Module) -> bool:
+    needed = len(node.args.args) - len(node.args.defaults)
+    return needed > (0 if node in tree.body else 1)
+
+
+def _classes(node: ast.AST) -> set[str]:
+    """Names that a statement takes for classes: to inherit from, to catch, to compare with."""
+    found: list[ast.expr | None] = []
+    if isinstance(node, ast.ClassDef):
+        found = [*node.bases]
+    elif isinstance(node, ast.ExceptHandler):
+        found = [node.type]
+    elif isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in _ASKS_CLASS:
+            found = [*node.args[:2]] if name in ("raises", "assertRaises") else [*node.args[1:2]]
+    return {part.id for item in found if item is not None for part in ast.walk(item) if isinstance(part, ast.Name)} if found else set()  # fmt: skip

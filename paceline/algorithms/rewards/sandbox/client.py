@@ -1,0 +1,246 @@
+"""The way into the sandbox from the process that trains: a server of its own, asked to run one program after the other.
+
+with Sandbox() as sandbox:
+    sandbox.passes(program, tests, seconds=10, memory_bytes=512 << 20)
+    sandbox.output(program, "3 4\\n", seconds=10, memory_bytes=512 << 20)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.algorithms.rewards.sandbox.server import MAX_MESSAGE
+
+_ROOT = Path(__file__).resolve().parents[4]  # the folder that holds the package
+# The modules that most programs import are there before a program is; the package is not left on the path.
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from paceline.algorithms.rewards.sandbox import server
+del sys.path[0]
+import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, itertools, json, math, operator, random, re, string, typing, unittest
+server.main(int(sys.argv[1]))
+"""
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "HOME": "/tmp",
+    "PYTHONHASHSEED": "0",  # the same program says the same thing twice
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+_SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/nix/store", "/gnu/store",
+)  # fmt: skip
+_File = io.FileIO | socket.socket
+_GRACE = 5.0  # seconds of waiting, beyond those of computing, that a program may take
+_START_SECONDS = 60.0
+
+
+class Refused(Exception):
+    """This machine gives no sandbox; nothing has run."""
+
+
+class Unsuitable(Exception):
+    """The tests cannot be run with the program in another process."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: its exit status (negative: killed by that signal), and what it wrote to its standard output."""
+
+    status: int
+    output: str
+
+
+def readable_folders() -> list[str]:
+    """What a program may read: the system's own folders and the Python that runs here, without the folders of any user, /etc, or the run."""
+    paths = sysconfig.get_paths()
+    python = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    python |= {os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)}
+    outermost: list[str] = []
+    for path in sorted(os.path.normpath(p) for p in (*_SYSTEM, *python) if p):
+        if not any(path == known or path.startswith(known + "/") for known in outermost):
+            outermost.append(path)
+    return outermost
+
+
+class Sandbox:
+    """One program at a time, each with its tests in a process of their own. ``namespaces=False`` gives up the walls that need namespaces.
+
+    Raises Refused when the kernel gives no such thing.
+    """
+
+    def __init__(self, *, namespaces: bool = True) -> None:
+        if sys.platform != "linux":
+            raise Refused(f"namespaces are Linux's; this is {sys.platform}")
+        self._folder = "" if namespaces else tempfile.mkdtemp(prefix="paceline-code-")  # the server removes it
+        self._readable = readable_folders()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._peer = mine
+        with theirs:
+            server = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-B", "-c", _BOOT, str(theirs.fileno()), str(_ROOT)],
+                cwd="/",
+                env=_ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self.close = weakref.finalize(self, _end, server, mine)
+        try:
+            spec = {"namespaces": namespaces, "readable": self._readable, "folder": self._folder}
+            mine.send(json.dumps(spec).encode())
+            mine.settimeout(_START_SECONDS)
+            hello = json.loads(mine.recv(MAX_MESSAGE) or b'{"refused": "the server of the sandbox ended"}')
+        except OSError as error:
+            hello = {"refused": f"the server of the sandbox: {error}"}
+        if "refused" in hello:
+            self.close()
+            raise Refused(str(hello["refused"]))
+        self.landlock = int(hello["landlock"])
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def passes(self, program: str, tests: str, *, seconds: int, memory_bytes: int) -> bool:
+        """Whether ``tests``, run in a process of their own with the functions of ``program`` at hand, come to their end.
+
+        Raises Unsuitable when it is the tests that cannot be used, Refused when the sandbox fails.
+        """
+        limits = {"seconds": seconds, "memory": memory_bytes}
+        told, tells = _pipe()
+        one, other = socket.socketpair()
+        with told, tells, one, other:
+            asked = self._start("program", program, limits, {"channel": one})
+            with asked, self._start("judge", tests, limits, {"channel": other, "verdict": tells}) as judge:
+                for end in (one, other, tells):  # theirs alone now
+                    end.close()
+                judge.wait()
+                verdict = json.loads(told.read() or b"{}")
+        if "unsuitable" in verdict:
+            raise Unsuitable(str(verdict["unsuitable"]))
+        return "passed" in verdict
+
+    def output(self, program: str, given: str, *, seconds: int, memory_bytes: int, longest: int = 1 << 24) -> Ended:
+        """What ``program`` writes when it reads ``given``; it is ended when it writes more than ``longest`` bytes. Raises Refused."""
+        limits = {"seconds": seconds, "memory": memory_bytes}
+        hears, says = _pipe()
+        with (
+            hears,
+            says,
+            _in_memory(given) as source,
+            self._start("script", program, limits, {"stdin": source, "stdout": says}) as run,
+        ):
+            says.close()
+            written = _read_all(hears, longest, time.monotonic() + seconds + _GRACE)
+            if written is not None:
+                run.wait()
+        return Ended(-signal.SIGKILL if written is None else run.status, (written or b"").decode("utf-8", "replace"))
+
+    def _start(self, role: str, text: str, limits: Mapping[str, int], files: Mapping[str, _File]) -> _Running:
+        """Have one process started."""
+        life, alive = _pipe()
+        hears, says = _pipe()
+        with life, says, _in_memory(text) as source:
+            passed = {"text": source, "life": life, "status": says, **files}
+            request = {"role": role, "wall": limits["seconds"] + _GRACE, "files": list(passed), **limits}
+            request |= {"folder": self._folder, "readable": self._readable}
+            try:
+                socket.send_fds(self._peer, [json.dumps(request).encode()], [file.fileno() for file in passed.values()])
+            except OSError as error:
+                alive.close()
+                hears.close()
+                raise Refused(f"the server of the sandbox has ended: {error}") from error
+        return _Running(alive, hears, limits["seconds"] + _GRACE + _START_SECONDS)
+
+
+class _Running:
+    """A process in the sandbox: it is killed when this is closed, and with it everything that it has started."""
+
+    def __init__(self, alive: io.FileIO, hears: io.FileIO, patience: float) -> None:
+        self._alive, self._hears, self._patience = alive, hears, patience
+        self.status = -signal.SIGKILL
+
+    def __enter__(self) -> _Running:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._hears:
+            if not self._alive.closed:
+                self._alive.close()
+                self._listen()
+
+    def wait(self) -> None:
+        """Until the process has ended. Raises Refused when it could not be shut in: it has not run then."""
+        self._listen()
+        self._alive.close()
+
+    def _listen(self) -> None:
+        words = _read_all(self._hears, MAX_MESSAGE, time.monotonic() + self._patience)
+        for line in (words or b'{"refused": "the keeper of a program gave no answer"}').splitlines():
+            told = json.loads(line)
+            if "refused" in told:
+                raise Refused(str(told["refused"]))
+            self.status = int(told["status"])
+
+
+def _pipe() -> tuple[io.FileIO, io.FileIO]:
+    """(the end that is read, the end that is written)."""
+    hears, says = os.pipe()
+    return io.FileIO(hears, "rb"), io.FileIO(says, "wb")
+
+
+def _read_all(file: io.FileIO, longest: int, until: float) -> bytes | None:
+    """Everything up to the end of a pipe; None when it is longer or there is no end by ``until`` (time.monotonic)."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    data = bytearray()
+    while len(data) <= longest and (left := until - time.monotonic()) > 0 and poll.poll(left * 1000):
+        part = file.read(1 << 16)
+        if not part:
+            return bytes(data)
+        data += part
+    return None
+
+
+@contextlib.contextmanager
+def _in_memory(text: str) -> Iterator[io.FileIO]:
+    """A file that holds ``text`` and cannot be written."""
+    with open(os.memfd_create("text", os.MFD_CLOEXEC), "wb") as file:
+        file.write(text.encode("utf-8", "replace"))
+        file.flush()
+        again = io.FileIO(os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC), "rb")
+    with again:
+        yield again
+
+
+def _end(server: Any, peer: socket.socket) -> None:
+    """The server ends when nobody asks it any more, and with it everything in its namespaces."""
+    peer.close()
+    try:
+        server.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

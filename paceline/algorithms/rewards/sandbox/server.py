@@ -1,0 +1,189 @@
+"""The server of shut-in programs: started once a process that trains, it holds the walls ready and forks a process for each program.
+
+    the process that trains ── this server (user, process, mount, network namespaces; a read-only root) ── a keeper for each program
+                                                                                  └─ the program: process 1 of its own tree, files of its own
+
+The server sees neither programs nor tests: their texts, and the channel between the two, pass through it as open files.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+from typing import Any
+
+from paceline.algorithms.rewards.sandbox import judge, kernel, landlock, program, walls
+
+MAX_MESSAGE, MAX_FILES = 1 << 16, 8
+
+
+def main(control: int) -> None:
+    """Serve the socket ``control`` until its other end is closed."""
+    os.umask(0o022)  # the folders of the new root are to be seen by whoever runs there
+    with socket.socket(fileno=control) as peer:
+        spec = json.loads(peer.recv(MAX_MESSAGE))
+        try:
+            if not spec["namespaces"]:
+                try:
+                    _serve(peer, namespaces=False)
+                finally:
+                    shutil.rmtree(spec["folder"], ignore_errors=True)
+            else:
+                _inside(peer, spec["readable"])
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                _tell(peer, {"refused": str(error)})
+
+
+def _inside(peer: socket.socket, readable: list[str]) -> None:
+    """Serve from a process that is the first of new namespaces. Raises OSError when the kernel gives none."""
+    kernel.machine()
+    entered, mapped = os.pipe(), os.pipe()
+    outer = os.fork()
+    if not outer:
+        os.close(mapped[1])
+        _end_with(peer, lambda: _enter(peer, readable, entered[1], mapped[0]))
+    os.close(entered[1])
+    if os.read(entered[0], 1):
+        walls.map_ids(outer)
+        os.write(mapped[1], b"1")
+    os.waitpid(outer, 0)
+
+
+def _enter(peer: socket.socket, readable: list[str], entered: int, mapped: int) -> None:
+    parent = os.getppid()
+    walls.enter_namespaces()
+    os.write(entered, b"1")
+    if not os.read(mapped, 1):
+        raise OSError("the user namespace got no users")
+    kernel.die_with_parent(parent)
+    first = os.fork()
+    if not first:
+        _end_with(peer, lambda: _first(peer, readable))
+    peer.close()
+    os.waitpid(first, 0)
+
+
+def _first(peer: socket.socket, readable: list[str]) -> None:
+    kernel.die_with_parent(0)
+    walls.build_root(readable)
+    _serve(peer, namespaces=True)
+
+
+def _end_with(peer: socket.socket, act: Any) -> None:
+    """The end of a forked process: what it could not do is told."""
+    try:
+        act()
+    except BaseException as error:  # noqa: BLE001
+        with contextlib.suppress(OSError):
+            _tell(peer, {"refused": f"{error}"})
+        os._exit(1)
+    os._exit(0)
+
+
+def _tell(peer: socket.socket, message: dict[str, Any]) -> None:
+    peer.send(json.dumps(message).encode())
+
+
+def _serve(peer: socket.socket, *, namespaces: bool) -> None:
+    """Fork a keeper for each request. A request is JSON with open files beside it, named in their order by ``files``."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave nothing to be asked about
+    gc.collect()
+    gc.freeze()
+    _tell(peer, {"ready": True, "landlock": landlock.version()})
+    while True:
+        data, ancillary, _, _ = peer.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize))
+        if not data:
+            return
+        numbers = array.array("i")
+        for _, _, part in ancillary:
+            numbers.frombytes(part[: len(part) - len(part) % numbers.itemsize])
+        request = json.loads(data)
+        files = dict(zip(request["files"], numbers, strict=True))
+        if not os.fork():
+            peer.close()
+            _keep(request, files, namespaces)
+        for number in numbers:
+            os.close(number)
+
+
+def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> None:
+    """Start the program, wait until it ends, its time is up or nobody waits for it any more; then tell its status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    life, status = files.pop("life"), files.pop("status")
+    told: dict[str, Any]
+    try:
+        if namespaces:
+            walls.private_files()
+        child = os.fork()
+        if not child:
+            os.close(life)
+            _become(request, files, status, namespaces)
+        for number in files.values():
+            os.close(number)
+        watched = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        poll.register(life, select.POLLIN)
+        ended = {number for number, _ in poll.poll(request["wall"] * 1000)}
+        if watched not in ended:
+            os.kill(child, signal.SIGKILL)
+        told = {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+        told["overdue"] = not ended
+    except OSError as error:
+        told = {"refused": str(error)}
+    with contextlib.suppress(OSError):
+        os.write(status, json.dumps(told).encode() + b"\n")
+    os._exit(0)
+
+
+def _become(request: dict[str, Any], files: dict[str, int], status: int, namespaces: bool) -> None:
+    """The process that is the program, or its judge."""
+    try:
+        text = _read(files.pop("text"))
+        quiet = os.open("/dev/null", os.O_RDWR)
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            os.dup2(files.pop(name, quiet), number)
+        _keep_only(*files.values(), status)
+        walls.shut_in(request, namespaces=namespaces)
+    except BaseException as error:  # noqa: BLE001
+        os.write(status, json.dumps({"refused": f"{error}"}).encode() + b"\n")
+        os._exit(1)
+    os.close(status)
+    gc.enable()
+    sys.set_int_max_str_digits(0)
+    os._exit(_play(request["role"], text, files))
+
+
+def _read(number: int) -> str:
+    with open(number, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _keep_only(*numbers: int) -> None:
+    """Close every other open file."""
+    start = 3
+    for number in sorted(numbers):
+        os.closerange(start, number)
+        start = number + 1
+    os.closerange(start, 1 << 20)
+
+
+def _play(role: str, text: str, files: dict[str, int]) -> int:
+    if role == "script":
+        return program.run_script(text)
+    with socket.socket(fileno=files["channel"]) as channel:
+        if role == "program":
+            program.serve_program(text, channel)
+            return 0
+        verdict = judge.run_tests(text, channel)
+    os.write(files["verdict"], json.dumps(verdict).encode())
+    return 0

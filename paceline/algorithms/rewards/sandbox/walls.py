@@ -1,0 +1,131 @@
+"""Where a program runs: a root of read-only folders, files of its own in memory, and nothing else; or, without namespaces, what is left of that."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.algorithms.rewards.sandbox import kernel, landlock, seccomp
+
+NOBODY = 65534
+WRITABLE = ("/tmp", "/dev/shm")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_OWN_BYTES, _OWN_FILES = 16 << 20, 256  # of each of WRITABLE
+_FILE_BYTES, _OPEN_FILES, _THREADS = 1 << 20, 64, 64
+
+
+def enter_namespaces() -> None:
+    """A user, a process tree, mounts, a network and an interprocess memory of its own; the caller's next child is the first process in there."""
+    kernel.unshare("user", "pid", "mount", "net", "ipc", "uts")
+
+
+def map_ids(pid: int) -> None:
+    """Who is who in the user namespace of ``pid``: for root everybody is who he was, for another user only himself (as nobody). Raises OSError."""
+    maps = {kind: _known_ids(kind) for kind in ("uid", "gid")}
+    everybody = os.geteuid() == 0 and all(any(f <= NOBODY < f + n for f, n in ids) for ids in maps.values())
+    for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
+        if kind == "gid" and not everybody:
+            _write(f"/proc/{pid}/setgroups", "deny")
+        ids = [f"{first} {first} {count}" for first, count in maps[kind]] if everybody else [f"{NOBODY} {own} 1"]
+        _write(f"/proc/{pid}/{kind}_map", "\n".join(ids) + "\n")
+
+
+def _known_ids(kind: str) -> list[tuple[int, int]]:
+    """(first, count) of the users or groups that there are in this process's namespace; root of a container may be alone there."""
+    with open(f"/proc/self/{kind}_map", encoding="ascii") as file:
+        return [(int(first), int(count)) for first, _, count in map(str.split, file)]
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def build_root(readable: Sequence[str]) -> None:
+    """This process's root becomes ``readable`` and a few devices, all read-only, recursively; of the rest of the machine nothing is left. Raises OSError."""
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    base = next(path for path in ("/tmp", "/mnt", "/dev/shm", "/var") if os.path.isdir(path))
+    kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
+    for name in ("new", "old"):
+        os.mkdir(f"{base}/{name}")
+    kernel.pivot_root(base, f"{base}/old")
+    os.chdir("/")
+    kernel.mount("tmpfs", "/new", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
+    for path in sorted((*readable, *_DEVICES), key=len):
+        _show(path)
+    for path in WRITABLE:
+        os.makedirs(f"/new{path}", exist_ok=True)
+    kernel.detach("/old")
+    os.chdir("/new")
+    kernel.pivot_root(".", ".")
+    kernel.detach(".")
+    os.chdir("/")
+    kernel.read_only("/")
+
+
+def _show(path: str) -> None:
+    """``path`` of the old root in the new one: a link as a link, everything else bound and read-only."""
+    source, target = f"/old{path}", f"/new{path}"
+    if os.path.lexists(target) or not os.path.lexists(source):
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(source):
+        link = os.readlink(source)
+        if not os.path.isabs(link) and ".." not in link.split("/"):
+            os.symlink(link, target)
+            return
+        source = _followed(path)
+    if os.path.isdir(source):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
+    kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.read_only(target)
+
+
+def _followed(path: str) -> str:
+    """Where a link of the old root leads, inside that root."""
+    for _ in range(40):
+        if not os.path.islink(f"/old{path}"):
+            return f"/old{path}"
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(f"/old{path}")))
+    raise OSError(f"{path}: a link that leads in a circle")
+
+
+def private_files() -> None:
+    """Fresh, empty, writable folders, bounded in bytes and in files; they end with the mount namespace that they are made in."""
+    kernel.unshare("mount", "pid", "ipc")
+    for path in WRITABLE:
+        options = f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={NOBODY},gid={NOBODY}"
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+
+
+def shut_in(limits: Mapping[str, Any], *, namespaces: bool) -> None:
+    """The last steps of the process that becomes the program: no rights, no way to others, bounded in everything. Raises OSError."""
+    os.setsid()
+    os.umask(0o077)
+    if namespaces and os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    if namespaces:
+        kernel.drop_capabilities()
+    kernel.no_new_privileges()
+    os.chdir(WRITABLE[0] if namespaces else limits["folder"])
+    if namespaces:
+        landlock.restrict(("/",), (*WRITABLE, *_DEVICES))
+    else:
+        landlock.restrict(limits["readable"], _DEVICES)
+    _limit(limits["seconds"], limits["memory"])
+    seccomp.refuse_system_calls(outside=not namespaces)
+
+
+def _limit(seconds: int, memory: int) -> None:
+    for limit, value in (
+        (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, _FILE_BYTES), (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NPROC, _THREADS), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 64),
+    ):  # fmt: skip
+        resource.setrlimit(limit, (value, value))

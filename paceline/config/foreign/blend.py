@@ -1,0 +1,87 @@
+"""A block of settings that both the YAML and the launcher describe: each key from one of them, every difference said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config.foreign.launched import Variables
+from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.source import Entry, shown
+from paceline.config.spelling import same
+from paceline.core.diagnostics import Diagnostic, Severity
+
+
+@dataclass(frozen=True)
+class Blend(Document):
+    """``data`` of both; ``variables`` has the places of what the launcher brought."""
+
+    variables: Variables | None = None
+
+    def place(self, path: str) -> str:
+        """``file:line``, or the variable."""
+        return self.variables.place(path) if self._launchers(path) else super().place(path)  # type: ignore[union-attr]
+
+    def entry(self, to: str, value: Any, path: str) -> Entry:
+        """A setting of the one or the other."""
+        return self.variables.entry(to, value, path) if self._launchers(path) else super().entry(to, value, path)  # type: ignore[union-attr]
+
+    def _launchers(self, path: str) -> bool:
+        return self.variables is not None and path in self.variables.asked
+
+
+def blended(own: Document, launcher: Variables, found: Foreign, same_key: Callable[[str], str] = str) -> Document:
+    """``own`` (the YAML's or its file's) under the options that the launcher was given; each difference is a warning in ``found``.
+
+    ``same_key`` brings the spellings of a key to one. What the launcher sets when nobody asks is left to ``own``.
+    """
+    data, written = _copy(own.data), {_canonical(path, same_key): path for path, _ in _leaves(own.data)}
+    for path, value in _leaves(launcher.data):
+        if path not in launcher.asked:
+            continue
+        before = written.get(_canonical(path, same_key))
+        if before is not None:
+            given = _pop(data, before)
+            if given != "auto" and not same(given, value):
+                found.notes.append(_wins(launcher, path, value, own.place(before), given))
+        _put(data, path, value)
+    return Blend(data, own.name, own.lines, own.line, launcher)
+
+
+def _wins(launcher: Variables, path: str, value: Any, place: str, given: Any) -> Diagnostic:
+    what = f"{path} is {shown(path, value)}, as the launcher was told; {place} says {shown(path, given)}"
+    where = launcher.place(path)
+    return Diagnostic("launch.option_wins", what, where, where.rpartition(" ")[2], "one of the two", Severity.WARNING)
+
+
+def _canonical(path: str, same_key: Callable[[str], str]) -> str:
+    return ".".join(same_key(part) for part in path.split("."))
+
+
+def _leaves(data: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _copy(data: Any) -> Any:
+    return {key: _copy(value) for key, value in data.items()} if isinstance(data, dict) else data
+
+
+def _pop(data: dict[str, Any], path: str) -> Any:
+    *outer, last = path.split(".")
+    for part in outer:
+        data = data[part]
+    return data.pop(last)
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for part in outer:
+        if not isinstance(data.get(part), dict):
+            data[part] = {}
+        data = data[part]
+    data[last] = value

@@ -1,0 +1,172 @@
+"""The optimizer block of DeepSpeed's JSON as keys of ``training``, with the defaults of DeepSpeed 0.19.8 for what it leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.config.foreign.deepspeed_teller import Teller, given_value, number_in
+from paceline.config.foreign.deepspeed_verdicts import COMPRESSED, NO_OPTIMIZER, OPTIMIZERS, is_on
+from paceline.config.sections.training_steps import OPTIMIZERS as NAMES
+from paceline.config.source import shown
+
+_RATES = {"adagrad": 1e-2, "rmsprop": 1e-2}
+_RATE = 1e-3  # of every other optimizer that DeepSpeed or torch builds by name
+_TORCH_DECAY = 1e-2  # torch.optim.AdamW's own, which "torch_adam" chooses; DeepSpeed's Adams have 0
+_ADAM_DEFAULTS = {"bias_correction": True, "amsgrad": False, "adam_w_mode": True}
+#: parameters that change the update → carried as optim_args, by what ``training.optim`` becomes (torch's own spelling)
+_ARGUMENTS: dict[str, frozenset[str]] = {
+    "sgd": frozenset(["momentum", "dampening", "nesterov", "maximize"]),
+    "adagrad": frozenset(["lr_decay", "initial_accumulator_value", "eps", "maximize"]),
+    "rmsprop": frozenset(["alpha", "momentum", "centered", "eps", "maximize"]),
+    "adamw_torch_fused": frozenset(["maximize"]),
+}
+#: parameters that choose code: the numbers do not depend on them
+_CODE = frozenset(["torch_adam", "fused", "foreach", "capturable", "differentiable", "set_grad_none", "adamw_mode"])
+#: of 1-bit Adam's communication
+_COMPRESSION = frozenset(["freeze_step", "cuda_aware", "comm_backend_name", "var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"])  # fmt: skip
+
+
+def read_optimizer(teller: Teller, rate: float | None) -> None:
+    """Entries for ``training``; ``rate`` is the learning rate that the schedule sets, or None."""
+    block = teller.typed("optimizer")
+    if block is not None:
+        _Reader(teller, *block).run(rate)
+
+
+class _Reader:
+    def __init__(self, teller: Teller, kind: str, params: dict[str, Any]) -> None:
+        self.teller = teller
+        self.kind = kind
+        self.params = params
+        self.name = kind.lower().replace("_", "")
+        self.optim: str | None = None
+        self.arguments: dict[str, Any] = {}
+
+    def run(self, rate: float | None) -> None:
+        """Type, then each parameter, then what is absent."""
+        self._type()
+        for key, value in self.params.items():
+            if given_value(value):
+                self._parameter(key, value, rate)
+        if self.arguments:
+            self._carry()
+        if self.optim is None:
+            return
+        if rate is None and "lr" not in self.params:
+            default = _RATES.get(self.optim, _RATE)
+            says = f"without lr DeepSpeed's {self.kind} learns at {default:g}, and so does this run"
+            self.teller.default("training.learning_rate", default, "optimizer.params", says, '"lr": "auto"')
+        if is_on(self.params.get("torch_adam")) and "weight_decay" not in self.params:
+            says = f"without weight_decay torch's AdamW, which torch_adam chooses, takes {_TORCH_DECAY:g}"
+            self.teller.default("training.weight_decay", _TORCH_DECAY, "optimizer.params", says, '"weight_decay": 0')
+
+    def _type(self) -> None:
+        place, teller = "optimizer.type", self.teller
+        if self.name in OPTIMIZERS:
+            self.optim = OPTIMIZERS[self.name]
+        elif self.kind.lower() in NAMES and self.name not in NO_OPTIMIZER:
+            self.optim = self.kind.lower()
+            teller.note(place, f"{self.kind} is Transformers' name, not DeepSpeed's, which would refuse it; taken as training.optim")  # fmt: skip
+        elif self.name in COMPRESSED:
+            self.optim = OPTIMIZERS["adamw"]
+            what = f"{COMPRESSED[self.name]}; here AdamW runs, and moments are kept exact"
+            teller.warn(place, what, '"AdamW"')
+        elif "training.optim" in teller.given or self.name in ("auto", ""):
+            named = self.kind or "(no type)"
+            teller.note(place, f"DeepSpeed's optimizer {named} is not taken; training.optim decides")
+        else:
+            reason = NO_OPTIMIZER.get(self.name, "DeepSpeed and torch have no such optimizer that is built here")
+            hint = '"AdamW", or training.optim in the YAML'
+            teller.problem(
+                "zero.optimizer", f"the optimizer {self.kind} is not taken: {reason}", place, self.kind, hint
+            )
+        teller.take("training.optim", self.optim, place)
+
+    def _parameter(self, key: str, value: Any, rate: float | None) -> None:
+        path, teller = f"optimizer.params.{key}", self.teller
+        if key == "lr":
+            self._rate(value, rate, path)
+        elif key == "weight_decay":
+            teller.take("training.weight_decay", value, path)
+            if number_in(value) and value > 0:
+                what = "weight_decay: matrices decay, biases and norms do not, as in Transformers; DeepSpeed itself decays all it is given"
+                teller.note(path, what)
+        elif key == "betas":
+            self._betas(value, path)
+        elif key == "max_grad_norm":
+            own = given_value(teller.normal.get("gradient_clipping"))
+            teller.take("training.max_grad_norm", None if own else value, path)
+            what = "gradient_clipping decides" if own else "read as gradient_clipping"
+            says = f"DeepSpeed refuses max_grad_norm among the optimizer's parameters; {what}"
+            teller.note(path, says, '"gradient_clipping"')
+        elif key in _ADAM_DEFAULTS:
+            if is_on(value) is not _ADAM_DEFAULTS[key]:
+                self._adam_switch(key, value, path)
+        elif key in _ARGUMENTS.get(self.optim or "", ()):
+            self.arguments[key] = value
+        elif key == "eps":
+            teller.take("training.adam_epsilon", value, path)
+        else:
+            self._other(key, value, path)
+
+    def _other(self, key: str, value: Any, path: str) -> None:
+        """A parameter without a counterpart: said for what it is."""
+        teller = self.teller
+        if key in _CODE:
+            teller.note(path, f"{key} chooses code for the same update, and is not taken")
+        elif key in _COMPRESSION and self.name in (*COMPRESSED, "onebitlamb"):
+            teller.note(path, f"{key} belongs to compressed communication, which is not used")
+        elif key == "fp32_optimizer_states":
+            if not is_on(value):
+                teller.warn(path, "moments are kept in float32: more exact, and twice the memory of bf16 ones", "true")
+        elif self.optim is None:
+            teller.note(path, f"{key} goes with {self.kind or 'the optimizer'}, which is not taken")
+        else:
+            hint = f"remove it, or training.optim_args: {key}=… where the optimizer takes it"
+            what = (
+                f"{self.kind} takes no parameter '{key}' that is built here; the update would not be the one asked for"
+            )
+            teller.problem("zero.optimizer_params", what, path, f"{key}: {shown(key, value)}", hint)
+
+    def _rate(self, value: Any, rate: float | None, path: str) -> None:
+        if rate is None:
+            self.teller.take("training.learning_rate", value, path)
+        elif value != rate:
+            what = f"lr {value} has no effect, as in DeepSpeed: the schedule sets the rate, up to {rate:g}"
+            self.teller.note(path, what, '"auto"')
+
+    def _adam_switch(self, key: str, value: Any, path: str) -> None:
+        teller = self.teller
+        if self.name in COMPRESSED:
+            teller.warn(path, f"{key} belongs to {self.kind} and is not taken: AdamW as it is runs instead", '"AdamW"')
+            return
+        if key == "adam_w_mode" and self.name == "adamw":
+            teller.note(path, "adam_w_mode has no effect beside the type AdamW, as in DeepSpeed")
+            return
+        if key == "adam_w_mode" and self.params.get("weight_decay", 0) in (0, 0.0, None):
+            teller.note(path, "without weight decay Adam and AdamW are the same")
+            return
+        what = {"adam_w_mode": "Adam with decay inside the gradient is not built, only AdamW", "amsgrad": "amsgrad is not built", "bias_correction": "Adam without bias correction is not built"}[key]  # fmt: skip
+        found = f"{key}: {shown(key, value)}"
+        teller.problem("zero.optimizer", f"{self.kind}: {what}", path, found, "remove the key")
+
+    def _betas(self, value: Any, path: str) -> None:
+        if isinstance(value, list) and len(value) == 2:
+            for item, to in zip(value, ("adam_beta1", "adam_beta2"), strict=True):
+                self.teller.take(f"training.{to}", item, path)
+        else:
+            what = f"{path} must be a list of two numbers"
+            self.teller.problem("config.type", what, path, shown("", value), "[0.9, 0.999]")
+
+    def _carry(self) -> None:
+        """What torch's own class takes goes there as ``optim_args``."""
+        teller, path = self.teller, f"optimizer.params.{next(iter(self.arguments))}"
+        wrong = [key for key, value in self.arguments.items() if not isinstance(value, (int, float))]
+        for key in wrong:
+            found = shown(key, self.arguments[key])
+            teller.problem("config.type", f"optimizer.params.{key} must be a number or true or false", f"optimizer.params.{key}", found, "the value, or remove the key")  # fmt: skip
+        if "training.optim" in teller.given:
+            names = ", ".join(self.arguments)
+            teller.note(path, f"{names}: of {self.kind}; training.optim names another optimizer, whose parameters are training.optim_args")  # fmt: skip
+        elif not wrong:
+            teller.take("training.optim_args", ",".join(f"{k}={v}" for k, v in self.arguments.items()), path)

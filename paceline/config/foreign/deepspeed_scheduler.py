@@ -1,0 +1,141 @@
+"""The scheduler block of DeepSpeed's JSON as keys of ``training``: DeepSpeed's own schedules, with the defaults of 0.19.8 for what it leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.config.foreign.deepspeed_teller import Teller, given_value
+from paceline.config.foreign.deepspeed_verdicts import NO_SCHEDULE, SCHEDULES, is_on
+from paceline.config.source import shown
+
+_WARMUP_STEPS = 1000  # of WarmupLR and its kin, where the file does not say
+_RATE = 1e-3  # WarmupDecayLR's warmup_max_lr and LRRangeTest's lower end, where the file does not say
+_NAMES = '"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle" or "LRRangeTest"'
+#: schedule → (the parameter that is training.learning_rate, those that are lr_scheduler_kwargs)
+_PARAMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "warmup_lr": ("warmup_max_lr", ("warmup_min_lr", "warmup_type")),
+    "warmup_decay_lr": ("warmup_max_lr", ("warmup_min_lr", "warmup_type", "total_num_steps")),
+    "warmup_cosine_lr": ("warmup_max_lr", ("warmup_min_ratio", "cos_min_ratio", "warmup_type", "total_num_steps")),
+    "one_cycle": (
+        "cycle_max_lr",
+        ("cycle_min_lr", "cycle_first_step_size", "cycle_second_step_size", "cycle_first_stair_count", "cycle_second_stair_count", "decay_step_size", "decay_lr_rate"),
+    ),
+    "lr_range_test": ("lr_range_test_min_lr", ("lr_range_test_step_size", "lr_range_test_step_rate", "lr_range_test_staircase")),
+}  # fmt: skip
+_MOMENTUM = frozenset(["cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"])
+
+
+def read_scheduler(teller: Teller) -> float | None:
+    """Entries for ``training``. Returns the learning rate that the schedule sets itself, or None."""
+    block = teller.typed("scheduler")
+    if block is None:
+        if "training.lr_scheduler_type" not in teller.given and teller.typed("optimizer"):
+            what = "no scheduler block: DeepSpeed alone would keep the rate as it is; training.lr_scheduler_type decides, linear when nothing names it, as with Transformers"
+            teller.note("optimizer", what, "training.lr_scheduler_type: constant")
+        return None
+    kind, params = block
+    name = SCHEDULES.get(kind.lower())
+    if name is None or _overruled(teller, name):
+        _not_taken(teller, kind, params, name is not None)
+        return None
+    if name == "one_cycle" and not _cycle(teller, params):
+        return None
+    teller.take("training.lr_scheduler_type", name, "scheduler.type")
+    _warmup_steps(teller, name, params)
+    _kwargs(teller, kind, name, params)
+    return _rate(teller, kind, name, params)
+
+
+def _overruled(teller: Teller, name: str) -> bool:
+    """Whether a higher layer names another schedule."""
+    return teller.given.get("training.lr_scheduler_type", name) != name
+
+
+def _not_taken(teller: Teller, kind: str, params: dict[str, Any], known: bool) -> None:
+    """The YAML's schedule runs: of the file's parameters it takes the length of the warm-up."""
+    for key, value in params.items():
+        if key == "warmup_num_steps":
+            teller.take("training.warmup_steps", value, f"scheduler.params.{key}")
+        elif given_value(value):
+            what = f"{key} belongs to the file's schedule and is not taken; training.lr_scheduler_kwargs has the options of the one that runs"
+            teller.note(f"scheduler.params.{key}", what)
+    if known or "training.lr_scheduler_type" in teller.given or kind.lower() in ("auto", ""):
+        what = f"the schedule {kind or '(no type)'} is not taken over; training.lr_scheduler_type decides"
+        teller.note("scheduler.type", what, _NAMES)
+        return
+    reason = NO_SCHEDULE.get(kind.lower(), "DeepSpeed has no such schedule, and torch's own by this name is not built")
+    hint = f"{_NAMES}, or lr_scheduler_type in the YAML"
+    what = f"the schedule {kind} is not taken: {reason}"
+    teller.problem("zero.scheduler", what, "scheduler.type", kind, hint)
+
+
+def _cycle(teller: Teller, params: dict[str, Any]) -> bool:
+    """Whether a OneCycle can be had: the rate alone moves here, not the momentum."""
+    if "training.lr_scheduler_type" not in teller.given and is_on(params.get("cycle_momentum", True)):
+        what = "OneCycle moves the momentum too unless cycle_momentum says false, which is not built"
+        path = "scheduler.params.cycle_momentum" if "cycle_momentum" in params else "scheduler.type"
+        hint = '"cycle_momentum": false, or training.lr_scheduler_type'
+        teller.problem("zero.scheduler", what, path, "cycle_momentum: true (the default)", hint)
+        return False
+    missing = [key for key in ("cycle_min_lr", "cycle_max_lr") if key not in params]
+    for key in missing:
+        what = f"OneCycle needs {key}, in DeepSpeed too"
+        teller.problem("config.value", what, "scheduler.params", f"no {key}", f'"{key}": …')
+    return not missing
+
+
+def _warmup_steps(teller: Teller, name: str, params: dict[str, Any]) -> None:
+    if not name.startswith("warmup"):
+        return
+    path = "scheduler.params.warmup_num_steps"
+    if "warmup_num_steps" in params:
+        teller.take("training.warmup_steps", params["warmup_num_steps"], path)
+        return
+    says = f"without warmup_num_steps DeepSpeed warms up over {_WARMUP_STEPS} steps, and so does this run"
+    teller.default("training.warmup_steps", _WARMUP_STEPS, "scheduler.params", says, '"warmup_num_steps": "auto"')
+
+
+def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> None:
+    """The schedule's own parameters; one that DeepSpeed does not know would stop it too."""
+    rate, known = _PARAMS[name]
+    taken = {key: params[key] for key in known if given_value(params.get(key))}
+    for key, value in taken.items():
+        if key == "warmup_type" and value not in ("log", "linear"):
+            teller.note(f"scheduler.params.{key}", f"warmup_type {value} is none of DeepSpeed's, which takes log then")
+            taken[key] = "log"
+        elif key != "warmup_type" and not isinstance(value, (int, float)):
+            path = f"scheduler.params.{key}"
+            teller.problem("config.type", f"{path} must be a number", path, shown(key, value), '"auto", or a number')
+    for key in params:
+        if key not in (
+            *known,
+            rate,
+            "warmup_num_steps",
+            "last_batch_iteration",
+            *(_MOMENTUM if name == "one_cycle" else ()),
+        ):
+            path, hint = f"scheduler.params.{key}", f"one of {', '.join(filter(None, (rate, *known)))}"
+            teller.problem("zero.scheduler", f"{kind} has no parameter '{key}'", path, key, hint)
+    if name in ("warmup_decay_lr", "warmup_cosine_lr") and "total_num_steps" not in params:
+        teller.note("scheduler.params", f"{kind} needs total_num_steps in DeepSpeed; the run's steps are taken", '"total_num_steps": "auto"')  # fmt: skip
+    if taken:
+        teller.take("training.lr_scheduler_kwargs", taken, f"scheduler.params.{next(iter(taken))}")
+
+
+def _rate(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> float | None:
+    """The rate that the schedule moves up to (LRRangeTest: from); None where it is the optimizer's, or "auto"."""
+    key = _PARAMS[name][0]
+    value, path = params.get(key), f"scheduler.params.{key}"
+    if given_value(value):
+        if name == "warmup_cosine_lr":
+            teller.note(path, f"DeepSpeed's {kind} has no {key} and refuses it: read as the optimizer's lr", '"lr"')
+        optimizer = teller.typed("optimizer")
+        if optimizer is not None and optimizer[1].get("lr") == value:
+            return None  # the same at both places: the optimizer's stands for it
+        teller.take("training.learning_rate", value, path)
+        return float(value) if isinstance(value, (int, float)) else None
+    if key in params or name in ("warmup_lr", "warmup_cosine_lr"):
+        return None
+    says = f"without {key} DeepSpeed's {kind} takes {_RATE:g}, and so does this run"
+    teller.default("training.learning_rate", _RATE, "scheduler.params", says, f'"{key}": "auto"')
+    return _RATE

@@ -1,0 +1,251 @@
+"""What the launcher around this process was told, read from its variables as the YAML of ``accelerate config`` is read from a file.
+
+An option that somebody gave is explicit and stands above the YAML, below ``PACELINE_…`` and the command line; a value that the launcher
+sets when nobody asked stands below the YAML. Every conflict is named with both places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.config.foreign import accelerate
+from paceline.config.foreign.launcher_variables import (
+    OTHERS,
+    READ,
+    REFUSED,
+    SAID,
+    SWITCHES,
+    by_accelerate,
+    with_todays_names,
+)
+from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.scalars import resolve_plain
+from paceline.config.source import ENVIRONMENT, Entry, Source, shown
+from paceline.config.spelling import same
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_STRATEGY, _DEEPSPEED = "training.distributed_strategy", "training.deepspeed"
+_OFF = ("", "none", "no", "false", "0")
+# What of the strategies that the YAML may name is the same engine: then the YAML is the more exact of the two.
+_SAME_ENGINE = {"deepspeed": ("zero1", "zero2", "zero3"), "fsdp": ("pipeline",)}
+
+
+@dataclass(frozen=True)
+class Variables(Document):
+    """Settings from the environment: ``names`` has the variable of each path; ``asked`` the paths whose value somebody gave."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
+
+    def place(self, path: str) -> str:
+        """``environment VARIABLE``."""
+        return f"{ENVIRONMENT} {self._variable(path)}".strip()
+
+    def entry(self, to: str, value: Any, path: str) -> Entry:
+        """A setting that a variable makes."""
+        return Entry(to, value, Source(ENVIRONMENT, text=self._variable(path)))
+
+    def part(self, block: str) -> Variables:
+        """The variables of an inner block."""
+        names = {
+            path.removeprefix(f"{block}."): name for path, name in self.names.items() if path.startswith(f"{block}.")
+        }
+        asked = frozenset(path.removeprefix(f"{block}.") for path in self.asked if path.startswith(f"{block}."))
+        return Variables(self.data[block], self.name, {}, None, names | {"": self._variable(block)}, asked)
+
+    def bare(self, path: str) -> Variables:
+        """No settings, at the variable of ``path``."""
+        return Variables({}, self.name, {}, None, {"": self._variable(path)})
+
+    def made(self, data: dict[str, Any], origin: Mapping[str, str]) -> Variables:
+        """A document that was made of these."""
+        names = {path: self._variable(key) for path, key in origin.items()}
+        asked = frozenset(path for path, key in origin.items() if key in self.asked)
+        return Variables(data, self.name, {}, None, names | {"": self._variable("")}, asked)
+
+    def _variable(self, path: str) -> str:
+        while path and path not in self.names:
+            path = path.rpartition(".")[0]
+        return self.names.get(path, "")
+
+
+@dataclass
+class Launched:
+    """``above`` and ``below`` the YAML; ``blocks``: FSDP and DeepSpeed settings, to be put together with the YAML's own."""
+
+    above: list[Entry] = field(default_factory=list)
+    below: list[Entry] = field(default_factory=list)
+    blocks: dict[str, Document | str] = field(default_factory=dict)
+    problems: list[Diagnostic] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
+
+
+def launched_layer(environ: Mapping[str, str], yaml: Mapping[str, Any], winners: Mapping[str, Entry]) -> Launched:
+    """What the launcher's variables set. ``yaml`` and ``winners``: values and their entries of the layer that they are held against."""
+    made = Launched()
+    if not by_accelerate(dict(with_todays_names(dict(environ)))):
+        return made
+    variables = with_todays_names(dict(environ))
+    _said(variables, made)
+    document = _document(variables)
+    found = Foreign()
+    accelerate.read(document, found, yaml)
+    made.blocks = dict(found.blocks)
+    made.problems += found.problems
+    made.notes += found.notes
+    _clipping(variables, found)
+    for entry in found.entries:
+        asked = _is_asked(entry.source.text, environ=variables)
+        (made.above if asked else made.below).append(entry)
+    _same_engine(made, yaml)
+    made.notes += _taken(made)
+    made.notes += [_wins(entry, winners[entry.path]) for entry in made.above if _differs(entry, yaml)]
+    made.notes += [
+        _gives_way(entry, winners[entry.path]) for entry in made.below if _differs(entry, yaml)
+    ]  # what nobody asked for is named too: without the YAML it would hold
+    return made
+
+
+def _taken(made: Launched) -> list[Diagnostic]:
+    """One note of all options that were given."""
+    said = [f"{e.path}: {shown(e.path, e.value)} ({e.source.text})" for e in made.above]
+    for block in made.blocks.values():
+        if isinstance(block, Variables):
+            said += [f"{path} ({block.names.get(path, '')})" for path in sorted(block.asked)]
+    if not said:
+        return []
+    what = f"options of the launcher are taken: {', '.join(said)}"
+    return [Diagnostic("launch.options_taken", what, ENVIRONMENT, severity=Severity.NOTE)]
+
+
+def overridden(launched: Launched, values: Mapping[str, Any], winners: Mapping[str, Entry]) -> list[Diagnostic]:
+    """Options of the launcher that ``PACELINE_…`` variables or the command line have overridden."""
+    return [
+        _gives_way(e, winners[e.path])
+        for e in launched.above
+        if e.path in winners and not same(values.get(e.path), e.value)
+    ]
+
+
+def _document(environ: Mapping[str, str]) -> Variables:
+    data: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    asked: set[str] = set()
+    on = {block: variable for variable, (block, _) in SWITCHES.items() if _is_on(environ.get(variable, ""))}
+    switched = {block for block, _ in SWITCHES.values()}
+    for variable, (path, _) in READ.items():
+        text, block = environ.get(variable), path.partition(".")[0]
+        if text is None or text.strip().lower() in ("", "none") or (block in switched and block not in on):
+            continue
+        if not (block in on or _is_asked(variable, environ=environ)) and path != "mixed_precision":
+            continue
+        if path == "gradient_clipping":
+            continue
+        _put(data, path, resolve_plain(text.strip()))
+        names[path] = variable
+        if _is_asked(variable, environ=environ):
+            asked.add(path)
+    for block, variable in on.items():
+        data.setdefault(block, {})
+        names[block] = variable
+        kind = SWITCHES[variable][1]
+        if kind:
+            data["distributed_type"], names["distributed_type"] = kind, variable
+    if "fsdp_config" in on:
+        _one_version(data["fsdp_config"], names, asked)
+    if "parallelism_config" in data:
+        _without_ones(data["parallelism_config"], names, asked, "parallelism_config")
+    return Variables(data, ENVIRONMENT, {}, None, names, frozenset(asked))
+
+
+def _one_version(block: dict[str, Any], names: dict[str, str], asked: set[str]) -> None:
+    """accelerate launch sets the options of both versions of FSDP; each version reads its own. Sizes count under SIZE_BASED_WRAP."""
+    idle = ["fsdp_reshard_after_forward" if block.get("fsdp_version", 1) == 1 else "fsdp_sharding_strategy"]
+    if str(block.get("fsdp_auto_wrap_policy")).upper() != "SIZE_BASED_WRAP":
+        idle.append("fsdp_min_num_params")
+    for key in idle:
+        if f"fsdp_config.{key}" not in asked:
+            block.pop(key, None)
+            names.pop(f"fsdp_config.{key}", None)
+
+
+def _without_ones(block: dict[str, Any], names: dict[str, str], asked: set[str], prefix: str) -> None:
+    """Axes that nobody asked for are not set, so that the YAML's stand."""
+    for key in [key for key in block if f"{prefix}.{key}" not in asked]:
+        del block[key]
+        names.pop(f"{prefix}.{key}", None)
+
+
+def _is_asked(variable: str, *, environ: Mapping[str, str]) -> bool:
+    """Whether this value is another than what the launcher sets when nobody asks."""
+    if variable in SWITCHES:
+        return True
+    default, given = READ.get(variable, ("", None))[1], environ.get(variable, "").strip().lower()
+    return default is None or given != default.lower()
+
+
+def _clipping(environ: Mapping[str, str], found: Foreign) -> None:
+    name = "ACCELERATE_GRADIENT_CLIPPING"
+    given = environ.get(name, "auto").strip().lower()
+    if given not in ("auto", "none", ""):
+        found.entries.append(Entry("training.max_grad_norm", resolve_plain(given), Source(ENVIRONMENT, text=name)))
+
+
+def _said(environ: Mapping[str, str], made: Launched) -> None:
+    for name, value in sorted(environ.items()):
+        where = f"{ENVIRONMENT} {name}"
+        if name in REFUSED:
+            if value.strip().lower() not in _OFF:
+                made.problems.append(Diagnostic("accelerate.not_built", f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"))  # fmt: skip
+        elif name in SAID:
+            if value.strip().lower() not in _OFF or not name.startswith("ACCELERATE_"):
+                made.notes.append(Diagnostic("launch.no_effect", f"{name} sets nothing here: {SAID[name]}", where, value, severity=Severity.NOTE))  # fmt: skip
+        elif name.startswith("ACCELERATE_") and name not in READ and name not in SWITCHES and name not in OTHERS:
+            what = f"{name} is no variable of accelerate 1.15 that is known here, and sets nothing"
+            made.notes.append(Diagnostic("launch.no_effect", what, where, value, severity=Severity.WARNING))
+    for variable, (block, _) in SWITCHES.items():
+        idle = [n for n, (path, _) in READ.items() if path.startswith(f"{block}.") and n in environ]
+        if idle and not _is_on(environ.get(variable, "")):
+            what = f"{', '.join(idle)}: no part without {variable}=true, as with accelerate"
+            made.notes.append(Diagnostic("launch.no_effect", what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE))  # fmt: skip
+
+
+def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
+    """Where the YAML names a strategy of the launcher's engine, and the launcher not exactly which, the YAML's stands."""
+    block = made.blocks.get(_DEEPSPEED)
+    stage = isinstance(block, Variables) and "zero_optimization.stage" in block.asked
+    for entry in [e for e in made.above if e.path == _STRATEGY]:
+        if yaml.get(_STRATEGY) not in _SAME_ENGINE.get(str(entry.value), ()) or stage or isinstance(block, str):
+            continue
+        made.above.remove(entry)
+        if isinstance(block, Variables):
+            zero = {**block.data["zero_optimization"], "stage": int(str(yaml[_STRATEGY])[-1])}
+            made.blocks[_DEEPSPEED] = replace(block, data={**block.data, "zero_optimization": zero})
+
+
+def _differs(entry: Entry, yaml: Mapping[str, Any]) -> bool:
+    given = yaml.get(entry.path)
+    return entry.path in yaml and given not in (None, "auto") and not same(given, entry.value)
+
+
+def _wins(entry: Entry, other: Entry) -> Diagnostic:
+    what = f"{entry.path} is {shown(entry.path, entry.value)}, as the launcher was told; {other.source.place()} says {shown(entry.path, other.value)}"
+    return Diagnostic("launch.option_wins", what, entry.source.place(), entry.source.text, "one of the two", Severity.WARNING)  # fmt: skip
+
+
+def _gives_way(entry: Entry, other: Entry) -> Diagnostic:
+    what = f"{entry.path} is {shown(entry.path, other.value)}, as {other.source.place()} says; the launcher says {shown(entry.path, entry.value)}"
+    return Diagnostic("launch.option_overridden", what, entry.source.place(), entry.source.text, "one of the two", Severity.NOTE)  # fmt: skip
+
+
+def _is_on(text: str) -> bool:
+    return text.strip().lower() in ("true", "1", "yes", "y", "on", "t")
+
+
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for part in outer:
+        data = data.setdefault(part, {})
+    data[last] = value

@@ -1,0 +1,114 @@
+"""YAML files of other training programs, known by their keys: one sentence that says whose file it is and what to write."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+
+CODE = "config.other_program"
+
+
+@dataclass(frozen=True)
+class Program:
+    """``is_one`` tells by the keys; ``ours``: Paceline's key → where the file has the same (dotted). ``flat``: Transformers' names, which Paceline reads too."""
+
+    name: str
+    is_one: Callable[[dict[str, Any]], bool]
+    ours: tuple[tuple[str, str], ...] = ()
+    flat: bool = False
+
+
+def _has(*needed: str, any_of: Sequence[str] = (), least: int = 1) -> Callable[[dict[str, Any]], bool]:
+    """Whether all of ``needed`` (dotted paths) are there, and ``least`` of ``any_of``."""
+
+    def found(data: dict[str, Any]) -> bool:
+        some = sum(_at(data, path) is not None for path in any_of)
+        return all(_at(data, path) is not None for path in needed) and (not any_of or some >= least)
+
+    return found
+
+
+def _components(data: Any) -> bool:
+    """Whether torchtune's ``_component_`` stands anywhere inside."""
+    if isinstance(data, dict):
+        return "_component_" in data or any(_components(value) for value in data.values())
+    return isinstance(data, list) and any(_components(value) for value in data)
+
+
+PROGRAMS = (
+    Program("torchtune", _components, (("model.name_or_path", "checkpointer.checkpoint_dir"), ("data.max_length", "tokenizer.max_seq_len"), ("training.learning_rate", "optimizer.lr"))),
+    Program(
+        "axolotl",
+        _has("base_model", any_of=("datasets", "pretraining_dataset", "sequence_len", "micro_batch_size", "adapter", "rl", "val_set_size")),
+        (("model.name_or_path", "base_model"), ("data.train", "datasets.0.path"), ("data.max_length", "sequence_len"), ("training.per_device_train_batch_size", "micro_batch_size"), ("lora.r", "lora_r")),
+    ),
+    Program("verl", _has("actor_rollout_ref"), (("model.name_or_path", "actor_rollout_ref.model.path"), ("data.train", "data.train_files"))),
+    Program("verl", _has("trainer", any_of=("data.train_files", "data.micro_batch_size_per_gpu", "model.partial_pretrain")), (("model.name_or_path", "model.partial_pretrain"), ("data.train", "data.train_files"))),
+    Program("OpenRLHF", _has("pretrain", any_of=("micro_train_batch_size", "rollout_batch_size", "reward_pretrain", "actor_num_nodes", "input_key", "zero_stage", "max_len", "actor_learning_rate")), (("model.name_or_path", "pretrain"), ("data.max_length", "max_len"))),
+    Program("llm-foundry", _has(any_of=("train_loader", "max_duration", "max_seq_len"), least=2), (("model.name_or_path", "model.pretrained_model_name_or_path"), ("data.max_length", "max_seq_len"))),
+    Program("trlX", _has("train", "method", "model.model_path"), (("model.name_or_path", "model.model_path"), ("data.max_length", "train.seq_length"))),
+    Program("ArcticTraining", _has("data.sources"), (("model.name_or_path", "model.name_or_path"), ("data.max_length", "data.max_length"))),
+    Program("NeMo", _has("trainer", any_of=("exp_manager", "model.data", "trainer.num_nodes"))),
+    Program("LitGPT", _has("checkpoint_dir", any_of=("devices", "precision", "data.class_path", "train"), least=2), (("model.name_or_path", "checkpoint_dir"),)),
+    Program("ms-swift", _has(any_of=("train_type", "tuner_type", "sft_type", "rlhf_type", "swift_version", "custom_dataset_info", "model_id_or_path")), (("model.name_or_path", "model"), ("data.train", "dataset"), ("data.max_length", "max_length")), flat=True),
+    Program("LLaMA-Factory", _has(any_of=("finetuning_type", "dataset_dir", "infer_backend", "export_dir", "dist_config", "sample_backend", "kernel_config", "model_class")), flat=True),
+    Program("LLaMA-Factory", _has(any_of=("stage", "cutoff_len", "template", "lora_target", "peft_config"), least=2), flat=True),
+    Program("TRL", _has(any_of=("dataset_train_split", "dataset_test_split", "dataset_config", "use_peft", "dataset_text_field", "script_arguments", "vllm_mode", "missing_eos_penalty", "dataset_mixer", "dataset_mixture", "dataset_prompt_column", "reward_funcs", "num_generations", "max_completion_length", "max_prompt_length", "dataset_kwargs")), flat=True),
+)  # fmt: skip
+
+
+def program_of(data: Any) -> Program | None:
+    """The program whose file this is; None for Paceline's own, and for what nobody knows."""
+    if not isinstance(data, dict):
+        return None
+    return next((program for program in PROGRAMS if program.is_one(data)), None)
+
+
+def another_structure(data: Any, name: str) -> Diagnostic | None:
+    """The one sentence for a file whose keys are laid out in another way altogether."""
+    program = program_of(data)
+    if program is None or program.flat:
+        return None
+    known = [
+        f"{ours}: {value}" for ours, path in program.ours if isinstance(value := _at(data, path), (str, int, float))
+    ]
+    begins = f", which begins {', '.join(known)}" if known else ""
+    hint = f"a YAML of Paceline's own (docs/guide.md){begins}"
+    what = f"this is a config of {program.name}, whose keys say other things in another order; nothing of it was read"
+    return Diagnostic(CODE, what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
+
+
+def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagnostic]:
+    """The findings about a file of Transformers' names: its unknown keys as one sentence, everything else as it is."""
+    program = program_of(data)
+    unknown = [p for p in problems if p.code == "config.unknown_key" and p.where.rpartition(":")[0] == name]
+    if program is None or not unknown:
+        return list(problems)
+    keys = ", ".join(f"{p.found} (line {p.where.rpartition(':')[2]}{_near(p)})" for p in unknown)
+    many = "1 of its keys has" if len(unknown) == 1 else f"{len(unknown)} of its keys have"
+    what = f"this is a config of {program.name}; {many} no meaning here, the others were read"
+    hint = "remove them; docs/config.md has what each key of a training does here, docs/guide.md#data the data"
+    rest = [p for p in problems if p not in unknown]
+    return [Diagnostic(CODE, what, where=unknown[0].where, found=keys, hint=hint), *rest]
+
+
+def _near(problem: Diagnostic) -> str:
+    """The suggestion of an unknown key, where it is hardly more than a slip of the pen."""
+    _, said, word = problem.hint.partition("did you mean '")
+    close = difflib.SequenceMatcher(None, problem.found, word.rstrip("'?")).ratio() > 0.85
+    return f": {problem.hint}" if said and close else ""
+
+
+def _at(data: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(data, list) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        elif isinstance(data, dict):
+            data = data.get(part)
+        else:
+            return None
+    return data

@@ -1,0 +1,50 @@
+"""Values of a config that are secrets of the environment: they would stand in every file of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.config.source import Source
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.secret_values import secrets_in
+
+
+def held_secrets(
+    config: Mapping[str, Any], provenance: Mapping[str, Source], environ: Mapping[str, str]
+) -> Iterator[Diagnostic]:
+    """A finding for each setting of the effective config (JSON) that holds the value of a variable named like a secret."""
+    secrets = secrets_in(environ, certain=True)
+    if not secrets:
+        return
+    for path, text in _leaves("", config):
+        for secret in secrets:
+            if secret in text:
+                source = next((provenance[p] for p in _upwards(path) if p in provenance), None)
+                names = " or ".join(f"${name}" for name, value in environ.items() if secret in value)
+                yield Diagnostic(
+                    "sec.secret_value",
+                    f"'{path}' holds the value of {names}; it would stand in saved configs and in trackers",
+                    (source.place() if source else path).split("=")[0],
+                    "*** (not shown)",
+                    "another value; programs read the variable themselves",
+                )
+                break
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(f"{path}.{key}".lstrip("."), item)
+            yield path, str(key)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(path, item)
+    elif isinstance(value, str):
+        yield path, value
+
+
+def _upwards(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]

@@ -1,0 +1,140 @@
+"""Python that comes with a model: what would run, and whether it is what was read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST_FILES = 5000
+_CONFIG_BYTES = 16 << 20
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Code:
+    """The Python of a folder: the sha256 of all of it, its files with the time of their last change, the newest first, and the other repositories
+    that its configs name for more."""
+
+    digest: str
+    files: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unpinned:
+    """Why code may not run: what is wrong, what was found, what to write."""
+
+    what: str
+    found: str
+    hint: str
+
+
+def unpinned(name: str, revision: str | None) -> Unpinned | None:
+    """Why the code of model ``name`` may not run with ``revision`` as its pin; None when it may. A hub name is pinned by its commit, a folder by the
+    digest of its code: a commit says nothing about files that lie here."""
+    folder = Path(name).expanduser()
+    if not name or not folder.is_dir():
+        if COMMIT.fullmatch(revision or ""):
+            return None
+        what = "code from the hub runs only from a pinned commit: a branch can change under you"
+        hint = "revision: the 40-digit commit you have read, or trust_remote_code: false"
+        return Unpinned(what, f"revision: {revision or 'none'}", hint)
+    code = read_code(folder)
+    if code.elsewhere:
+        what = "the code of this folder goes on in other repositories, which no revision here pins"
+        hint = "a folder that holds all of its code (auto_map without --), or trust_remote_code: false"
+        return Unpinned(what, f"auto_map: {', '.join(code.elsewhere)}", hint)
+    if not code.files or revision == code.digest:
+        return None
+    listed = ", ".join(code.files[:_SHOWN]) + (f" and {len(code.files) - _SHOWN} more" if len(code.files) > _SHOWN else "")  # fmt: skip
+    changed = bool(_DIGEST.fullmatch(revision or ""))
+    what = f"the code in {name} {'is not the code that was read: it has changed' if changed else 'runs only as it was read: it is pinned by its digest'}"
+    return Unpinned(
+        what,
+        f"revision: {revision or 'none'}; here are {listed}",
+        f"revision: {code.digest}  (after reading these files), or trust_remote_code: false",
+    )
+
+
+def check_code(name: str, revision: str | None) -> None:
+    """Raises ConfigError unless the code of model ``name`` is what ``revision`` pins: asked once more by whoever is about to run it."""
+    wrong = unpinned(name, revision)
+    if wrong is not None:
+        raise ConfigError(Diagnostic("sec.trust_remote_code", wrong.what, "model.revision", wrong.found, wrong.hint))
+
+
+def read_code(folder: Path) -> Code:
+    """What of ``folder`` Transformers may run: every Python file, and what its JSON files say of them (``auto_map``)."""
+    parts: list[tuple[str, str]] = []
+    found: list[tuple[float, str]] = []
+    elsewhere: set[str] = set()
+    for path in _python_files(folder):
+        name = path.relative_to(folder).as_posix()
+        parts.append((name, hashlib.sha256(path.read_bytes()).hexdigest()))
+        found.append((path.stat().st_mtime, name))
+    for path in sorted(folder.glob("*.json")):
+        maps = list(_auto_maps(path))
+        if maps:
+            parts.append((path.name, json.dumps(maps, sort_keys=True)))
+            elsewhere |= {text.partition("--")[0] for item in maps for text in _texts(item) if "--" in text}
+    said = json.dumps(sorted(parts)).encode()
+    newest = [f"{name} (changed {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))})" for when, name in sorted(found, reverse=True)]  # fmt: skip
+    return Code(hashlib.sha256(said).hexdigest(), tuple(newest), tuple(sorted(elsewhere)))
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Below ``folder``, links followed, each folder once."""
+    seen: set[str] = set()
+    count = 0
+    for place, inner, names in os.walk(folder, followlinks=True):
+        inner[:] = sorted(n for n in inner if n != "__pycache__")
+        real = os.path.realpath(place)
+        if real in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                count += 1
+                if count > _MOST_FILES:
+                    raise OSError(f"{folder} holds more than {_MOST_FILES} Python files: it is no model's folder")
+                yield Path(place) / name
+
+
+def _auto_maps(path: Path) -> Iterator[Any]:
+    """Every ``auto_map`` in a JSON file, at any depth."""
+    try:
+        todo = [json.loads(path.read_text(encoding="utf-8"))] if path.stat().st_size <= _CONFIG_BYTES else []
+    except (OSError, ValueError, RecursionError):
+        return  # no config of a model
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            if value.get("auto_map"):
+                yield value["auto_map"]
+            todo += list(value.values())
+        elif isinstance(value, list):
+            todo += value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,103 @@
+"""The address of node 0: whether other nodes can reach it, and whether node 0 stands on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+from paceline.launch.processes import environments
+from paceline.launch.spec import Cluster
+
+_NAMES = ("localhost", "ip6-localhost", "localhost.localdomain")
+_WAIT_SECONDS = 60.0  # for node 0 of the same machine to start its workers
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address or name is this machine's own by its spelling."""
+    text = address.strip().strip("[]").lower()
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return text in _NAMES or text.endswith(".localhost")
+    return found.is_loopback or found.is_unspecified
+
+
+def resolves_to_loopback(name: str) -> str:
+    """The loopback address that this machine (``/etc/hosts``) gives for a name; empty where it gives another, or none."""
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return ""
+    return min(found) if found and all(is_loopback(address) for address in found) else ""
+
+
+def own_address() -> str:
+    """An address by which others may reach this machine; HOST where none is known."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # UDP: picks a route, sends nothing
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return "HOST"
+    return "HOST" if is_loopback(own) else own
+
+
+def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
+    """Warnings about where several nodes meet; ``named``: somebody has said where.
+
+    Raises ConfigError (``launch.master_addr``) where the nodes cannot meet: nobody said where, or a name that stands for this machine itself.
+    """
+    if cluster.num_nodes == 1:
+        return []
+    address = cluster.master_addr
+    hint = f"--master-addr {own_address() if cluster.node_rank == 0 else 'HOST'}, an address of node 0 that every node reaches; the same on every node"
+    if not named:
+        what = f"{cluster.num_nodes} nodes, and nothing says where node 0 is: node {cluster.node_rank} would wait for itself"
+        raise ConfigError(Diagnostic("launch.master_addr", what, "--master-addr", "not given", hint))
+    if is_loopback(address):
+        what = (
+            f"{address} is this machine alone: all {cluster.num_nodes} nodes must be started here, or they never meet"
+        )
+        return [Diagnostic("launch.loopback", what, "--master-addr", address, hint, Severity.WARNING)]
+    mine = resolves_to_loopback(address)
+    if mine:
+        what = f"on this machine {address} stands for {mine} (/etc/hosts): the other nodes would be told to connect to themselves"
+        raise ConfigError(Diagnostic("launch.master_addr", what, "--master-addr", address, hint))
+    return []
+
+
+def await_node_0(cluster: Cluster, say: Callable[[str], None], wait_seconds: float = _WAIT_SECONDS) -> None:
+    """On another node than 0 at a loopback address: wait until node 0's first worker runs on this machine.
+
+    Raises ConfigError (``launch.master_addr``) when none comes: this node would wait for itself.
+    """
+    if cluster.node_rank == 0 or cluster.num_nodes == 1 or not is_loopback(cluster.master_addr):
+        return
+    say(
+        f"node {cluster.node_rank} waits for node 0 at {cluster.master_addr}:{cluster.master_port}, which must be started on this machine"
+    )
+    deadline = time.monotonic() + wait_seconds
+    while not _node_0_runs(cluster):
+        if time.monotonic() > deadline:
+            what = f"node 0 was not started on this machine within {wait_seconds:.0f} s, and {cluster.master_addr} is no other machine's"
+            hint = "--master-addr HOST, the address of node 0; the same on every node"
+            raise ConfigError(Diagnostic("launch.master_addr", what, "--master-addr", cluster.master_addr, hint))
+        time.sleep(0.2)
+
+
+def _node_0_runs(cluster: Cluster) -> bool:
+    """Whether node 0 of this job is here: its first worker runs, or its agent listens."""
+    port, own = cluster.master_port or 0, os.getpid()
+    first = {"RANK=0", f"MASTER_PORT={port}"}
+    if any(pid != own and first <= words for pid, words in environments()):
+        return True
+    try:
+        with socket.create_connection((cluster.master_addr, port), timeout=0.2):
+            return True
+    except OSError:
+        return False

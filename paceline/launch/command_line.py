@@ -1,0 +1,110 @@
+"""What ``accelerate launch`` was told and does not hand on: read from its command line, which is that of a process above this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.launch.processes import parent_of
+
+PROC = Path("/proc")
+_MOST_ANCESTORS = 12
+#: options of accelerate launch without a value, as of 1.15; every other one takes the next word
+SWITCHES = frozenset(
+    [
+        "help", "quiet", "cpu", "multi_gpu", "tpu", "use_mps_device", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation",
+        "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm", "use_xpu", "ipex", "same_network", "module", "no_python", "tpu_cluster", "no_tpu_cluster", "tpu_use_sudo",
+        "downcast_bf16", "debug", "fp8_use_autocast_during_eval",
+    ]
+)  # fmt: skip
+_SHORT = {"h": "help", "q": "quiet", "m": "module", "t": "tee"}
+#: option → the variable that accelerate itself reads it from, and does not set
+NOT_HANDED_ON = {
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "offload_optimizer_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
+    "offload_param_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
+}
+#: how the options of a kind begin → the option without which accelerate throws them away
+NEEDS = {"fsdp_": "use_fsdp", "zero": "use_deepspeed", "offload_": "use_deepspeed", "megatron_lm_": "use_megatron_lm", "parallelism_config_": "use_parallelism_config", "fp8_": "mixed_precision fp8"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Told:
+    """``options`` of the command by name, None where one takes no value."""
+
+    options: dict[str, str | None] = field(default_factory=dict)
+
+    def not_handed_on(self) -> dict[str, str]:
+        """Variables to be set for what the launcher keeps to itself."""
+        given = {variable: self.options.get(option) for option, variable in NOT_HANDED_ON.items()}
+        return {variable: value for variable, value in given.items() if value is not None}
+
+    def thrown_away(self) -> dict[str, str]:
+        """Option → the one it needs, where that was not given and no file of accelerate's could say it."""
+        if "config_file" in self.options or DEFAULT_FILE.exists():
+            return {}
+        found = {}
+        for option in self.options:
+            needs = next((need for start, need in NEEDS.items() if option.startswith(start)), None)
+            if needs is not None and needs.split()[0] not in self.options:
+                found[option] = needs
+        return found
+
+
+DEFAULT_FILE = Path(os.path.expanduser("~/.cache/huggingface/accelerate/default_config.yaml"))
+
+
+def accelerate_told(lines: Sequence[Sequence[str]]) -> Told:
+    """The options of the first of these command lines that is ``accelerate launch``; empty where none is."""
+    for words in lines:
+        begin = _begin(words)
+        if begin:
+            return Told(_options(words[begin:]))
+    return Told()
+
+
+def ancestors() -> list[list[str]]:
+    """The command lines of the processes above this one, the nearest first; empty where the system does not tell."""
+    found: list[list[str]] = []
+    pid = os.getppid()
+    while pid > 1 and len(found) < _MOST_ANCESTORS:
+        try:
+            raw = (PROC / str(pid) / "cmdline").read_bytes()
+        except OSError:
+            break
+        found.append([word.decode("utf-8", "replace") for word in raw.split(b"\0") if word])
+        pid = parent_of(pid)
+    return found
+
+
+def _begin(words: Sequence[str]) -> int:
+    """Where the options begin: after ``accelerate launch``, ``accelerate-launch`` or ``-m accelerate.commands.launch``; 0: no such command."""
+    for index, word in enumerate(words[:4]):
+        name = os.path.basename(word)
+        if name == "accelerate-launch" or word == "accelerate.commands.launch" or name == "launch.py" and "accelerate" in word:  # fmt: skip
+            return index + 1
+        if name == "accelerate" or word == "accelerate.commands.accelerate_cli":
+            return index + 2 if words[index + 1 : index + 2] == ["launch"] else 0
+    return 0
+
+
+def _options(words: Sequence[str]) -> dict[str, str | None]:
+    """The options before the script."""
+    found: dict[str, str | None] = {}
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        word, equals, value = words[index].partition("=")
+        name = word.lstrip("-").replace("-", "_")
+        name = _SHORT.get(name, name)
+        index += 1
+        if equals:
+            found[name] = value
+        elif name in SWITCHES or index >= len(words):
+            found[name] = None
+        else:
+            found[name] = words[index]
+            index += 1
+    return found

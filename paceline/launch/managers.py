@@ -1,0 +1,167 @@
+"""Process managers by the variables they set: THE table of who a process is among those that one command has started.
+
+Sources: Open MPI's and Slurm's manuals, Intel MPI's developer reference (Hydra's MPI_LOCALRANKID), MVAPICH2's user guide, flux-core's
+flux-environment(7), IBM's jsrun(1), HPE's PALS; Hydra, Open MPI and Slurm as Debian 12 ships them were run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+_STEPS_OF_SHELLS = 0xFFFFFFF0  # sbatch's own shell and salloc's interactive step have step numbers near 2**32: their tasks have no peers
+
+
+@dataclass(frozen=True)
+class Manager:
+    """``rank``, ``size``, ``local_rank``, ``local_size``: names of variables, the first that is set counts. ``word``: the command's name.
+
+    ``nodes`` and ``hosts`` where the manager tells them; ``job``: what is alike in all ranks of a job and differs between jobs;
+    ``export``: how a variable is handed to all ranks.
+    """
+
+    name: str
+    word: str
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    job: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    export: str = "export MASTER_ADDR=<first host> before it"
+
+    def started(self, environ: Mapping[str, str]) -> bool:
+        """Whether it started this process."""
+        within = all(environ.get(name) for name in self.needs) and not (self.word == "srun" and _shell(environ))
+        return within and bool(first(environ, self.rank))
+
+
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
+#: the first that knows this process counts: those that tell the local rank before those that do not, the innermost before Slurm around it
+MANAGERS = (
+    Manager(
+        "Open MPI", "mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", *_JOBS), export="mpirun -x MASTER_ADDR=<first host> -x MASTER_PORT=29500 …",
+    ),
+    Manager("jsrun", "jsrun", ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_LOCAL_SIZE",), job=_JOBS),
+    Manager("MVAPICH2", "mpirun", ("MV2_COMM_WORLD_RANK",), ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_LOCAL_SIZE",), job=_JOBS),
+    Manager("MVAPICH", "mpirun", ("MVP_COMM_WORLD_RANK",), ("MVP_COMM_WORLD_SIZE",), ("MVP_COMM_WORLD_LOCAL_RANK",), ("MVP_COMM_WORLD_LOCAL_SIZE",), job=_JOBS),
+    Manager(
+        "Hydra (MPICH, Intel MPI)", "mpirun", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",),
+        job=_JOBS, needs=("MPI_LOCALNRANKS",), export="mpiexec -genv MASTER_ADDR <first host> -genv MASTER_PORT 29500 …",
+    ),
+    Manager("PALS", "mpirun", ("PALS_RANKID",), ("PALS_SIZE", "PMI_SIZE"), ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"), ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"), job=("PALS_APID", *_JOBS)),
+    Manager("Cray PMI", "mpirun", ("PMI_RANK",), ("PMI_SIZE",), ("PMI_LOCAL_RANK",), ("PMI_LOCAL_SIZE",), job=_JOBS, needs=("PMI_LOCAL_SIZE",)),
+    Manager("Platform MPI", "mpirun", ("MPI_RANKID",), ("MPI_NRANKS",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",), job=_JOBS),
+    Manager("Flux", "flux", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",), (), ("FLUX_JOB_NNODES",), job=("FLUX_JOB_ID",)),
+    Manager(
+        "Slurm", "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"), ("SLURM_JOB_ID",), ("SLURM_STEP_ID",),
+        "export MASTER_ADDR=<first host> before srun",
+    ),
+    Manager("a process manager that speaks PMI", "mpirun", ("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), job=_JOBS),
+)  # fmt: skip
+#: a rank without a size: this process is one of several, and nothing says of how many
+RANK_ALONE = (
+    *dict.fromkeys(name for manager in MANAGERS if manager.word != "srun" for name in manager.rank),
+    "ALPS_APP_PE", "PMIX_RANK", "PMI_FORK_RANK", "OMPI_MCA_orte_ess_vpid",
+)  # fmt: skip
+
+
+def first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    """The value of the first of these variables that is set; empty where none is."""
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def manager_of(environ: Mapping[str, str]) -> Manager | None:
+    """Who started this process as one of several by an MPI or cluster command; None when nobody has.
+
+    Raises ConfigError (``launch.rank_alone``) for a process that has a rank and cannot know of how many.
+    """
+    found = next((m for m in MANAGERS if m.started(environ) and first(environ, m.size)), None)
+    alone = next((name for name in RANK_ALONE if environ.get(name)), None) if found is None else None
+    if alone is not None:
+        raise ConfigError(
+            Diagnostic(
+                "launch.rank_alone",
+                "this process is one of several, but nothing says of how many: each of them would train alone, into one folder",
+                "environment",
+                f"{alone}={environ[alone]}, and no number of processes",
+                "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT exported in each process, or start by torchrun or srun",
+            )
+        )
+    return found
+
+
+def started_by(environ: Mapping[str, str]) -> str | None:
+    """The launcher that has started this process as one rank of several, or None when nobody has."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
+    if environ.get("RANK") and environ.get("WORLD_SIZE"):
+        return "deepspeed" if "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ else "env"
+    known = next((m.word for m in MANAGERS if m.started(environ)), None)
+    return known or ("mpirun" if any(environ.get(name) for name in RANK_ALONE) else None)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a process stands: ``rank`` of ``size``, ``local_size`` of them on its node, the first node at ``host`` (empty: not told)."""
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    host: str = ""
+
+
+def standing(environ: Mapping[str, str]) -> Standing:
+    """As the launcher around this process says it, alone without one. A size that is no number counts as several: ``RankEnv`` refuses it.
+
+    Raises ConfigError as ``manager_of``.
+    """
+    if environ.get("RANK") and environ.get("WORLD_SIZE"):
+        local = first(environ, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
+        size = whole(environ["WORLD_SIZE"]) or 2
+        return Standing(whole(environ["RANK"]), size, max(1, whole(local, 1)), environ.get("MASTER_ADDR", ""))
+    manager = manager_of(environ)
+    if manager is None:
+        return Standing()
+    size = whole(first(environ, manager.size) or "1") or 2
+    nodes = whole(first(environ, manager.nodes), 1)
+    on_node = next(iter(local_sizes(first(environ, manager.local_size))), size // max(1, nodes))
+    host = environ.get("MASTER_ADDR") or first_host(first(environ, manager.hosts))
+    return Standing(whole(first(environ, manager.rank)), size, max(1, on_node), host)
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: ``gpu[003-005,7],login`` → ``gpu003``."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodelist.strip())
+    return "" if match is None else match.group(1) + (match.group(2) or "")
+
+
+def local_sizes(text: str) -> tuple[int, ...]:
+    """Processes on each node, as Slurm writes them: ``2(x3),1`` → (2, 2, 2, 1); a number alone is of every node.
+
+    What is no such list is none.
+    """
+    if not re.fullmatch(r"\d{1,6}(\(x\d{1,6}\))?(,\d{1,6}(\(x\d{1,6}\))?)*", text.strip(), re.ASCII):
+        return ()
+    return tuple(
+        int(number) for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))
+    )
+
+
+def _shell(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm's variables are those of a batch script or an interactive shell."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return whole(step, _STEPS_OF_SHELLS) >= _STEPS_OF_SHELLS
+
+
+def whole(text: str, default: int = 0) -> int:
+    """A number from 0 up as variables hold it; ``default`` for anything else."""
+    return int(text) if re.fullmatch(r"\s*[0-9]{1,12}\s*", text) else default

@@ -1,0 +1,29 @@
+"""What a model's config.json may not ask for: code of the hub that nobody has pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+
+def refuse_hub_attention(config: Any, name: str) -> None:
+    """Raises ConfigError when the Hugging Face ``config`` of model ``name`` names an attention as ``org/repository``: Transformers would download and run it."""
+    found = [asked for asked in _asked(config) if "/" in asked]
+    if found:
+        what = "the model's config.json asks for an attention that is code of the hub"
+        hint = (
+            "remove attn_implementation from its config.json; model.attn_implementation says how this run computes it"
+        )
+        raise ConfigError(Diagnostic("sec.attention_kernel", what, "model.name_or_path", f"{name}: {found[0]}", hint))
+
+
+def _asked(config: Any) -> Iterator[str]:
+    """The attention of a config and of those inside it (text, vision, …)."""
+    named = getattr(config, "_attn_implementation", None)
+    yield from map(str, named.values() if isinstance(named, Mapping) else [named])
+    for inner in getattr(config, "sub_configs", None) or ():
+        if getattr(config, inner, None) is not None:
+            yield from _asked(getattr(config, inner))

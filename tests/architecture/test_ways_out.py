@@ -1,0 +1,65 @@
+"""Ways out of a process, and ways for other people's code into it, each in a table or decorated: a new one has to be looked at."""
+
+from __future__ import annotations
+
+import ast
+
+from sources import sources
+
+# Modules that write text, and where what they write gets redacted, or why there is nothing in it
+WRITERS = {
+    "paceline/runlog/textlog.py": "the redactor it is given", "paceline/runlog/eventlog.py": "the redactor it is given", "paceline/training/result.py": "the redactor it is given",
+    "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret", "paceline/training/answers.py": "redacted", "paceline/cli/report.py": "redacted",
+    "paceline/launch/outlet.py": "is the redaction", "paceline/runtime/heartbeat.py": "numbers", "paceline/plan/ledger.py": "numbers, and a model's name of the config",
+    "paceline/training/server_weights.py": "a model's config.json", "paceline/data/fingerprint.py": "digests", "paceline/data/store.py": "sizes and digests",
+    "paceline/cli/simulate.py": "a plan, in a temporary folder", "paceline/simulate/__main__.py": "numbers, in a temporary folder", "paceline/cli/prepare.py": "a config, in a temporary folder",
+    "paceline/cli/lengths.py": "a config, in a temporary folder", "paceline/cli/verify.py": "a config and its verdict", "paceline/demo/scaling.py": "the demo's config",
+    "paceline/demo/tokenizer.py": "the demo's", "paceline/demo/files.py": "the demo's", "paceline/demo/numbers.py": "the demo's", "paceline/demo/further.py": "the demo's",
+    "paceline/demo/pairs.py": "the demo's", "paceline/checkpoint/disk.py": "numbers and the config", "paceline/algorithms/rewards/sandbox/client.py": "a program, in memory",
+    "paceline/algorithms/rewards/sandbox/server.py": "a verdict, on a pipe", "paceline/algorithms/rewards/sandbox/walls.py": "maps of users",
+    "paceline/config/reference.py": "documentation", "paceline/config/foreign/reference.py": "documentation", "paceline/training/console.py": "the redactor it is given",
+}  # fmt: skip
+_WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
+# Calls of that name that write no text: events and blocks of tensors
+EVENTS = {
+    ("paceline/runlog/log.py", "self.events.write"), ("paceline/training/observers.py", "self.log.write"), ("paceline/data/build.py", "writer.write"), ("paceline/training/answers.py", "log.write"),
+    ("paceline/training/rollouts.py", "answerer.write"), ("paceline/training/rollout_answers.py", "answerer.write"), ("paceline/training/rollout_answers.py", "self.write"),
+}  # fmt: skip
+
+
+def test_every_module_that_writes_text_is_known() -> None:
+    found = {
+        source.path
+        for source in sources()
+        for name, call in source.calls()
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _WRITES and (source.path, name) not in EVENTS
+    }
+    assert found - set(WRITERS) == set(), "does a secret go out here? pass it through runlog/redact.py and say so above"
+    assert set(WRITERS) - found == set()
+
+
+def test_every_program_of_the_package_redacts_what_it_prints() -> None:
+    """Whatever can be started (``python -m``) has a ``main`` whose streams are redacted."""
+    documentation = {"paceline/config/reference.py", "paceline/config/foreign/reference.py"}
+    another = {"paceline/__main__.py"}  # calls the console script's own ``main``
+    bare = []
+    for source in sources():
+        started = any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in source.tree.body)
+        mains = [node for node in source.tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+        decorated = mains and "redacted" in [ast.unparse(d) for d in mains[0].decorator_list]
+        if started and source.path not in documentation | another and not decorated:
+            bare.append(source.path)
+    assert not bare
+
+
+def test_every_loader_says_whether_code_may_run() -> None:
+    """Left open, Transformers asks the person at the terminal, and takes yes for an answer."""
+    open_ended = [
+        source.at(call)
+        for source in sources()
+        for name, call in source.calls()
+        if name.rpartition(".")[2] in ("from_pretrained", "from_config")
+        and name.lower().startswith("auto")
+        and not {k.arg for k in call.keywords} & {"trust_remote_code", None}
+    ]
+    assert not open_ended
