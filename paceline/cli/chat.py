@@ -18,13 +18,31 @@ def chat(
     prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and end.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="Answer every line by itself.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability.")] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer in tokens [default: the run's generation.max_new_tokens].")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy [default: the run's generation.temperature].")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample from the smallest set of tokens with this probability [default: the run's generation.top_p]."
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Sample from the k likeliest tokens, 0 from all [default: the run's generation.top_k]."),
+    ] = None,
 ) -> None:
     """Talk to what a run has trained. RUN may also be one checkpoint or an exported folder."""
-    options = ["--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature), "--top-p", str(top_p)]
-    texts = [
-        part for name, text in (("--prompt", prompt), ("--system", system)) if text is not None for part in (name, text)
-    ]
-    become("paceline.generation.chat", str(run), *texts, *options, *(["--forget"] if forget else []))
+    given = {
+        "--prompt": prompt,
+        "--system": system,
+        "--max-new-tokens": max_new_tokens,
+        "--temperature": temperature,
+        "--top-p": top_p,
+        "--top-k": top_k,
+    }
+    options = [part for name, value in given.items() if value is not None for part in (name, str(value))]
+    become("paceline.generation.chat", str(run), *options, *(["--forget"] if forget else []))

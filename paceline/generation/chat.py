@@ -1,6 +1,6 @@
 """A conversation in the terminal: ``python -m paceline.generation.chat RUN [--prompt TEXT] [--system TEXT] [--max-new-tokens N] [--temperature T]``.
 
-RUN is a run directory, one checkpoint of it, or a Hugging Face folder. With ``--prompt`` one answer is printed and nothing is read;
+RUN is a run directory, one checkpoint of it, or a Hugging Face folder. What no option says, the run's ``generation:`` does. With ``--prompt`` one answer is printed and nothing is read;
 otherwise prompts are read from standard input, a line each, also from a pipe.
 """
 
@@ -18,7 +18,10 @@ from typing import Any, TextIO
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.generation.answer import Message, Sampling, answer, load_folder
+from paceline.generation.settings import sampling_of
 from paceline.launch.outlet import redacted
+
+SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 
 
 @redacted
@@ -26,18 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; errors with a name are printed, not raised."""
     options = _parser().parse_args(None if argv is None else list(argv))
     try:
-        if options.max_new_tokens < 1 or options.temperature < 0:
-            raise ConfigError(
-                Diagnostic(
-                    "generation.options",
-                    "--max-new-tokens is at least 1, --temperature at least 0",
-                    hint="e.g. --max-new-tokens 128 --temperature 0.7",
-                )
-            )
+        sampling = sampling_of(Path(options.run), {name: getattr(options, name) for name in SAMPLING})
         with model_folder(Path(options.run)) as folder:
             model, tokenizer = load_folder(folder)
         model.generation_config.max_length = None
-        sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p)
         opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
         if options.prompt is not None:
             print(answer(model, tokenizer, [[*opening, {"role": "user", "content": options.prompt}]], sampling)[0])
@@ -62,9 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--forget", action="store_true", help="answer every line by itself, without what was said before"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--max-new-tokens", type=int, help="what is left out is said by the run's generation section")
+    parser.add_argument("--temperature", type=float, help="0 is greedy")
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-k", type=int, help="0: all tokens")
     return parser
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.runlog.events import Eval, Step
+from paceline.runlog.levels import is_written
 from paceline.runlog.lines import eval_line, step_line
 from paceline.runlog.redact import printable
 
@@ -29,6 +30,7 @@ class Console:
     """Shows events on ``stream`` (standard output). A stream that went away (a closed pipe) ends the show, not the run.
 
     ``total_steps`` 0 means unknown; off a terminal a line comes every ``logging_steps`` steps, at the first and last one, and for skipped ones.
+    ``least`` is the least severe line that is written (``training.log_level``): at ``debug`` every step has one. The bar is none.
     """
 
     def __init__(
@@ -41,13 +43,14 @@ class Console:
         start_step: int = 0,
         stream: TextIO | None = None,
         redact: Callable[[str], str] = str,
+        least: str = "info",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_steps
         self._enabled = enabled
         self._every = max(1, logging_steps)
         self._first = logging_first_step
-        self._clock, self._redact = clock, redact
+        self._clock, self._redact, self._least = clock, redact, least
         self._marks: deque[tuple[int, float]] = deque([(start_step, clock())], maxlen=_RECENT + 1)
         self._stream = stream if stream is not None else sys.stdout
         self._live: Live | None = None
@@ -62,8 +65,9 @@ class Console:
             return
         if self._rich is not None:
             self._show(lambda: self._update(event))
-        elif self._is_due(event):
-            self._line(step_line(event, self._total or None, self._eta(event.step)))
+        else:
+            level = "info" if self._is_due(event) else "debug"
+            self._line(step_line(event, self._total or None, self._eta(event.step)), level=level)
 
     def eval(self, event: Eval) -> None:
         """An evaluation is done."""
@@ -71,7 +75,7 @@ class Console:
 
     def note(self, diagnostic: Diagnostic) -> None:
         """A finding."""
-        self._line(diagnostic.render(), _STYLES[diagnostic.severity])
+        self._line(diagnostic.render(), _STYLES[diagnostic.severity], diagnostic.severity.value)
 
     def say(self, text: str) -> None:
         """Plain words; nothing for an empty text."""
@@ -100,8 +104,8 @@ class Console:
             return None
         return max(0.0, (ended - began) / (last - first) * (self._total - step))
 
-    def _line(self, text: str, style: str = "") -> None:
-        if not self._enabled:
+    def _line(self, text: str, style: str = "", level: str = "info") -> None:
+        if not self._enabled or not is_written(level, self._least):
             return
         text = printable(self._redact(text), keep_newlines=True)
         if self._rich is not None:

@@ -10,6 +10,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
 from paceline.runlog import events
+from paceline.runlog.levels import is_written
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog
 from paceline.runlog.redact import Redactor
@@ -35,7 +36,7 @@ class Observers:
     ) -> None:
         self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
         self.redact = redact
-        self.log = RunLog(run, rank, self.redact)
+        self.log = RunLog(run, rank, self.redact, config.training.log_level)
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
         self.trackers: list[Tracker] = []
@@ -59,6 +60,7 @@ class Observers:
                 logging_first_step=t.logging_first_step,
                 start_step=event.start_step,
                 redact=self.redact,
+                least=t.log_level,
             )
             self.trackers, notes = open_trackers(
                 t.report_to,
@@ -79,9 +81,9 @@ class Observers:
         if isinstance(event, events.Step):
             self.heartbeat.beat(event.step, "train")
         logs = not isinstance(event, (events.Step, events.Samples)) or self.is_logged(event)
-        self.log.write(event, text=logs)
+        self.log.write(event, level="" if logs else "debug")
         if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
-            print(self.redact(event.diagnostic.render()), flush=True)  # before the first step there is no console yet
+            self._say_early(event.diagnostic)
         if self.console is not None:
             if isinstance(event, events.Step):
                 self.console.step(event)
@@ -94,6 +96,11 @@ class Observers:
         if logs and isinstance(event, (events.Step, events.Eval)):
             for tracker in self.trackers:
                 tracker.log(event.step, scalars(event))
+
+    def _say_early(self, diagnostic: Diagnostic) -> None:
+        """Before the first step there is no console yet."""
+        if is_written(diagnostic.severity.value, self.config.training.log_level):
+            print(self.redact(diagnostic.render()), flush=True)
 
     def is_logged(self, event: events.Step | events.Samples) -> bool:
         """Whether this step is put into words (every step is in the event log)."""

@@ -64,7 +64,7 @@ class LoraSection(Section):
 
 
 class GenerationSection(Section):
-    """How answers are written in evaluation and chat."""
+    """How `paceline chat RUN` writes answers; its options (`--temperature 0.7`) win over these."""
 
     max_new_tokens: Int = Field(default=128, ge=1, description="Longest answer in tokens.")
     temperature: Float = Field(default=0.0, ge=0, description="0 takes the likeliest token; above 0 samples.")

@@ -163,5 +163,6 @@ class LoggingFields(Section):
     )
     run_name: OptText = Field(default=None, description="Name of the run in trackers; experiment_name when empty.")
     log_level: Annotated[str, Word("debug", "info", "warning", "error", "critical", "passive", "detail")] = Field(
-        default="info", description="Least severe log line that is written."
+        default="info",
+        description="Least severe line on the console and in logs/: steps, evaluations and notes are info (passive is info too), at debug every step has its line; what ends a run is always written, events hold everything.",
     )

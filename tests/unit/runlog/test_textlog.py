@@ -78,7 +78,7 @@ def test_run_log_writes_training_log_on_rank_0_only(tmp_path: Path) -> None:
     for rank in (0, 1):
         log = RunLog(run, rank, Redactor([SECRET]))
         log.write(RunStarted("digest", 2))
-        log.write(Step(1, 0.1, 2.0), text=False)
+        log.write(Step(1, 0.1, 2.0), level="debug")
         log.write(Notice(Diagnostic("a.b", f"saw {SECRET}", severity=Severity.WARNING)))
         log.close()
         log.close()

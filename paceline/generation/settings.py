@@ -1,0 +1,50 @@
+"""How a run says that answers are written: the ``generation:`` section of its config, under what the command line says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.config.sections.small import GenerationSection
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.rundir import RunDir
+from paceline.generation.answer import Sampling
+
+
+def sampling_of(path: Path, given: Mapping[str, float | None]) -> Sampling:
+    """What ``given`` says (None: nothing), else what the run of ``path`` says, else the section's defaults. Raises ConfigError."""
+    run = run_of(path)
+    said = {} if run is None else _section(run)
+    asked = {name: value for name, value in given.items() if value is not None}
+    try:
+        chosen = GenerationSection.model_validate({**said, **asked})
+    except ValidationError as error:
+        at, what = ".".join(map(str, error.errors()[0]["loc"])), str(error.errors()[0]["msg"])
+        where = f"--{at.replace('_', '-')}" if at in asked else f"{run.config_json if run else path}: generation.{at}"
+        hint = "e.g. --max-new-tokens 128 --temperature 0.7 --top-p 0.9 --top-k 50"
+        raise ConfigError(
+            Diagnostic("generation.options", f"{at}: {what[:1].lower()}{what[1:]}", where, str({**said, **asked}.get(at)), hint)
+        ) from error  # fmt: skip
+    return Sampling(chosen.max_new_tokens, chosen.temperature, chosen.top_p, chosen.top_k)
+
+
+def run_of(path: Path) -> RunDir | None:
+    """The run that ``path`` is, or whose checkpoint it is; None for a Hugging Face folder, which has no such section."""
+    path = path.expanduser().resolve()
+    runs = (RunDir.at(folder) for folder in (path, path.parent, path.parent.parent))
+    return next((run for run in runs if run.plan_json.is_file() and run.config_json.is_file()), None)
+
+
+def _section(run: RunDir) -> Mapping[str, Any]:
+    try:
+        found = json.loads(run.config_json.read_text(encoding="utf-8")).get("generation", {})
+    except (OSError, ValueError, AttributeError) as error:
+        what = "the run's config, which says how answers are written, cannot be read"
+        hint = "put the file back, or export the model and chat with that folder"
+        raise ConfigError(Diagnostic("generation.run_config", what, str(run.config_json), str(error), hint)) from error
+    return found if isinstance(found, dict) else {}
