@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import DataError
+from paceline.data.digests import digest_files, versions
 from paceline.data.locate import Located
-from paceline.data.tokenizer import TokenizerSpec, tokenizer_files
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+# Modules that decide nothing of the tokens: how they are shown, cut into rows, read back, or kept. A test holds that preparation imports no others.
+BESIDE_THE_TOKENS = ("progress", "digests", "store", "identity", "fingerprint")
 _CODE = (
+    "build",
     "formats",
     "pairs",
     "prompts",
     "locate",
     "problems",
     "readers",
+    "sets",
     "table",
     "template",
     "tokenise",
@@ -31,8 +30,6 @@ _CODE = (
     "split",
     "hashing",
 )
-_BLOCK_BYTES = 1 << 22
-_SETTLED_SECONDS = 2.0  # a file changed this shortly before it was hashed may change again within the clock's grain
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:
@@ -41,31 +38,11 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
 
 
 def code_version() -> dict[str, Any]:
-    """Whatever of the program decides the tokens: our own source and the libraries' versions."""
-    own = hashlib.sha256()
-    for name in _CODE:
-        own.update((Path(__file__).parent / f"{name}.py").read_bytes())
-    return {
-        "format": FORMAT_VERSION,
-        "source": own.hexdigest()[:16],
-        **{name: _version(name) for name in ("transformers", "tokenizers")},
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
-def tokenizer_digest(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
-    """Content of the tokenizer's files, added tokens and chat template."""
-    folder = Path(spec.folder)
-    digests = digest_files(tokenizer_files(folder), cache_dir)
-    added = [list(spec.add_tokens), list(spec.add_special_tokens)]
-    template = hashlib.sha256(spec.chat_template.encode()).hexdigest() if spec.chat_template is not None else None
-    return {"files": sorted((f.name, d) for f, d in digests.items()), "added": added, "template": template}
+    """Whatever of the program decides the tokens: our own source and templates, and the libraries' versions."""
+    own, here = hashlib.sha256(), Path(__file__).parent
+    for path in (*(here / f"{name}.py" for name in _CODE), *sorted(here.glob("templates/*.jinja"))):
+        own.update(path.read_bytes())
+    return {"format": FORMAT_VERSION, "source": own.hexdigest()[:16], **versions()}
 
 
 def located_digest(located: Located, split: str, cache_dir: Path) -> list[str]:
@@ -78,50 +55,3 @@ def located_digest(located: Located, split: str, cache_dir: Path) -> list[str]:
     if located.folder is not None:
         files = sorted(p for p in located.folder.rglob("*") if p.is_file() and not p.name.startswith((".", "cache-")))
     return list(digest_files(files, cache_dir).values())
-
-
-def digest_files(files: Iterable[Path], cache_dir: Path) -> dict[Path, str]:
-    """sha256 of each file; remembered by (path, size, time of change, inode) so that large files are not read again."""
-    memo = cache_dir / "digests"
-    return {file: _digest(file, memo) for file in files}
-
-
-def _digest(file: Path, memo: Path) -> str:
-    try:
-        status = file.stat()
-        stamp = [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        note = memo / hashlib.sha256(str(stamp[0]).encode()).hexdigest()[:32]
-        known = _read_json(note)
-        if known is not None and known.get("stamp") == stamp:
-            return str(known["sha256"])
-        begun = time.time()
-        digest = hashlib.sha256()
-        with file.open("rb") as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                digest.update(block)
-    except OSError as exc:
-        raise DataError(
-            Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))
-        ) from exc
-    if begun - status.st_ctime > _SETTLED_SECONDS:
-        _remember(note, {"stamp": stamp, "sha256": digest.hexdigest()})
-    return digest.hexdigest()
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _remember(note: Path, value: dict[str, Any]) -> None:
-    """Write the note whole or not at all; a cache that cannot be written costs time only."""
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        staged = note.with_name(f"{note.name}.{os.getpid()}")
-        staged.write_text(json.dumps(value), "utf-8")
-        staged.replace(note)
-    except OSError:
-        return

@@ -13,7 +13,8 @@ import numpy as np
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data.build import build
-from paceline.data.fingerprint import code_version, fingerprint, located_digest, tokenizer_digest
+from paceline.data.fingerprint import code_version, fingerprint, located_digest
+from paceline.data.identity import tokenizer_identity
 from paceline.data.problems import PrepareCounts
 from paceline.data.progress import PrepareProgress, Report
 from paceline.data.sets import DataSet, find_sets
@@ -128,7 +129,7 @@ def key_of(
     return fingerprint(
         {
             "code": code_version(),
-            "tokenizer": tokenizer_digest(setup.tokenizer, cache_dir),
+            "tokenizer": tokenizer_identity(setup.tokenizer, cache_dir),
             "train": [_identity(s, cache_dir) for s in train],
             "eval": [_identity(s, cache_dir) for s in evaluation],
             "options": [setup.pairs, setup.prompts, setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],

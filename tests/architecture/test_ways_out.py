@@ -11,7 +11,7 @@ WRITERS = {
     "paceline/runlog/textlog.py": "the redactor it is given", "paceline/runlog/eventlog.py": "the redactor it is given", "paceline/training/result.py": "the redactor it is given",
     "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret", "paceline/training/answers.py": "redacted", "paceline/cli/report.py": "redacted",
     "paceline/launch/outlet.py": "is the redaction", "paceline/runtime/heartbeat.py": "numbers", "paceline/plan/ledger.py": "numbers, and a model's name of the config",
-    "paceline/training/server_weights.py": "a model's config.json", "paceline/data/fingerprint.py": "digests", "paceline/data/store.py": "sizes and digests",
+    "paceline/training/server_weights.py": "a model's config.json", "paceline/data/digests.py": "digests, and a tokenizer's special tokens", "paceline/data/store.py": "sizes and digests",
     "paceline/cli/simulate.py": "a plan, in a temporary folder", "paceline/simulate/__main__.py": "numbers, in a temporary folder", "paceline/cli/prepare.py": "a config, in a temporary folder",
     "paceline/cli/lengths.py": "a config, in a temporary folder", "paceline/cli/verify.py": "a config and its verdict", "paceline/demo/scaling.py": "the demo's config",
     "paceline/demo/tokenizer.py": "the demo's", "paceline/demo/files.py": "the demo's", "paceline/demo/numbers.py": "the demo's", "paceline/demo/further.py": "the demo's",

@@ -1,0 +1,90 @@
+"""Digests of files, and small answers kept beside the cache: a note that is damaged is no note."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+
+_BLOCK_BYTES = 1 << 22
+_SETTLED_SECONDS = 2.0  # a file changed this shortly before it was hashed may change again within the clock's grain
+_LIBRARIES = ("transformers", "tokenizers", "jinja2", "sentencepiece", "tiktoken")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that make text to tokens; ``none`` for one that is not installed."""
+    return {name: _version(name) for name in _LIBRARIES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def digest_files(files: Iterable[Path], cache_dir: Path) -> dict[Path, str]:
+    """sha256 of each file; remembered by (path, size, time of change, inode) so that large files are not read again."""
+    memo = cache_dir / "digests"
+    return {file: _digest(file, memo) for file in files}
+
+
+def sha256_of(file: Path) -> str:
+    """sha256 of a file's bytes, lower-case hex. Raises OSError."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digest(file: Path, memo: Path) -> str:
+    try:
+        status = file.stat()
+        stamp = [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        note = memo / hashlib.sha256(str(stamp[0]).encode()).hexdigest()[:32]
+        known = recall(note)
+        if known is not None and known.get("stamp") == stamp:
+            return str(known["sha256"])
+        begun = time.time()
+        digest = sha256_of(file)
+    except OSError as exc:
+        raise DataError(
+            Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))
+        ) from exc
+    if begun - status.st_ctime > _SETTLED_SECONDS:
+        remember(note, {"stamp": stamp, "sha256": digest})
+    return digest
+
+
+def recall(note: Path) -> dict[str, Any] | None:
+    """What ``remember`` wrote; None where there is nothing, or not that."""
+    try:
+        said = json.loads(note.read_text("utf-8"))
+        value, check = said["value"], said["check"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and check == _check(value) else None
+
+
+def remember(note: Path, value: Mapping[str, Any]) -> None:
+    """Write the note whole or not at all; a cache that cannot be written costs time only."""
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        staged = note.with_name(f"{note.name}.{os.getpid()}")
+        staged.write_text(json.dumps({"value": value, "check": _check(value)}), "utf-8")
+        staged.replace(note)
+    except OSError:
+        return
+
+
+def _check(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

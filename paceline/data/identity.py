@@ -1,0 +1,64 @@
+"""What a tokenizer is: the class that was really loaded, its serialised state, its special tokens and its template.
+
+Transformers picks the class by ``model_type`` of ``config.json``, so equal tokenizer files give other tokens under another model's config. The answer is
+remembered by what it was read from (files, library versions, tokens added), for loading a large vocabulary takes a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.data.digests import digest_files, recall, remember, versions
+from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot")
+
+
+def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
+    """Whatever of the tokenizer changes tokens, as JSON. Raises DataError where it cannot be loaded."""
+    folder = Path(spec.folder)
+    inputs = {
+        "files": sorted((str(f.relative_to(folder)), d) for f, d in digest_files(read_by(folder), cache_dir).items()),
+        "added": [list(spec.add_tokens), list(spec.add_special_tokens)],
+        "template": spec.chat_template,
+        "code": spec.code_revision,
+        "versions": versions(),
+    }
+    key = hashed(inputs)
+    note = cache_dir / "tokenizers" / key[:32]
+    known = recall(note)
+    if known is not None and known.get("key") == key:
+        return dict(known["identity"])
+    identity = state_of(open_tokenizer(spec), inputs)
+    remember(note, {"key": key, "identity": identity})
+    return identity
+
+
+def read_by(folder: Path) -> list[Path]:
+    """The files a tokenizer may be made from: all that lie in its folder but weights (which file a class reads is its own affair)."""
+    inside = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    return sorted(f for f in inside if f.is_file() and f.suffix.lower() not in _WEIGHTS)
+
+
+def state_of(tokenizer: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The loaded tokenizer. One without a serialisable backend, or with code of its own, is as good as all that it was read from."""
+    backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
+    opaque = backend is None or inputs["code"] is not None
+    return {
+        "class": f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}",
+        "backend": None if backend is None else hashlib.sha256(backend.to_str().encode()).hexdigest(),
+        "read": hashed(inputs) if opaque else None,
+        "special": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
+        "added": [[i, str(t), bool(t.special)] for i, t in sorted(tokenizer.added_tokens_decoder.items())],
+        "split_special": bool(getattr(tokenizer, "split_special_tokens", False)),
+        "template": hashed(tokenizer.chat_template),
+    }
+
+
+def hashed(value: Any) -> str:
+    """sha256 of canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
