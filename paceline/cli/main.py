@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -29,6 +30,7 @@ VERBS = {
 }
 STARTERS = ("demo", "verify", "bench")  # they start processes of their own
 HELP = ("-h", "--help", "help")
+FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # typer's reasons to write colours where no terminal is
 
 
 @redacted
@@ -55,6 +57,10 @@ def dispatch(arguments: Sequence[str]) -> int:
         alone(f"paceline {verb}")
     import typer
 
+    if any(name in os.environ for name in FORCES_COLOUR):
+        from typer import rich_utils
+
+        rich_utils.FORCE_TERMINAL = False  # what it prints is escaped: a colour would be seen as its code
     command = typer.main.get_command(import_module(f"paceline.cli.{verb}").app)
     command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
     return int(ExitCode.OK)

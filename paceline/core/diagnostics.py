@@ -35,12 +35,13 @@ class Diagnostic:
     def render(self) -> str:
         """The finding as text: a headline, then one indented line each for place, found and fix."""
         place = f"{self.where}: " if self.where else ""
-        lines = [f"{self.severity.value}[{self.code}] {place}{self.what}"]
+        parts = [f"{self.severity.value}[{self.code}] {place}{self.what}"]
         if self.found:
-            lines.append(f"    found: {self.found}")
+            parts.append(f"    found: {self.found}")
         if self.hint:
-            lines.append(f"    write: {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}")
-        return "\n".join(lines)
+            parts.append(f"    write: {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}")
+        # What was found may have lines of its own: below the first they cannot pass for another finding
+        return "\n".join(line for part in parts for line in _indented(part))
 
     def to_json(self) -> dict[str, Any]:
         """The finding as a dict of plain JSON types."""
@@ -50,6 +51,11 @@ class Diagnostic:
     def from_json(data: Mapping[str, Any]) -> Diagnostic:
         """The inverse of ``to_json``."""
         return Diagnostic(**{**data, "severity": Severity(data.get("severity", "error"))})
+
+
+def _indented(text: str) -> list[str]:
+    first, *rest = text.split("\n")
+    return [first, *(f"    | {line}" for line in rest)]
 
 
 def errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

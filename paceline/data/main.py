@@ -25,7 +25,7 @@ from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
-from paceline.launch.outlet import redacted
+from paceline.launch.outlet import redacted, terminal
 from paceline.plan.roles import reads_pairs, reads_prompts
 
 _STAGES = {
@@ -113,13 +113,13 @@ def run(config: Config, cache: Path, console: Console) -> None:
             prompts=reads_prompts(config.training.algorithm),
         )
     for note in prepared.notes:
-        console.print(note.render(), highlight=False, markup=False, soft_wrap=True)
+        print(note.render())
     seconds = time.monotonic() - started
     order_seed = config.training.seed if config.training.data_seed is None else config.training.data_seed
     for line in summary(
         prepared, seq_len=config.data.max_length, packing=config.data.packing, seed=order_seed, seconds=seconds
     ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print(line)
 
 
 def read_config(arguments: argparse.Namespace) -> Config:
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = read_config(arguments)
         cache = Path(arguments.cache or config.data.cache_dir or "~/.cache/paceline").expanduser()
-        run(config, cache, Console(stderr=False))
+        run(config, cache, Console(file=terminal(sys.stdout)))
     except PacelineError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)

@@ -18,7 +18,7 @@ from paceline.demo.preferences import DPO, REWARD
 from paceline.demo.rewards import GRPO, PPO
 from paceline.demo.sft import demo_sft
 from paceline.demo.steps import free_directory
-from paceline.launch.outlet import redacted
+from paceline.launch.outlet import redacted, terminal
 
 DEFAULT = Path("outputs/demo")
 RECIPES: Mapping[str, Recipe] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}
@@ -29,7 +29,7 @@ ALGORITHMS = ("sft", *RECIPES)
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 when the goal was reached."""
     options = _parser().parse_args(None if argv is None else list(argv))
-    console = Console()
+    console = Console(file=terminal(sys.stdout))
     try:
         with written_for((options.to or DEFAULT).absolute()):
             return demo(options, console)

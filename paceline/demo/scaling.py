@@ -30,7 +30,7 @@ from paceline.demo.files import write_questions
 from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.launch.environ import current
-from paceline.launch.outlet import redacted
+from paceline.launch.outlet import redacted, terminal
 from paceline.plan.hardware import cpu_count
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps([vars(c) for c in cells], indent=1))
     else:
-        show(Console(), cells, options.compare)
+        show(Console(file=terminal(sys.stdout)), cells, options.compare)
     return int(ExitCode.OK)
 
 

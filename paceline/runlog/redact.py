@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.secret_values import MIN_LENGTH, secrets_in
 from paceline.core.secrets import SHAPED
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# Format characters that only join or part letters (Persian and Indic scripts, emoji of several parts); the other ones reorder or hide text
+_JOINERS = "\u200c\u200d"
 _BLOT = "***"
 # What stands beside a secret: the user of an address, a header, the word for a key of 40 hex digits (which elsewhere is a commit)
 _USER_INFO = re.compile(r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)")
@@ -73,14 +75,26 @@ class Redactor:
 
 
 def printable(text: str, *, keep_newlines: bool = False) -> str:
-    """``text`` without ANSI sequences, other control characters escaped (``\\x07``): a sample or a name cannot forge log lines."""
-    text = _ANSI.sub("", text)
+    """``text`` with every character escaped that a terminal or an editor obeys instead of showing it: control characters, the escape of ANSI sequences,
+    those that reorder text (bidi overrides) or hide. A sample, a name or a message cannot act, and cannot forge a line.
+    """
     kept = "\t\n" if keep_newlines else "\t"
-    return "".join(c if c in kept or (c.isprintable() or c == " ") else _escape(c) for c in text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept or _is_harmless(c) else _escape(c) for c in text)
+
+
+def _is_harmless(char: str) -> bool:
+    """Spaces of other scripts and joiners of letters: not printable for Python, and nothing but text."""
+    return char in _JOINERS or unicodedata.category(char) == "Zs"
 
 
 def _escape(char: str) -> str:
+    """As a JSON string has it but for ``\\x1b`` and its like, which JSON never leaves bare: escaping JSON leaves it JSON."""
     code = ord(char)
     if char in "\n\r":
         return "\\n" if char == "\n" else "\\r"
-    return f"\\x{code:02x}" if code < 0x100 else (f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    if code < 0x20:
+        return f"\\x{code:02x}"
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes, human_count, human_seconds
+from paceline.launch.outlet import terminal
 from paceline.runlog.events import Eval, Step
 from paceline.runlog.levels import is_written
 from paceline.runlog.lines import eval_line, step_line
@@ -52,7 +53,7 @@ class Console:
         self._first = logging_first_step
         self._clock, self._redact, self._least = clock, redact, least
         self._marks: deque[tuple[int, float]] = deque([(start_step, clock())], maxlen=_RECENT + 1)
-        self._stream = stream if stream is not None else sys.stdout
+        self._stream = stream if stream is not None else terminal(sys.stdout)
         self._live: Live | None = None
         self._rich: RichConsole | None = None
         if enabled and self._stream.isatty():

@@ -24,7 +24,7 @@ from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim, in_use
 from paceline.launch.environ import cache_folder, current, keep_compiled_code_private
-from paceline.launch.outlet import redacted
+from paceline.launch.outlet import redacted, terminal
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
@@ -103,7 +103,7 @@ def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]
     with written_for(cache, c.training.output_access):
         if rank != 0:
             return prepare(c.data, c.model, **arguments)
-        with Bar(Console()) as bar:
+        with Bar(Console(file=terminal(sys.stdout))) as bar:
             return prepare(c.data, c.model, report=bar, **arguments)
 
 

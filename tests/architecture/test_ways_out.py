@@ -63,3 +63,25 @@ def test_every_loader_says_whether_code_may_run() -> None:
         and not {k.arg for k in call.keywords} & {"trust_remote_code", None}
     ]
     assert not open_ended
+
+
+# Who writes a terminal's control sequences, and where what others wrote is escaped in it
+TERMINALS = {
+    "paceline/training/worker.py": "data.main.Bar", "paceline/data/main.py": "rates and counts", "paceline/training/console.py": "printable() on every line",
+    "paceline/demo/main.py": "report.plain()", "paceline/demo/scaling.py": "numbers",
+}  # fmt: skip
+
+
+def test_nothing_goes_round_the_escaping_of_what_is_printed() -> None:
+    """Only a known module writes control sequences; nobody writes to the descriptors or the streams beneath."""
+    asks = {source.path for source in sources() for name, _ in source.calls() if name in ("terminal", "Console", "RichConsole")}  # fmt: skip
+    assert asks - {"paceline/training/observers.py"} == set(TERMINALS)  # that one makes the module's own Console
+    beneath = [
+        source.at(node)
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if ast.unparse(node) in ("sys.__stdout__", "sys.__stderr__", "sys.stdout.buffer", "sys.stderr.buffer")
+        and not source.path.startswith("paceline/algorithms/rewards/sandbox/")  # the stranger's own program
+        or isinstance(node, ast.Call) and ast.unparse(node.func) == "os.write" and ast.unparse(node.args[0]) in ("1", "2")
+    ]  # fmt: skip
+    assert not beneath

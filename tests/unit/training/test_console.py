@@ -84,7 +84,7 @@ def test_texts_cannot_move_the_cursor(kind: type[io.StringIO]) -> None:
     console = Console(1, stream=out)
     console.say("a\x1b[2Jb\rc\x07")
     console.say("")
-    assert "ab\\rc\\x07\n" in out.getvalue()
+    assert "a\\x1b[2Jb\\rc\\x07\n" in out.getvalue()
     assert "\x1b[2J" not in out.getvalue()
 
 
