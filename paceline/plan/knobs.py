@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import ConfigError
+from paceline.config.optimizers import parse_optim_args
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Decision, Precision
 
@@ -58,32 +56,6 @@ def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:
         "eps": training["adam_epsilon"],
         "args": parse_optim_args(training.get("optim_args")),
     }
-
-
-def parse_optim_args(given: Any) -> dict[str, Any]:
-    """``optim_args`` as Transformers writes it (``"momentum=0.9,nesterov=True"``) or as a mapping. Raises ConfigError."""
-    if not given:
-        return {}
-    if isinstance(given, Mapping):
-        return dict(given)
-    args: dict[str, Any] = {}
-    for part in str(given).split(","):
-        key, found, text = part.partition("=")
-        if not found or not key.strip():
-            raise ConfigError(
-                Diagnostic(
-                    "plan.optim_args",
-                    "optim_args is a list of name=value",
-                    "training.optim_args",
-                    str(given),
-                    "momentum=0.9,nesterov=True",
-                )
-            )
-        try:
-            args[key.strip()] = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError):
-            args[key.strip()] = text.strip()
-    return args
 
 
 def knob_decisions(

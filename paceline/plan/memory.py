@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from paceline.config.optimizers import BUILT
 from paceline.plan.hardware import Hardware
 from paceline.plan.pieces import Piece, own_stages, pieces_of, scale_bytes, tp_share
 from paceline.plan.plan import Plan
@@ -169,26 +170,13 @@ def _padded(shape: tuple[int, ...], ranks: int) -> int:
 
 
 def moments(shape: tuple[int, ...], optimizer: Mapping[str, Any]) -> int:
-    """Numbers that the optimizer keeps for a tensor of ``shape`` (as torch 2.13 and Transformers' Adafactor do)."""
-    count = 1
-    for size in shape:
-        count *= size
-    name, args = str(optimizer["name"]), optimizer.get("args") or {}
-    if name.startswith("adamw_torch"):
-        return count * (3 if args.get("amsgrad") in (True, "true", "True") else 2)
-    if name == "sgd":
-        return count if float(args.get("momentum") or 0) else 0
-    if name == "rmsprop":
-        return count * (1 + bool(float(args.get("momentum") or 0)) + (args.get("centered") in (True, "true", "True")))
-    if name == "adafactor" and len(shape) >= 2:
-        rows = count // shape[-1]
-        return rows + count // shape[-2]
-    return count  # adagrad, and Adafactor's vectors
+    """Numbers that the optimizer keeps for a tensor of ``shape``, by the table that it is built from."""
+    return BUILT[optimizer["name"]].kept(shape, optimizer.get("args") or {})
 
 
 def counter_bytes(optimizer: Mapping[str, Any]) -> int:
-    """Bytes of a tensor's number of steps, a float32 scalar; SGD has none."""
-    return 0 if optimizer["name"] == "sgd" else 4
+    """Bytes of a tensor's number of steps, a float32 scalar."""
+    return 4 if BUILT[optimizer["name"]].counts else 0
 
 
 def memory_of(plan: Plan, hardware: Hardware) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes, human_count
@@ -101,7 +102,7 @@ def _check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
     if training.get("torch_compile"):
         what = "torch.compile is built for whole models; this strategy gathers or cuts weights inside the forward"
         found.append(("strategy.compile", what, "training.torch_compile", "torch_compile: false"))
-    if training.get("optim") == "adafactor":
+    if not elementwise(str(training["optim"])):
         what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
         found.append(("strategy.adafactor", what, "training.optim", "optim: adamw_torch_fused"))
     if found:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
@@ -265,11 +266,11 @@ class DeepSpeed(Strategy):
 
 def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
     """Raise ConfigError for an optimizer whose state is no array of the parameter's size: ZeRO cuts flat partitions."""
-    if stage and spec.name == "adafactor":
+    if stage and not elementwise(spec.name):
         raise ConfigError(
             Diagnostic(
                 "strategy.deepspeed_optimizer",
-                f"ZeRO-{stage} cuts the optimizer's state into flat partitions, and adafactor's rows and columns are lost in them",
+                f"ZeRO-{stage} cuts the optimizer's state into flat partitions, and {spec.name}'s rows and columns are lost in them",
                 "training.optim",
                 spec.name,
                 "adamw_torch_fused, sgd, rmsprop or adagrad; or training.distributed_strategy: fsdp",

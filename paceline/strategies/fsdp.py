@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import check_context_parallel, placer
@@ -33,8 +34,6 @@ from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
 from paceline.strategies.sharded_state import ShardedHandle, blocks_of
 from paceline.strategies.sharding import Dtypes, Sharding, Units, shard
-
-_NOT_ELEMENTWISE = ("adafactor",)
 
 
 class FSDP(Strategy):
@@ -255,7 +254,7 @@ def _blank(batch: Batch) -> Batch:
 
 
 def _check_optimizer(spec: OptimizerSpec | None) -> None:
-    if spec is not None and spec.name in _NOT_ELEMENTWISE:
+    if spec is not None and not elementwise(spec.name):
         raise ConfigError(
             Diagnostic(
                 "strategy.optimizer_sharded",

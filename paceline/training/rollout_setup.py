@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
+from paceline.config.metrics import evaluation_metrics
 from paceline.config.sections.ppo import PpoOptions
 from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.core.diagnostics import Diagnostic
@@ -80,8 +81,7 @@ class RolloutSetup:
             allow_unsandboxed_code=self.options.allow_unsandboxed_code,
             programs_at_once=threads_per_rank(self.session.world.env.local_world_size),
         )
-        labels = [f"eval_reward/{label}" for label in self.scorer.labels]
-        self.algorithm.metric_names = ("eval_reward", *labels, "eval_completion_length", "eval_truncated")
+        self.algorithm.metric_names = evaluation_metrics(self.session.plan.algorithm, [spec.name for spec in specs])
         self.server = None if self.options.server is None else self._server()
         if self.options.temperature > 0:
             for role, handle in self.handles.items():

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
+from paceline.config.schedules import STATEFUL
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.training.deepspeed_schedule import BUILDERS
-
-STATEFUL = {"reduce_lr_on_plateau", "greedy"}  # depend on measured losses: no function of the step
 
 
 def warmup_count(warmup_steps: float, total_steps: int) -> int:
@@ -59,7 +58,7 @@ def learning_rate_schedule(
             num_training_steps=total_steps,
             scheduler_specific_kwargs=dict(kwargs or {}),
         )
-    except TypeError as exc:
+    except (TypeError, ValueError) as exc:
         raise _misfit(name, exc) from exc
     factor = scheduler.lr_lambdas[0]
     return lambda step: base_lr * float(factor(step))

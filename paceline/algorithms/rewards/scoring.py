@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.algorithms.rewards.deadline import Overdue, deadline
 from paceline.algorithms.rewards.sample import Sample
+from paceline.config.metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.registry import Registry
@@ -76,7 +77,7 @@ class Scorer:
     ) -> None:
         self.on_error, self.timeout_seconds = on_error, timeout_seconds
         names = [spec.name for spec in specs]
-        self.labels = [_label(name, names[:i].count(name)) for i, name in enumerate(names)]
+        self.labels = reward_labels(names)
         self.weights = [spec.weight for spec in specs]
         self.functions = [
             None if spec.name == MODEL else _function(spec, allow_code, (allow_unsandboxed_code, programs_at_once))
@@ -145,11 +146,6 @@ class Scorer:
         if not failures:  # alone each sample passes: the function cannot take them together
             failures[0] = _failure(label, f"asked about all samples at once: {problem}", samples[0])
         return values, failures
-
-
-def _label(name: str, before: int) -> str:
-    label = name.rpartition(":")[2]
-    return label if not before else f"{label}_{before + 1}"
 
 
 def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -> BatchReward:

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.config.foreign.deepspeed_teller import Teller, given_value, number_in
 from paceline.config.foreign.deepspeed_verdicts import COMPRESSED, NO_OPTIMIZER, OPTIMIZERS, is_on
-from paceline.config.sections.training_steps import OPTIMIZERS as NAMES
+from paceline.config.optimizers import BUILT, KNOWN
 from paceline.config.source import shown
 
 _RATES = {"adagrad": 1e-2, "rmsprop": 1e-2}
@@ -64,7 +64,7 @@ class _Reader:
         place, teller = "optimizer.type", self.teller
         if self.name in OPTIMIZERS:
             self.optim = OPTIMIZERS[self.name]
-        elif self.kind.lower() in NAMES and self.name not in NO_OPTIMIZER:
+        elif self.kind.lower() in (*BUILT, *KNOWN) and self.name not in NO_OPTIMIZER:
             self.optim = self.kind.lower()
             teller.note(place, f"{self.kind} is Transformers' name, not DeepSpeed's, which would refuse it; taken as training.optim")  # fmt: skip
         elif self.name in COMPRESSED:

@@ -106,6 +106,7 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
         elif key != "warmup_type" and not isinstance(value, (int, float)):
             path = f"scheduler.params.{key}"
             teller.problem("config.type", f"{path} must be a number", path, shown(key, value), '"auto", or a number')
+            taken[key] = None  # told; the rules need not say it again
     for key in params:
         if key not in (
             *known,

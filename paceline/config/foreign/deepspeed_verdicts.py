@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "zero_optimization.zeropp_loco_param": (f"error feedback for quantised gradients is gone: {_GONE}", "zero_quantized_gradients alone"),
     "fp16.fp16_master_weights_and_grads": ("trained weights keep float32 masters", "remove the key"),
     "bf16.bf16_master_weights_and_grads": ("trained weights keep float32 masters", "remove the key"),
-    "bf16.bf16_optimizer_states": ("trained weights keep float32 masters and moments", "remove the key; an 8-bit optimizer: training.optim: adamw_bnb_8bit"),
+    "bf16.bf16_optimizer_states": ("trained weights keep float32 masters and moments", "remove the key; zero stage 2 shares the moments out, offload_optimizer keeps them in host memory"),
 }  # fmt: skip
 
 #: path → why it is not handed on; the result does not depend on it

@@ -11,6 +11,7 @@ from paceline.config.rules.batch import BATCH_RULES
 from paceline.config.rules.data import DATA_RULES
 from paceline.config.rules.host import HOST_RULES
 from paceline.config.rules.model import MODEL_RULES
+from paceline.config.rules.optimisation import OPTIMISATION_RULES
 from paceline.config.rules.parallel import PARALLEL_RULES
 from paceline.config.rules.precision import PRECISION_RULES
 from paceline.config.rules.preference import PREFERENCE_RULES
@@ -25,6 +26,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 RULES: tuple[Rule, ...] = (
     *BATCH_RULES,
     *PRECISION_RULES,
+    *OPTIMISATION_RULES,
     *BACKEND_RULES,
     *PARALLEL_RULES,
     *STRATEGY_RULES,

@@ -115,19 +115,6 @@ def eval_dataset(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def plateau(c: Context) -> Iterator[Diagnostic]:
-    """eval.plateau"""
-    t = c.config.training
-    if t.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and t.eval_strategy == "no":
-        yield c.problem(
-            "eval.plateau",
-            f"the schedule {t.lr_scheduler_type} follows evaluations, and there are none",
-            "training.lr_scheduler_type",
-            "training.eval_strategy",
-            hint="eval_strategy: steps, or another schedule",
-        )
-
-
 def resume(c: Context) -> Iterator[Diagnostic]:
     """resume.no_checkpoint, resume.only_incomplete, resume.overwrite"""
     t, f = c.config.training, c.facts
@@ -209,7 +196,6 @@ SAVE_RULES: tuple[Rule, ...] = (
     best_needs_eval,
     intervals,
     eval_dataset,
-    plateau,
     resume,
     pickles,
     disk,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.config.optimizers import elementwise
 from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
 
@@ -119,7 +120,7 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
 
 def factored(c: Context) -> Iterator[Diagnostic]:
     """strategy.adafactor"""
-    if c.config.training.optim == "adafactor" and engine_of(c) in ("fsdp", "pipeline", "deepspeed"):
+    if not elementwise(c.config.training.optim) and engine_of(c) in ("fsdp", "pipeline", "deepspeed"):
         yield c.problem(
             "strategy.adafactor",
             "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them",

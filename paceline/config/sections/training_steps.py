@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from paceline.config.optimizers import BUILT, KNOWN
 from paceline.config.sections.types import (
     Bool,
     Float,
@@ -24,14 +25,6 @@ SCHEDULES = (
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
     "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy",
     "warmup_lr", "warmup_decay_lr", "warmup_cosine_lr", "one_cycle", "lr_range_test",
-)  # fmt: skip
-OPTIMIZERS = (
-    "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused", "adafactor", "adamw_anyprecision",
-    "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit",
-    "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit",
-    "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "galore_adamw", "galore_adamw_8bit", "galore_adafactor",
-    "galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo", "adalomo", "grokadamw",
-    "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise", "stable_adamw",
 )  # fmt: skip
 
 
@@ -70,8 +63,9 @@ class OptimisationFields(Section):
     max_grad_norm: Float = Field(
         default=1.0, ge=0, description="Gradients are scaled down to this global norm; 0: no clipping."
     )
-    optim: Annotated[str, Word(*OPTIMIZERS)] = Field(
-        default="adamw_torch_fused", description="Optimizer by its Transformers name."
+    optim: Annotated[str, Word(*BUILT, known=KNOWN)] = Field(
+        default="adamw_torch_fused",
+        description="Optimizer by its Transformers name; its other names are known, and refused with what to write instead.",
     )
     optim_args: OptText = Field(default=None, description="Extra optimizer arguments as `name=value,name=value`.")
     lr_scheduler_type: Annotated[str, Word(*SCHEDULES)] = Field(

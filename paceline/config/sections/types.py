@@ -117,16 +117,20 @@ def optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Converts to one of ``choices`` (case does not matter); ``false``: the word that a YAML 1.1 ``no`` read as false means."""
+    """Converts to one of ``choices`` (case does not matter); ``false``: the word that a YAML 1.1 ``no`` read as false means.
+
+    ``known``: words that are read as well, for a rule to refuse with its reason.
+    """
 
     choices: tuple[str, ...]
     false: str | None = None
+    known: tuple[str, ...] = ()
 
     def __call__(self, value: Any) -> str:
         if value is False and self.false is not None:
             return self.false
         text = value.strip().lower() if isinstance(value, str) else value
-        if text in self.choices:
+        if text in (*self.choices, *self.known):
             return str(text)
         near = _nearest(str(text), self.choices)
         many = len(self.choices) > 12
@@ -140,9 +144,9 @@ def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
     return close[0] if close else None
 
 
-def Word(*choices: str, false: str | None = None) -> BeforeValidator:  # noqa: N802 - it reads as a type
+def Word(*choices: str, false: str | None = None, known: tuple[str, ...] = ()) -> BeforeValidator:  # noqa: N802 - it reads as a type
     """For ``Annotated[str, Word("a", "b")]``: a text that is one of ``choices``."""
-    return BeforeValidator(OneOf(choices, false))
+    return BeforeValidator(OneOf(choices, false, known))
 
 
 Int = Annotated[int, BeforeValidator(to_int)]

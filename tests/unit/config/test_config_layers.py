@@ -230,11 +230,11 @@ def test_bad_variables(refuse, name):
 
 def test_values_on_the_command_line(load):
     loaded = load(
-        "training: {lr_scheduler_kwargs: {num_cycles: 1, x: 2}, eval_steps: 5}",
-        "training.lr_scheduler_kwargs.num_cycles=3", "data.train=[{path: a, weight: 2}, b]", "training.eval_steps=", "training.report_to=wandb,tensorboard", "lora.r=4",
+        "training: {lr_scheduler_type: polynomial, lr_scheduler_kwargs: {power: 1, lr_end: 0}, eval_steps: 5}",
+        "training.lr_scheduler_kwargs.power=3", "data.train=[{path: a, weight: 2}, b]", "training.eval_steps=", "training.report_to=wandb,tensorboard", "lora.r=4",
     )  # fmt: skip
     config = loaded.config
-    assert config.training.lr_scheduler_kwargs == {"num_cycles": 3, "x": 2}
+    assert config.training.lr_scheduler_kwargs == {"power": 3, "lr_end": 0}
     assert [(d.path, d.weight) for d in config.data.train] == [("a", 2.0), ("b", 1.0)]
     assert config.training.eval_steps is None
     assert config.training.report_to == ("wandb", "tensorboard")

@@ -194,7 +194,6 @@ def test_ddp_alone_is_single_and_says_so(config: Any) -> None:
         ({"ddp_backend": "mpi"}, "back.not_built"),
         ({"distributed": False}, "back.one_process"),
         ({"distributed_strategy": "single"}, "back.one_process"),
-        ({"optim": "sgd", "optim_args": "momentum"}, "plan.optim_args"),
     ],
 )
 def test_what_cannot_be_is_refused(config: Any, training: dict[str, Any], code: str) -> None:

@@ -85,8 +85,8 @@ def test_betas_eps_and_text_arguments_arrive() -> None:
     ("spec", "code", "word"),
     [
         (OptimizerSpec(name="paged_adamw_8bit"), "strategy.optimizer_unsupported", "bitsandbytes"),
-        (OptimizerSpec(name="galore_adamw"), "strategy.optimizer_unsupported", "package"),
-        (OptimizerSpec(name="adamw_tourch"), "strategy.optimizer_unknown", "adamw_torch"),
+        (OptimizerSpec(name="galore_adamw"), "strategy.optimizer_unsupported", "lora"),
+        (OptimizerSpec(name="adamw_tourch"), "strategy.optimizer_unsupported", "adamw_torch"),
         (OptimizerSpec(args={"amsgard": True}), "strategy.optimizer_args", "amsgrad"),
     ],
 )

@@ -1,0 +1,180 @@
+"""Optimizers by Transformers' ``optim`` names: what is built, what each takes and keeps, and why the others are refused.
+
+The rules refuse by this table, the planner counts memory from it, ``strategies.optimizer`` builds from it. No torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from paceline.config.options import Kind
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+Shape = tuple[int, ...]
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One that is built.
+
+    ``made_by``: ``module:class``; ``options``: what ``optim_args`` may name; ``fixed``: arguments it is always given; ``adam``: it takes
+    betas and epsilon of the config; ``kept``: numbers that it keeps for a tensor of a shape; ``counts``: it keeps the tensor's number of
+    steps (a float32 scalar); ``elementwise``: a shard of a matrix can be updated by itself.
+    """
+
+    made_by: str
+    options: Mapping[str, Kind]
+    kept: Callable[[Shape, Arguments], int]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    adam: bool = False
+    counts: bool = True
+    elementwise: bool = True
+
+
+def on(value: Any) -> bool:
+    """Whether a switch of ``optim_args`` is on; it may have come as text."""
+    return value in (True, "true", "True")
+
+
+def _adam(shape: Shape, args: Arguments) -> int:
+    return prod(shape) * (3 if on(args.get("amsgrad")) else 2)
+
+
+def _momentum(shape: Shape, args: Arguments) -> int:
+    return prod(shape) * bool(args.get("momentum"))
+
+
+def _rmsprop(shape: Shape, args: Arguments) -> int:
+    return prod(shape) * (1 + bool(args.get("momentum")) + on(args.get("centered")))
+
+
+def _one(shape: Shape, args: Arguments) -> int:
+    return prod(shape)
+
+
+def _factored(shape: Shape, args: Arguments) -> int:
+    """A mean a row and one a column of a matrix; a vector whole. Adafactor's first moment, where it is asked for, is whole."""
+    count = prod(shape)
+    first = count if args.get("beta1") is not None else 0
+    return first + (count // shape[-1] + count // shape[-2] if len(shape) >= 2 else count)
+
+
+_CODE: dict[str, Kind] = {"foreach": "switch", "maximize": "switch", "differentiable": "switch"}
+_FUSED: dict[str, Kind] = {**_CODE, "fused": "switch"}
+_ADAM: dict[str, Kind] = {**_FUSED, "betas": "betas", "eps": "size", "amsgrad": "switch", "capturable": "switch"}
+#: torch 2.13's and Transformers' own signatures, which a test compares
+BUILT: dict[str, Optimizer] = {
+    "adamw_torch": Optimizer("torch.optim:AdamW", _ADAM, _adam, adam=True),
+    "adamw_torch_fused": Optimizer("torch.optim:AdamW", _ADAM, _adam, {"fused": True}, adam=True),
+    "sgd": Optimizer(
+        "torch.optim:SGD",
+        {**_FUSED, "momentum": "size", "dampening": "size", "nesterov": "switch"},
+        _momentum,
+        counts=False,
+    ),
+    "adagrad": Optimizer(
+        "torch.optim:Adagrad",
+        {**_FUSED, "lr_decay": "size", "initial_accumulator_value": "size", "eps": "size"},
+        _one,
+    ),
+    "rmsprop": Optimizer(
+        "torch.optim:RMSprop",
+        {**_CODE, "alpha": "size", "eps": "size", "momentum": "size", "centered": "switch", "capturable": "switch"},
+        _rmsprop,
+    ),
+    "adafactor": Optimizer(
+        "transformers.optimization:Adafactor",
+        {
+            "eps": "pair", "clip_threshold": "number", "decay_rate": "number", "beta1": "number", "scale_parameter": "switch",
+            "relative_step": "switch", "warmup_init": "switch",
+        },
+        _factored,
+        {"scale_parameter": False, "relative_step": False},
+        elementwise=False,
+    ),
+}  # fmt: skip
+_LESS_MEMORY = (
+    "adamw_torch_fused; for less memory its states shared out (distributed_strategy: fsdp or zero2), or lora:"
+)
+# pattern of names -> (why, what to write)
+_NOT_BUILT: tuple[tuple[str, str, str], ...] = (
+    ("rmsprop_bnb.*", "RMSprop of bitsandbytes is not built", "rmsprop"),
+    ("(paged_)?lion_.*", "Lion is not built, in 8 bits or in 32", "adamw_torch_fused with a learning rate 3 to 10 times Lion's"),
+    ("(paged_)?ademamix.*", "AdEMAMix is not built", "adamw_torch_fused"),
+    (".*(8bit|4bit)", "quantised moments of bitsandbytes and torchao are not built: moments are kept in float32", _LESS_MEMORY),
+    ("paged_.*", "moments paged to host memory by bitsandbytes are not built", "adamw_torch_fused, and offload by distributed_strategy: zero2 with offload_optimizer"),
+    ("galore_.*|apollo_.*", "gradients in low rank need a package of their own that is not used here", "adamw_torch_fused with lora:, which trains low-rank updates"),
+    ("lomo|adalomo", "an update fused into the backward needs a package of its own that is not used here", "adafactor, whose states are small; or sgd"),
+    ("schedule_free_.*", "it needs the package schedulefree, which is not used here", "adamw_torch_fused with lr_scheduler_type: constant_with_warmup"),
+    ("adamw_torch_xla|adamw_torch_npu_fused", "it is for another kind of device", "adamw_torch_fused"),
+    ("adamw_apex_fused", "Apex is not used; torch's fused AdamW makes the same update", "adamw_torch_fused"),
+    ("adamw_anyprecision", "it needs torchdistx, which is no longer maintained", "adamw_torch_fused"),
+    ("grokadamw|stable_adamw", "it needs a package of its own that is not used here", "adamw_torch_fused"),
+)  # fmt: skip
+#: Transformers' names that are known and not built
+KNOWN = (
+    "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix",
+    "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit",
+    "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "galore_adamw",
+    "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo",
+    "adalomo", "grokadamw", "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "apollo_adamw", "apollo_adamw_layerwise",
+    "stable_adamw",
+)  # fmt: skip
+
+
+def elementwise(name: str) -> bool:
+    """Whether a part of a matrix can be updated by itself; so of names that are not built, which are refused elsewhere."""
+    return name not in BUILT or BUILT[name].elementwise
+
+
+def contradictions(name: str, args: Arguments) -> list[str]:
+    """What the optimizer's own class refuses of values that fit one by one, as words."""
+    found = []
+    if on(args.get("nesterov")) and (not args.get("momentum") or args.get("dampening")):
+        found.append("nesterov needs a momentum above 0, and no dampening")
+    if on(args.get("fused", BUILT[name].fixed.get("fused"))) and (on(args.get("foreach")) or on(args.get("differentiable"))):  # fmt: skip
+        found.append("fused goes neither with foreach nor with differentiable")
+    if on(args.get("relative_step")) or on(args.get("warmup_init")):
+        found.append(
+            "the rate comes from learning_rate and its schedule; relative_step and warmup_init would take it from the step"
+        )
+    return found
+
+
+def not_built(name: str) -> tuple[str, str]:
+    """(why, what to write instead) for a name that is not in ``BUILT``."""
+    for pattern, why, instead in _NOT_BUILT:
+        if re.fullmatch(pattern, name):
+            return why, instead
+    return "no optimizer has this name", f"one of {', '.join(BUILT)}"
+
+
+def parse_optim_args(given: Any) -> dict[str, Any]:
+    """``optim_args`` as Transformers writes it (``"momentum=0.9,nesterov=True"``) or as a mapping. Raises ConfigError."""
+    if not given:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    args: dict[str, Any] = {}
+    for part in _parts(str(given)):
+        key, found, text = part.partition("=")
+        if not found or not key.strip():
+            what, where = "optim_args is a list of name=value", "training.optim_args"
+            raise ConfigError(Diagnostic("train.optim_args", what, where, str(given), "momentum=0.9,nesterov=True"))
+        try:
+            args[key.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            args[key.strip()] = text.strip()
+    return args
+
+
+def _parts(text: str) -> list[str]:
+    """The text cut at its commas, those inside brackets (``betas=(0.9, 0.95)``) aside."""
+    return re.split(r",(?![^(\[]*[)\]])", text)

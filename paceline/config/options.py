@@ -1,0 +1,44 @@
+"""Options of optimizers and schedules: what kind of value each takes, told without the library that takes it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: An option's kind: number, size (a number from 0 up), whole, switch, pair (of numbers), betas (two shares), or the words that it may be.
+Kind = str | tuple[str, ...]
+
+_TEXTS = {
+    "number": "a number", "size": "a number from 0 up", "whole": "a whole number", "switch": "true or false", "pair": "two numbers",
+    "betas": "two numbers from 0 to below 1",
+}  # fmt: skip
+
+
+def misfits(options: Mapping[str, Any], known: Mapping[str, Kind]) -> Iterator[tuple[str, str, str]]:
+    """(what is wrong, found, what to write) of each option that is unknown or has a value of another kind."""
+    for name, value in options.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            yield f"takes no option '{name}'", name, near[0] if near else ", ".join(sorted(known)) or "no options"
+        elif not fits(value, known[name]):
+            kind = known[name]
+            takes = _TEXTS[kind] if isinstance(kind, str) else " or ".join(kind)
+            yield f"takes {takes} as '{name}'", f"{name}: {value}", f"{name}: {takes}"
+
+
+def fits(value: Any, kind: Kind) -> bool:
+    """Whether ``value`` is of the kind; None means the option's own default."""
+    if value is None:
+        return True
+    if isinstance(kind, tuple):
+        return value in kind
+    if kind == "switch":
+        return isinstance(value, bool) or str(value) in ("true", "false", "True", "False")
+    if kind in ("pair", "betas"):
+        two = isinstance(value, (list, tuple)) and len(value) == 2 and all(fits(item, "number") for item in value)
+        return two and (kind == "pair" or all(0 <= item < 1 for item in value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return False
+    return {"size": value >= 0, "whole": value == int(value)}.get(kind, True)

@@ -1,0 +1,88 @@
+"""The optimizer, the schedule, and the metric that decides: whether what is named is built, and takes the options given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.config.metrics import evaluation_metrics
+from paceline.config.optimizers import BUILT, contradictions, not_built, parse_optim_args
+from paceline.config.options import misfits
+from paceline.config.rules.base import Context, Rule
+from paceline.config.schedules import OPTIONS, STATEFUL, unmet
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+
+_OPTIM, _ARGS = "training.optim", "training.optim_args"
+_SCHEDULE, _KWARGS = "training.lr_scheduler_type", "training.lr_scheduler_kwargs"
+
+
+def optimizer(c: Context) -> Iterator[Diagnostic]:
+    """train.optimizer"""
+    name = c.config.training.optim
+    if name not in BUILT:
+        why, instead = not_built(name)
+        yield c.problem("train.optimizer", f"the optimizer '{name}' is not built: {why}", _OPTIM, hint=f"optim: {instead}")  # fmt: skip
+
+
+def optimizer_options(c: Context) -> Iterator[Diagnostic]:
+    """train.optim_args"""
+    name = c.config.training.optim
+    if name not in BUILT:
+        return
+    try:
+        given = parse_optim_args(c.config.training.optim_args)
+    except ConfigError as error:
+        yield c.problem("train.optim_args", error.diagnostics[0].what, _ARGS, hint=error.diagnostics[0].hint)
+        return
+    for what, found, hint in misfits(given, BUILT[name].options):
+        yield c.problem("train.optim_args", f"the optimizer {name} {what}", _ARGS, found=found, hint=hint)
+    for words in contradictions(name, given):
+        yield c.problem("train.optim_args", f"the optimizer {name}: {words}", _ARGS, hint="remove one of them")
+
+
+def schedule(c: Context) -> Iterator[Diagnostic]:
+    """train.schedule"""
+    name = c.config.training.lr_scheduler_type
+    if name in STATEFUL:
+        yield c.problem(
+            "train.schedule",
+            f"the schedule {name} follows measured losses, and a resumed run could not repeat it",
+            _SCHEDULE,
+            hint="lr_scheduler_type: cosine, linear, or warmup_stable_decay with num_decay_steps",
+        )
+
+
+def schedule_options(c: Context) -> Iterator[Diagnostic]:
+    """train.schedule_options"""
+    t = c.config.training
+    name, given = t.lr_scheduler_type, t.lr_scheduler_kwargs
+    if name not in OPTIONS:
+        return
+    wrong = list(misfits(given, OPTIONS[name]))
+    for what, found, hint in wrong:
+        yield c.problem("train.schedule_options", f"the schedule {name} {what}", _KWARGS, found=found, hint=hint)
+    lacks = "" if wrong else unmet(name, given, t.learning_rate)
+    if lacks:
+        found = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none"
+        yield c.problem("train.schedule_options", f"the schedule {name} {lacks}", _KWARGS, _SCHEDULE, found=found, hint=f"lr_scheduler_kwargs: {{{', '.join(f'{key}: …' for key in OPTIONS[name])}}}")  # fmt: skip
+
+
+def best_metric(c: Context) -> Iterator[Diagnostic]:
+    """train.best_metric"""
+    t = c.config.training
+    asked = t.metric_for_best_model
+    if asked is None:
+        return
+    rewards = t.rollout.rewards if t.rollout is not None else ()
+    names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards])
+    full = asked if asked.startswith("eval_") else f"eval_{asked}"
+    if full not in names:
+        yield c.problem(
+            "train.best_metric",
+            f"no evaluation of the algorithm {t.algorithm} yields this metric",
+            "training.metric_for_best_model",
+            hint=f"one of {', '.join(names)}",
+        )
+
+
+OPTIMISATION_RULES: tuple[Rule, ...] = (optimizer, optimizer_options, schedule, schedule_options, best_metric)
