@@ -2,5 +2,5 @@
 
 load.load_config(path, overrides, environ, flags) -> Loaded     the one way in
 rules.check(config, facts, starting=…) -> [Diagnostic]          what needs the machine or is asked at the start only
-show.render_show(loaded) / reference.reference() / codes.explain(code)
+show.render_show(loaded) / reference.reference()
 """

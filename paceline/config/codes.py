@@ -177,7 +177,7 @@ _SAVE = {
     "resume.overwrite": "overwrite_output_dir and resume_from_checkpoint contradict each other; going on wins.",
 }
 _DATA = {
-    "data.missing": "data.train names what is trained on.",
+    "data.missing": "data.train names what is trained on, and nothing is named or nothing lies there. Give the path of a file or folder, or a name on the hub (owner/name).",
     "data.prefetch": "dataloader_prefetch_factor is for loading processes; dataloader_num_workers is 0.",
     "data.max_pos": "Sequences are longer than the positions that the model knows.",
     "data.token_range": "The tokenizer has more tokens than the embedding has rows; those tokens would read beyond it.",
@@ -226,8 +226,3 @@ EXPLANATIONS: dict[str, str] = {
     **_MODEL,
     **_HOST,
 }
-
-
-def explain(code: str) -> str | None:
-    """The explanation of a code of this room, or None when it is another room's."""
-    return EXPLANATIONS.get(code)

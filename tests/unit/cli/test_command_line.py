@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main as cli
-from paceline.cli.codes import Codes, explained
+from paceline.cli.codes import EXPLANATIONS
 from paceline.cli.options import existing_run
 from paceline.cli.planned import Asked
 from paceline.cli.report import reported
@@ -161,27 +161,17 @@ def test_what_a_verb_answers_is_the_exit_code(value: object, code: int) -> None:
     assert reported(lambda: value) == code
 
 
-def test_explain_reads_the_text_that_is_printed(tmp_path: Path) -> None:
-    room = tmp_path / "paceline" / "room"
-    room.mkdir(parents=True)
-    (room / "file.py").write_text(
-        'def rule(x):\n    """Two things at once."""\n    raise Error(Diagnostic("room.thing", f"{x} is " "odd", hint="write " + x))\n'
-    )
-    codes = Codes(tmp_path / "paceline")
-    text = explained("room.thing", codes)
-    assert (
-        "{x} is odd" in text
-        and "write {x}" in text
-        and "Two things at once." in text
-        and "paceline/room/file.py:3" in text
-    )
-    with pytest.raises(ConfigError, match="room.thing"):
-        explained("room.thin", codes)
+@pytest.mark.parametrize("code", ["data.unknown_role", "launch.option_wins", "[data.no_answer]", "runtime.env_uneven"])
+def test_explain_prints_sentences(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", code) == 0
+    name, *lines = capsys.readouterr().out.splitlines()
+    assert name == code.strip("[]")
+    assert " ".join(" ".join(lines).split()) == EXPLANATIONS[name]
 
 
-def test_explain_knows_the_package() -> None:
-    codes = Codes().all
-    assert {"cli.unknown_verb", "run.exists", "cli.mode"} <= codes.keys()
+def test_explain_alone_lists_every_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain") == 0
+    assert set(capsys.readouterr().out.split()) == set(EXPLANATIONS)
 
 
 @pytest.fixture

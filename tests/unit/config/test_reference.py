@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import paceline.config
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.codes import EXPLANATIONS, explain
+from paceline.config.codes import EXPLANATIONS
 from paceline.config.recognised import RECOGNISED
 from paceline.config.reference import reference
 from paceline.config.schema import SECTIONS, field_of, fields
 
 ROOM = Path(paceline.config.__file__).parent
-MAKERS = {"Diagnostic", "problem", "_problem", "_fail", "_error", "_note", "note"}
-
-
-def codes_in_sources() -> set[str]:
-    """First literal argument of every call that makes a diagnostic."""
-    found = set()
-    for path in ROOM.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and node.args
-                and isinstance(node.args[0], ast.Constant)
-                and isinstance(node.args[0].value, str)
-            ):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                if (
-                    name in MAKERS
-                    and "." in node.args[0].value
-                    and " " not in node.args[0].value
-                    and path.parent.name != "foreign"
-                ) or name == "Diagnostic":
-                    found.add(node.args[0].value)
-    return found
-
-
-def test_every_code_is_explained():
-    missing = codes_in_sources() - set(EXPLANATIONS)
-    assert missing == set()
-    assert explain("save.best_strategy")
-    assert explain("no.such") is None
 
 
 def test_every_field_is_documented_and_printed():

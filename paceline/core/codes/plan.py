@@ -1,0 +1,68 @@
+"""Codes of the plan: model sizes, hardware, batch, mesh, DeepSpeed's file as it will run."""
+
+from __future__ import annotations
+
+_SUBJECT = {
+    "plan.subject": "A plan is made of a config, or of --model with --hardware; one of them is missing, or both name the model.",
+    "plan.algorithm": "--algorithm names no algorithm that the forecast knows. The known ones are listed.",
+    "plan.bits": "A base packed to 4 bits is trained by an adapter only. Give --lora with --bits.",
+    "plan.rows_cards": "The rows of a step (--rows) cannot be shared out evenly over the cards by any strategy. The nearest numbers that can are named.",
+    "plan.model_config": "The model's config.json is not on this machine or cannot be read, and without it nothing can be planned. Download it first, or name a folder that holds one.",
+    "plan.model_heads": "hidden_size must be a multiple of num_attention_heads (or head_dim given), and num_attention_heads one of num_key_value_heads. The nearest number that is is named.",
+    "plan.model_missing": "model.name_or_path looks like a path, and there is no such folder. Correct it, or give a hub name such as org/model.",
+    "plan.model_size": "A size of the model is a whole number from 1 up.",
+    "plan.model_sizes": "The model's family is not known, and sizes that a plan needs are missing from its config. Write them, or correct model_type if it was misspelt.",
+    "plan.model_type": "The model's config names no family. Write model_type, for instance llama.",
+    "plan.model_unknown": "--model names no model of the built-in list. The nearest names are shown; a folder with config.json goes as well.",
+    "plan.optim_args": "training.optim_args is a comma-separated list of name=value, as in momentum=0.9,nesterov=True.",
+    "plan.not_installed": "The config needs a package that is not installed here. The message has the command that installs it.",
+    "plan.strategy_not_available": "The strategy is valid in a config, but this version cannot start it. The ones it can start are listed.",
+    "plan.deepspeed_missing": "The strategy needs the package deepspeed, which is not installed. Install it, or use fsdp, which shares out the same states.",
+    "plan.no_closed_form": "A simulation is compared with the plan's own formulas, and this plan has none: a strategy of your own, or a model whose sizes are not known here.",
+    "plan.no_torch": "A simulation runs the real module on torch's meta device and needs torch and transformers. Install them, or leave --simulate out.",
+}
+_HARDWARE = {
+    "plan.hardware_file": "The hardware file cannot be read, or is not one mapping. It is YAML with the keys that the message lists.",
+    "plan.hardware_form": "--hardware is a number and a name, as in 16xH100.",
+    "plan.hardware_key": "The hardware file has keys that are not known. The nearest known ones are named.",
+    "plan.hardware_missing": "A hardware file without a card of the catalogue has to name its memory and speeds itself; those missing are listed.",
+    "plan.hardware_nodes": "The hardware named and the nodes asked for do not go together: nodes are taken to be alike and fully used. Give --hardware alone with all cards, or a YAML with cards_per_node.",
+    "plan.hardware_unknown": "The catalogue has no accelerator of this name. The nearest names are shown; a YAML with its memory and speeds goes as well.",
+    "plan.hardware_value": "A value of the hardware file is not a number above 0.",
+    "plan.too_few_devices": "More processes a node were asked for than CUDA devices are visible. Start fewer, or train on the CPU by training.use_cpu=true.",
+    "plan.world_nodes": "The number of processes is not a multiple of the nodes; each node starts the same number.",
+    "plan.world_size": "Processes and nodes are counted from 1 up.",
+}
+_BATCH = {
+    "plan.batch_global": "Micro-batch, accumulation and ranks do not multiply to the run's rows a step. Choose a number of processes that divides them; the message lists some.",
+    "plan.batch_world": "The run's rows a step cannot be shared evenly by this many data-parallel ranks. The nearest legal numbers of processes are named.",
+    "plan.fastest_chooses": "distributed_strategy: fastest searches for the layout, and a key of the config already names part of it. Leave the key out, or use distributed_strategy: auto.",
+    "plan.fastest_nothing": "No layout of this job fits, or none that fits can be started. More memory or cards, a shorter data.max_length, or adapters help.",
+    "plan.fastest_unknown": "A search for the fastest layout needs facts that are not known, such as the hardware's speed or the model's sizes. Use distributed_strategy: auto.",
+}
+_ADAPTERS = {
+    "plan.adapter_folder": "No adapter can be read at lora.adapter_name_or_path. It is a folder with adapter_config.json and adapter_model.safetensors; one on the hub is downloaded first.",
+    "plan.adapter_kind": "The adapter is not plain LoRA: another method, or options that are not built. Give an adapter with r, lora_alpha and target_modules alone.",
+    "plan.adapter_strategy": "Adapters are trained where a rank sees whole layers and rows, or shards by FSDP or ZeRO; not with tensor, context or pipeline parallelism. Change the strategy, or train all weights.",
+    "plan.quantised_float64": "bitsandbytes computes in no float64. Set model.dtype: float32.",
+    "plan.quantised_strategy": "Under this strategy packed 4-bit weights would be cut or cast. Take one of the strategies that are listed, or adapters on whole weights.",
+}
+_MESH = {
+    "par.deepspeed": "A mesh size of training.parallelism and the DeepSpeed settings do not go together: they name two sizes, or an axis that DeepSpeed does not have. Name it once.",
+    "par.ds_tp_mismatch": "The DeepSpeed settings name the tensor-parallel degree twice with two values. Keep autotp_size.",
+    "par.pp_layers": "The model has fewer layers than pipeline stages. Lower pp_size or pp_stages_per_rank.",
+    "par.pp_size": "The strategy pipeline needs at least two stages. Set pp_size, or use fsdp.",
+    "par.pp_stages": "The schedule fixes how many stages a process holds: two for zbv, one for gpipe and 1f1b; interleaved and zero_bubble take more.",
+    "par.sharding": "The sharding of the fsdp key and the mesh contradict each other: one keeps copies where the other shards. Change fsdp, dp_replicate_size or dp_shard_size as the message says.",
+    "fsdp2.local_state": "FSDP2 has no local state dict. Use sharded_state_dict.",
+}
+_ZERO = {
+    "zero.hpz": "ZeRO++ keeps a second copy of the weights within groups of zero_hpz_partition_size ranks; that number must divide the processes, and the copy needs ZeRO-3.",
+    "zero.not_supported": "A block of the DeepSpeed file changes what is learnt and is not built. Switch it off in the file.",
+    "zero.nvme_stage": "Only ZeRO-3 reads and writes NVMe. Set stage 3, or offload to the CPU.",
+    "zero.offload": "Offload needs ZeRO-1 or higher, and knows the devices none, cpu and nvme.",
+    "zero.offload_ratio": "Only ZeRO-3 offloads a part of the optimizer. Set ratio to 1.0.",
+    "zero.optimizer_params": "A parameter of the DeepSpeed file's optimizer has no counterpart, and leaving it out would change the update. Set training.optim and training.optim_args instead, or take the parameter out.",
+    "zero.quantised": "ZeRO++'s quantised exchange has kernels for CUDA only. Switch it off on other devices.",
+}
+CODES = {**_SUBJECT, **_HARDWARE, **_BATCH, **_ADAPTERS, **_MESH, **_ZERO}

@@ -1,0 +1,35 @@
+"""Codes of the strategies when they start."""
+
+from __future__ import annotations
+
+_NATIVE = {
+    "strategy.data_parallel_world": "The strategy data_parallel drives all devices from one process, and several were started. Start one, or use ddp.",
+    "strategy.single_world": "The strategy single is for one process. Use ddp, or auto.",
+    "strategy.fsdp_world": "FSDP shards over processes, and there is one. Start two or more, or use distributed_strategy: single.",
+    "strategy.fsdp_wrap_class": "fsdp_config.transformer_layer_cls_to_wrap names a class that the model does not have. The classes that it has are listed; without the key the decoder layers are found.",
+    "strategy.not_a_strategy": "What distributed_strategy names is no subclass of paceline.strategies.base:Strategy.",
+    "strategy.nothing_to_train": "No parameter of the model requires a gradient. Unfreeze at least one.",
+    "strategy.optimizer_args": "training.optim_args names an argument that the optimizer does not take. The nearest, or all that it takes, are named.",
+    "strategy.optimizer_sharded": "This optimizer looks at whole matrices, and under this strategy a rank has a piece of each. Choose another one, or distributed_strategy: ddp.",
+    "strategy.optimizer_unknown": "No optimizer has this name. Correct training.optim; the nearest name is shown.",
+    "strategy.optimizer_unsupported": "The optimizer is known from Transformers but not built here. Choose one of those listed.",
+    "strategy.empty_window": "An evaluation step was made without a micro-batch on some rank. A data source of your own has to give a filler of weight 0 there.",
+    "strategy.pipeline_cp": "A pipeline passes whole rows on and does not share out sequences. Set cp_size: 1, or use fsdp without pp_size.",
+    "strategy.pipeline_generation": "A pipeline cannot write answers while it trains. Export a checkpoint and ask that, or train with fsdp.",
+    "strategy.pipeline_schedule": "Schedule, ranks and stages a rank do not go together. gpipe and 1f1b have one stage a rank, zbv has two, interleaved and zero_bubble one or more; each needs two ranks.",
+}
+_DEEPSPEED = {
+    "strategy.deepspeed_accelerator": "DeepSpeed chose another kind of device than the run computes on. Set DS_ACCELERATOR as the message says.",
+    "strategy.deepspeed_async_io": "Offload to NVMe needs DeepSpeed's async_io op, which cannot be built here. Install libaio and a compiler as shown, or offload to the CPU.",
+    "strategy.deepspeed_broken": "DeepSpeed is installed but cannot be imported; its reason is shown. Install a version that goes with this torch.",
+    "strategy.deepspeed_float64": "ZeRO keeps its master weights in float32. Set model.dtype: float32, or use a native strategy.",
+    "strategy.deepspeed_layout": "AutoTP cuts a parameter into pieces that do not lie side by side, which a checkpoint cannot hold. Use fsdp with tp_size.",
+    "strategy.deepspeed_missing": "The strategy needs DeepSpeed, which is not installed. Install it, or use distributed_strategy: fsdp.",
+    "strategy.deepspeed_optimizer": "ZeRO cuts the optimizer's state into flat pieces, in which Adafactor's rows and columns are lost. Choose another optimizer, or fsdp.",
+    "strategy.deepspeed_packed": "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast. Use uint8 storage (lora.quant_storage), or fsdp.",
+    "strategy.deepspeed_refused": "DeepSpeed itself refused the configuration when it was initialised. Its own message is shown and names what it does not take, such as a dtype that the device lacks; change that in the DeepSpeed settings.",
+    "strategy.deepspeed_tp_plan": "AutoTP uses the model's own tensor-parallel plan, and this model has none. Take a model with one, or autotp_size: 1.",
+    "strategy.deepspeed_tp_stage": "Without ZeRO, AutoTP clips each rank's part of the gradient by itself, which is another update. Set stage 1.",
+    "strategy.deepspeed_trap": "DeepSpeed started, but what it set up is not what the plan says, so the run would train something else. Please report the message with your settings; another strategy trains meanwhile.",
+}
+CODES = {**_NATIVE, **_DEEPSPEED}
