@@ -28,6 +28,7 @@ _ANSWERS = {
     "generation.no_model": "The folder holds no model that can be loaded. Name a run directory, or a folder that `paceline export` made.",
     "generation.no_run": "There is no such folder. Name a run directory or an exported folder.",
     "generation.options": "--max-new-tokens is at least 1 and --temperature at least 0.",
+    "generation.run_config": "The run's config.json, which says how answers are written, cannot be read. Put the file back, or export the model and chat with that folder.",
     "generation.too_long": "The conversation is longer than the positions of the model. Shorten it, or start anew with /new.",
 }
 CODES = {**_RUN, **_SETTINGS, **_ANSWERS}
