@@ -14,7 +14,6 @@ _SUBJECT = {
     "plan.model_sizes": "The model's family is not known, and sizes that a plan needs are missing from its config. Write them, or correct model_type if it was misspelt.",
     "plan.model_type": "The model's config names no family. Write model_type, for instance llama.",
     "plan.model_unknown": "--model names no model of the built-in list. The nearest names are shown; a folder with config.json goes as well.",
-    "plan.optim_args": "training.optim_args is a comma-separated list of name=value, as in momentum=0.9,nesterov=True.",
     "plan.not_installed": "The config needs a package that is not installed here. The message has the command that installs it.",
     "plan.strategy_not_available": "The strategy is valid in a config, but this version cannot start it. The ones it can start are listed.",
     "plan.deepspeed_missing": "The strategy needs the package deepspeed, which is not installed. Install it, or use fsdp, which shares out the same states.",

@@ -11,7 +11,6 @@ _NATIVE = {
     "strategy.nothing_to_train": "No parameter of the model requires a gradient. Unfreeze at least one.",
     "strategy.optimizer_args": "training.optim_args names an argument that the optimizer does not take. The nearest, or all that it takes, are named.",
     "strategy.optimizer_sharded": "This optimizer looks at whole matrices, and under this strategy a rank has a piece of each. Choose another one, or distributed_strategy: ddp.",
-    "strategy.optimizer_unknown": "No optimizer has this name. Correct training.optim; the nearest name is shown.",
     "strategy.optimizer_unsupported": "The optimizer is known from Transformers but not built here. Choose one of those listed.",
     "strategy.empty_window": "An evaluation step was made without a micro-batch on some rank. A data source of your own has to give a filler of weight 0 there.",
     "strategy.pipeline_cp": "A pipeline passes whole rows on and does not share out sequences. Set cp_size: 1, or use fsdp without pp_size.",
