@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +28,7 @@ class Algorithm(ABC):
     watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
     metric_names: tuple[str, ...] = ("eval_loss",)  # what an evaluation yields
 
-    def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Iterator[Window]:
+    def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Generator[Window]:
         """The windows to train on: offline algorithms pass the data's own through; on-policy ones make theirs from rollouts."""
         yield from source
 

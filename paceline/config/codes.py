@@ -95,6 +95,7 @@ _BACKEND = {
     "back.fsdp_ds": "FSDP and DeepSpeed both shard the model; one run uses one of them.",
     "back.strategy_vs_file": "distributed_strategy contradicts the DeepSpeed or FSDP settings that are given.",
     "back.distributed_flag": "distributed: true or false contradicts distributed_strategy.",
+    "back.distributed_alone": "distributed: true expects several processes, and one is started: nothing is shared out.",
     "back.one_process": "The config asks for one process, and the launcher starts several: each would train alone on the same data.",
     "back.fsdp_single": "FSDP shards over processes; with one there is nothing to shard.",
     "back.nccl_cpu": "NCCL moves data between CUDA devices. On a CPU the backend is gloo; `auto` chooses.",
@@ -178,7 +179,7 @@ _SAVE = {
 }
 _DATA = {
     "data.missing": "data.train names what is trained on, and nothing is named or nothing lies there. Give the path of a file or folder, or a name on the hub (owner/name).",
-    "data.prefetch": "dataloader_prefetch_factor is for loading processes; dataloader_num_workers is 0.",
+    "data.prefetch": "dataloader_prefetch_factor is for loading threads; dataloader_num_workers is 0.",
     "data.max_pos": "Sequences are longer than the positions that the model knows.",
     "data.token_range": "The tokenizer has more tokens than the embedding has rows; those tokens would read beyond it.",
     "data.packing_eval": "Packed rows are for data sets; PPO and GRPO make their rows from rollouts. Preference pairs are packed with both halves in one row.",

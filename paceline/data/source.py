@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,9 +42,14 @@ class PackedSource:
         self.shuffle = shuffle
         self.columns: dict[str, NDArray[np.float64]] = {}
         self._layouts: dict[int, Bins] = {}
+        self._lock = threading.Lock()  # batches are made by several threads
 
     def layout(self, epoch: int) -> Bins:
         """The rows of an epoch in their order."""
+        with self._lock:
+            return self._layout(epoch)
+
+    def _layout(self, epoch: int) -> Bins:
         if epoch not in self._layouts:
             weights = self.table.weights if self.shuffle else (1.0,)
             group = self.table.group
@@ -72,7 +78,8 @@ class PackedSource:
 
     def _known_epoch(self, epoch: int) -> int:
         """An epoch whose layout is at hand: how many bins there are depends on the lengths alone, not on their order."""
-        return epoch if epoch in self._layouts or not self._layouts else next(iter(self._layouts))
+        with self._lock:
+            return epoch if epoch in self._layouts or not self._layouts else next(iter(self._layouts))
 
     def efficiency(self, epoch: int = 0) -> float:
         """Real tokens over the room of all rows."""

@@ -16,7 +16,7 @@ from paceline.plan.adapter import adapter_decisions
 from paceline.plan.fastest import NAME as FASTEST
 from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
-from paceline.plan.knobs import choose_attention, choose_backend, knob_decisions
+from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, knob_decisions
 from paceline.plan.memory import memory_of
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.resolve import Resolved, attempt, resolve
@@ -106,6 +106,7 @@ def _assembled(
         *about_models,
         *rollout_decisions(training, engine.batch),
         *knob_decisions(training, data, hardware, resolved.chosen.strategy, prompts=prompts),
+        *idle_decisions(config),
         *_warnings(found),
     )
     return Plan(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.config.idle import IDLE
 from paceline.config.optimizers import parse_optim_args
+from paceline.config.schema import Config, field_of
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Decision, Precision
 
@@ -61,7 +63,7 @@ def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:
 def knob_decisions(
     training: Mapping[str, Any], data: Mapping[str, Any], hardware: Hardware, strategy: str, *, prompts: bool = False
 ) -> list[Decision]:
-    """What was asked for beside the main choices, granted or not. ``prompts``: rows are made in training, of answers to prompts."""
+    """What was asked for beside the main choices, granted or not; see ``idle_decisions`` too. ``prompts``: rows are made in training, of answers to prompts."""
     on_cpu = hardware.device == "cpu"
     made: list[Decision] = []
 
@@ -89,28 +91,31 @@ def knob_decisions(
             else "the first step takes longer"
         )
         say("training.torch_compile", "on", f"asked for; {cost}")
-    if training["dataloader_pin_memory"]:
-        if on_cpu:
-            say(
-                "training.dataloader_pin_memory",
-                "off",
-                "pinned memory speeds copies to a CUDA device; this run has none",
-                granted=False,
-            )
-        else:
-            say("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
-    if training["dataloader_num_workers"]:
-        why = "rows are read from a memory-mapped file that is already tokenised; worker processes would only add start-up time"
-        say("training.dataloader_num_workers", "0", why, granted=False)
-    if training.get("bf16_full_eval") or training.get("fp16_full_eval"):
-        say(
-            "training.*_full_eval",
-            "off",
-            "evaluation computes in the training's dtype from fp32 master weights",
-            granted=False,
-        )
+    _loading(training, say, on_cpu=on_cpu, prompts=prompts)
+    for key in ("bf16_full_eval", "fp16_full_eval"):
+        if training[key]:  # elsewhere ``plan.precision`` has refused it
+            say(f"training.{key}", "on", "evaluation casts the weights as training does")
     _ddp_knobs(training, strategy, say)
     return made
+
+
+def _loading(training: Mapping[str, Any], say: Any, *, on_cpu: bool, prompts: bool) -> None:
+    """How batches reach the steps. What is said of CUDA is what ``seam.batch.Batch.pinned`` does."""
+    workers, pin = training["dataloader_num_workers"], training["dataloader_pin_memory"]
+    if pin and prompts:
+        say("training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False)
+    elif pin and on_cpu:
+        why = "pinned memory speeds copies to a CUDA device; this run has none"
+        say("training.dataloader_pin_memory", "off", why, False)
+    elif pin:
+        say("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
+    if workers and prompts:
+        why = "a rollout is made with the weights of its step: there is nothing to load ahead"
+        say("training.dataloader_num_workers", "0", why, False)
+    elif workers:
+        ahead = training["dataloader_prefetch_factor"] or 2
+        why = f"threads that prepare the next {workers * ahead} steps' batches while one runs; the order stays"
+        say("training.dataloader_num_workers", str(workers), why)
 
 
 _ROLLOUT_ROWS = "rows are made of rollouts: a micro-batch lays its answers end to end, without padding"
@@ -137,3 +142,14 @@ def _ddp_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
             say(f"training.{name}", str(value).lower(), "asked for, given to DistributedDataParallel")
         else:
             say(f"training.{name}", "off", f"a knob of DistributedDataParallel; the strategy is '{strategy}'", False)
+
+
+def idle_decisions(config: Config) -> list[Decision]:
+    """Keys that set nothing, where they say something else than the default."""
+    found = []
+    for path, reason in IDLE.items():
+        section, _, name = path.partition(".")
+        asked, info = getattr(getattr(config, section), name), field_of(path)
+        if info is not None and asked != info.default:
+            found.append(Decision(path, str(asked).lower(), reason, False))
+    return found

@@ -17,7 +17,7 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import optimizer_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Precision
-from paceline.plan.precision import choose_precision
+from paceline.plan.precision import check_full_eval, choose_precision
 from paceline.plan.predict.escalate import escalate
 from paceline.plan.rollout import check_rollout
 from paceline.plan.shape import ModelShape
@@ -87,6 +87,7 @@ def resolve(
     )
     optimizer = attempt(lambda: optimizer_spec(training), found)
     precision = choose_precision(training["mixed_precision"], hardware, values["model"]["dtype"])
+    found += check_full_eval(training, precision)
     engine = None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
         job = Job(_with_sharding(training, chosen), values.get("lora"), hardware, world_size, num_nodes, shape)

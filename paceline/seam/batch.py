@@ -56,6 +56,17 @@ class Batch:
         """[L]: the field ``name`` of ``tokens`` at the labelled positions, in the order of a root module's answers."""
         return self.tokens[name][self.labels != IGNORE_INDEX]
 
+    def pinned(self) -> Batch:
+        """The same batch in page-locked memory, which CUDA copies from without waiting; ``cu_seqlens``, which stays on the CPU, as it is."""
+        moved = {
+            f.name: getattr(self, f.name).pin_memory()
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor) and f.name != "cu_seqlens"
+        }
+        extras = {name: value.pin_memory() for name, value in self.extras.items()}
+        tokens = {name: value.pin_memory() for name, value in self.tokens.items()}
+        return replace(self, **moved, extras=extras, tokens=tokens)
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``; ``cu_seqlens`` stays on the CPU (its values are read by Python loops)."""
         if device.type == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +10,19 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.seam.algorithm import Objective
+from paceline.seam.batch import Batch
 from paceline.seam.data import RowSource
+from paceline.training.loading import Loading
 from paceline.training.windows import Cut
 
 
 def evaluate(
-    strategy: Any, handles: Mapping[Any, Any], algorithm: Objective, source: RowSource, cut: Cut
+    strategy: Any,
+    handles: Mapping[Any, Any],
+    algorithm: Objective,
+    source: RowSource,
+    cut: Cut,
+    loading: Loading | None = None,
 ) -> dict[str, float]:
     """``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set.
 
@@ -23,8 +31,14 @@ def evaluate(
     """
     num_rows = source.num_rows(0)
     rounds = math.ceil(num_rows / (cut.micro_batch * cut.dp_size))
-    batches = (source.batch(0, cut.positions(0, j, num_rows)) for j in range(rounds))
-    sums = strategy.eval_window(handles, batches, algorithm)
+    loading = loading or Loading()
+
+    def batch(j: int) -> Batch:
+        made = source.batch(0, cut.positions(0, j, num_rows))
+        return made.pinned() if loading.pin else made
+
+    with contextlib.closing(loading.in_order(batch, range(rounds))) as batches:
+        sums = strategy.eval_window(handles, batches, algorithm)
     if sums.rows != num_rows:
         raise PacelineError(
             Diagnostic(

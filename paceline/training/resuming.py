@@ -87,5 +87,6 @@ QUIET = frozenset(
     {
         "output_dir", "experiment_name", "run_name", "resume_from_checkpoint", "overwrite_output_dir", "logging_steps", "report_to", "save_steps",
         "save_total_limit", "log_level", "per_device_train_batch_size", "gradient_accumulation_steps", "distributed",
+        "dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory",
     }
 )  # fmt: skip

@@ -29,6 +29,7 @@ from paceline.seam.window import Window
 from paceline.strategies.registry import make_strategy
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
+from paceline.training.loading import Loading
 from paceline.training.metrics import Throughput, computed_parameters, peak_rate
 from paceline.training.models_of import DTYPES, Models
 from paceline.training.reference import ask_reference
@@ -63,6 +64,11 @@ class Session:
         """What the models of the roles are built by."""
         return Models(self.plan, self.config, self.prepared, self.world.device)
 
+    @property
+    def loading(self) -> Loading:
+        """How batches reach the steps."""
+        return Loading.of(self.config.training, self.world.device)
+
     def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
         """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
         if self.world.device.type == "cpu":
@@ -82,7 +88,7 @@ class Session:
         epochs = self.epochs(source if rolls is None else rolls.rows(source), cut)
         state = self.restore(strategy, handles, algorithm)
         windows: Any = (
-            WindowSource(source, cut, epochs, state.step)
+            WindowSource(source, cut, epochs, state.step, self.loading)
             if rolls is None
             else rolls.windows(source, epochs, state.step)
         )
@@ -210,7 +216,7 @@ class Session:
                 trainer.evaluate = lambda: windows.evaluate(eval_source)
                 return trainer
             eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)
-            trainer.evaluate = lambda: evaluate(strategy, handles, algorithm, eval_source, eval_cut)
+            trainer.evaluate = lambda: evaluate(strategy, handles, algorithm, eval_source, eval_cut, self.loading)
         return trainer
 
     def inspector(self, strategy: Any, handles: Mapping[Role, Any], until: int) -> Callable[[Window], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -58,11 +59,12 @@ class Trainer:
 
     def train(self) -> str:
         """Run to the end. Returns ``completed``, ``early_stopped`` or ``stopped`` (on request; a checkpoint is durable)."""
-        for window in self.algorithm.windows(self.windows, self.handles):
-            self._step(window)
-            outcome = self._between_steps()
-            if outcome is not None:
-                return outcome
+        with contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows:
+            for window in windows:
+                self._step(window)
+                outcome = self._between_steps()
+                if outcome is not None:
+                    return outcome
         return "completed"
 
     def _step(self, window: Window) -> None:

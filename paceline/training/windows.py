@@ -13,6 +13,7 @@ from paceline.seam.batch import Batch
 from paceline.seam.data import RowSource
 from paceline.seam.shard import Shard
 from paceline.seam.window import Window
+from paceline.training.loading import Loading
 
 FILLER = -1
 
@@ -90,14 +91,14 @@ def count_epochs(
 
 
 class WindowSource:
-    """The windows of one rank from global step ``start`` on."""
+    """The windows of one rank from global step ``start`` on, loaded ahead as ``loading`` says."""
 
-    def __init__(self, source: RowSource, cut: Cut, epochs: Epochs, start: int) -> None:
+    def __init__(self, source: RowSource, cut: Cut, epochs: Epochs, start: int, loading: Loading | None = None) -> None:
         self._source, self._cut, self._epochs, self._start = source, cut, epochs, start
+        self._loading = loading or Loading()
 
     def __iter__(self) -> Iterator[Window]:
-        for step in range(self._start, self._epochs.total_steps):
-            yield self.window(step)
+        return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
 
     def shards(self, step: int) -> Iterator[Shard]:
         """Nothing to keep beside the position: rows are read again."""
@@ -113,6 +114,8 @@ class WindowSource:
         num_rows = self._source.num_rows(epoch)
         cut = self._cut
         batches = [self._source.batch(epoch, cut.positions(within, j, num_rows)) for j in range(cut.accumulation)]
+        if self._loading.pin:
+            batches = [batch.pinned() for batch in batches]
         everyone = [p for p in step_positions(within, cut.global_batch) if p < num_rows]
         return Window(step, epoch, batches, sample_digest(self._source.document_ids(epoch, everyone)))
 

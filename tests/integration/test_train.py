@@ -78,6 +78,7 @@ def test_resume_is_bit_exact(tiny: Tiny, paceline: Paceline, tmp_path: Path, npr
             **whole["training"],
             "output_dir": str(tmp_path / "part"),
             "resume_from_checkpoint": str(tmp_path / "whole/checkpoints/step-00000006"),
+            "dataloader_num_workers": 2,  # loaded ahead: the same rows
         },
     }
     done = train(paceline, part, tmp_path, nproc)
@@ -197,6 +198,7 @@ def test_evaluation_is_exact_for_uneven_sets(tiny: Tiny, paceline: Paceline, tmp
             per_device_eval_batch_size=64,
             eval_strategy="steps",
             eval_steps=1,
+            dataloader_num_workers=nproc - 1,
         )
         config["data"]["eval"] = str(rows)
         done = train(paceline, config, tmp_path, nproc)

@@ -78,7 +78,7 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
 
 
 def distributed_flag(c: Context) -> Iterator[Diagnostic]:
-    """back.distributed_flag"""
+    """back.distributed_flag, back.distributed_alone, back.one_process"""
     t = c.config.training
     if (
         t.distributed is False
@@ -101,6 +101,14 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
             hint="distributed_strategy: ddp, or distributed: false",
         )
     world = c.facts.world_size
+    if world == 1 and t.distributed is True and t.distributed_strategy not in _ONE_PROCESS:
+        yield c.problem(
+            "back.distributed_alone",
+            "distributed: true, and one process is started: it trains alone",
+            "training.distributed",
+            hint="--nproc 2 and more, or a launcher; distributed: false where one is meant",
+            severity=Severity.WARNING,
+        )
     if world is not None and world > 1 and (t.distributed is False or t.distributed_strategy in _ONE_PROCESS):
         path = "training.distributed" if t.distributed is False else _STRATEGY
         yield c.problem(

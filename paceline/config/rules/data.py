@@ -25,7 +25,7 @@ def prefetch(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.dataloader_num_workers == 0 and t.dataloader_prefetch_factor is not None:
         yield c.problem(
-            "data.prefetch", "without loading processes there is nothing that prefetches", "training.dataloader_prefetch_factor", "training.dataloader_num_workers",
+            "data.prefetch", "without loading threads there is nothing that prefetches", "training.dataloader_prefetch_factor", "training.dataloader_num_workers",
             hint="dataloader_num_workers: 2, or remove dataloader_prefetch_factor",
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from paceline.config.idle import IDLE
 from paceline.config.sections.types import Bool, Int, OptMapping, OptText, Section, Text, Texts, Word
 
 
@@ -49,6 +50,4 @@ class ModelSection(Section):
     embedding_multiple: Int = Field(
         default=1, ge=1, description="Embedding rows are padded to a multiple of this when they are resized."
     )
-    low_cpu_mem: Bool = Field(
-        default=True, description="Stream weights from disk tensor by tensor instead of reading the whole file at once."
-    )
+    low_cpu_mem: Bool = Field(default=True, description=f"Sets nothing: {IDLE['model.low_cpu_mem']}.")

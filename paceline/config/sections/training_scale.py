@@ -105,7 +105,8 @@ class ScaleFields(Section):
         default=None, description="How algorithms that learn from the model's own answers make and judge them."
     )
     distributed: OptBool = Field(
-        default=None, description="false: one process only; true: more than one is expected; empty: as launched."
+        default=None,
+        description="false: one process only; true: more than one is expected, and one is warned about; empty: as launched.",
     )
     distributed_strategy: Text = Field(
         default="auto",
@@ -142,8 +143,14 @@ class ScaleFields(Section):
         default="auto",
         description="Compute precision; masters stay float32. auto takes bf16 where the accelerator has it, else no. `bf16: true` and `fp16: true` are spellings.",
     )
-    fp16_full_eval: Bool = Field(default=False, description="Evaluate with weights cast to fp16.")
-    bf16_full_eval: Bool = Field(default=False, description="Evaluate with weights cast to bf16.")
+    fp16_full_eval: Bool = Field(
+        default=False,
+        description="Evaluate with weights cast to fp16: what mixed_precision: fp16 does, refused without it.",
+    )
+    bf16_full_eval: Bool = Field(
+        default=False,
+        description="Evaluate with weights cast to bf16: what mixed_precision: bf16 does, refused without it.",
+    )
 
     gradient_checkpointing: Bool = Field(
         default=False, description="Recompute activations in the backward instead of keeping them."

@@ -85,14 +85,20 @@ class OptimisationFields(Section):
 class LoadingFields(Section):
     """How batches reach the model."""
 
-    dataloader_num_workers: Int = Field(default=0, ge=0, description="Processes that load batches ahead.")
-    dataloader_pin_memory: Bool = Field(default=True, description="Page-locked batches, for faster copies to CUDA.")
+    dataloader_num_workers: Int = Field(
+        default=0,
+        ge=0,
+        description="Threads that prepare what the next steps and evaluations read while one runs, in the same order; 0: none.",
+    )
+    dataloader_pin_memory: Bool = Field(
+        default=True, description="Copy batches to CUDA from page-locked memory; nothing to do on a CPU."
+    )
     dataloader_drop_last: Bool = Field(
         default=False,
         description="Drop the last partial step of an epoch; otherwise it is filled with rows of weight 0.",
     )
     dataloader_prefetch_factor: OptInt = Field(
-        default=None, ge=1, description="Batches each loading process keeps ready."
+        default=None, ge=1, description="Steps' batches that each loading thread keeps ready; 2 when empty."
     )
 
 

@@ -99,6 +99,7 @@ CASES = [
     case("back.strategy_vs_file", _t(fsdp="full_shard", distributed_strategy="ddp"), _t(fsdp="full_shard", distributed_strategy="fsdp")),
     case("back.distributed_flag", _t(distributed=False, distributed_strategy="ddp"), _t(distributed=True, distributed_strategy="ddp")),
     case("back.distributed_flag", _t(distributed=True, distributed_strategy="single"), _t(distributed=False, distributed_strategy="single")),
+    case("back.distributed_alone", _t(distributed=True), _t(distributed=True), Facts(world_size=1), good_facts=Facts(world_size=2), severity=WARNING),
     case("back.one_process", _t(distributed_strategy="single"), _t(distributed_strategy="auto"), Facts(world_size=2)),
     case("back.fsdp_single", _t(distributed_strategy="fsdp"), _t(distributed_strategy="fsdp"), Facts(world_size=1), good_facts=Facts(world_size=2)),
     case("back.nccl_cpu", _t(ddp_backend="nccl"), _t(ddp_backend="gloo"), CPU),

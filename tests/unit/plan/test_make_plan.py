@@ -250,16 +250,35 @@ def test_all_findings_come_at_once(config: Any) -> None:
 
 
 def test_what_is_asked_and_not_granted_is_said(config: Any) -> None:
-    asked = {"dataloader_num_workers": 2, "bf16_full_eval": True, "ddp_bucket_cap_mb": 50}
-    plan = plan_of(config(asked), world_size=1)
+    plan = plan_of(config({"ddp_bucket_cap_mb": 50}, model={"low_cpu_mem": False}), world_size=1)
     off = {d.subject for d in plan.decisions if not d.granted}
-    assert off == {
-        "training.dataloader_pin_memory",
-        "training.dataloader_num_workers",
-        "training.*_full_eval",
-        "training.ddp_bucket_cap_mb",
-    }
+    assert off == {"training.dataloader_pin_memory", "training.ddp_bucket_cap_mb", "model.low_cpu_mem"}
     assert all(d.reason for d in plan.decisions)
+
+
+@pytest.mark.parametrize("word", ["bf16", "fp16"])
+def test_full_eval_holds_where_training_computes_so_and_is_refused_elsewhere(config: Any, word: str) -> None:
+    key = f"{word}_full_eval"
+    plan = plan_of(config({key: True, "mixed_precision": word}))
+    assert any(d.subject == f"training.{key}" and d.granted for d in plan.decisions)
+    other = "bf16" if word == "fp16" else "fp16"
+    for precision in ("no", "auto", other):
+        with pytest.raises(ConfigError, match="prec.full_eval") as refused:
+            plan_of(config({key: True, "mixed_precision": precision}))
+        assert f"mixed_precision: {word}" in refused.value.diagnostics[0].hint
+
+
+def test_batches_are_loaded_ahead_by_threads_but_not_rollouts(config: Any) -> None:
+    asked = {"dataloader_num_workers": 3, "dataloader_prefetch_factor": 4}
+    said = {d.subject: d for d in plan_of(config(asked)).decisions}["training.dataloader_num_workers"]
+    assert said.granted and said.choice == "3" and "12 steps" in said.reason
+    rollout = {
+        "algorithm": "grpo",
+        "rollout": {"rewards": "ended", "max_completion_length": 32},
+        "per_device_train_batch_size": 8,
+    }
+    said = {d.subject: d for d in plan_of(config({**asked, **rollout})).decisions}["training.dataloader_num_workers"]
+    assert not said.granted and said.choice == "0"
 
 
 def test_what_is_asked_and_granted_is_said_too(config: Any) -> None:
@@ -284,4 +303,4 @@ def test_the_text_is_at_most_a_hundred_columns_and_tells_every_decision(config: 
     plan = plan_of(config({"dataloader_num_workers": 2}))
     text = explain(plan)
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert all(d.subject in text for d in plan.decisions) and text.count("NOT GRANTED") == 2
+    assert all(d.subject in text for d in plan.decisions) and text.count("NOT GRANTED") == 1
