@@ -27,7 +27,7 @@ _ANSWERS = {
     "generation.no_chat_template": "The tokenizer has no chat template, so a conversation cannot be written for the model. Train with model.chat_template set.",
     "generation.no_model": "The folder holds no model that can be loaded. Name a run directory, or a folder that `paceline export` made.",
     "generation.no_run": "There is no such folder. Name a run directory or an exported folder.",
-    "generation.options": "--max-new-tokens is at least 1 and --temperature at least 0.",
+    "generation.options": "How answers are written, by the run's generation section or the options of `paceline chat`: at least one token, a temperature from 0 up, top_p above 0 and at most 1, top_k from 0 up.",
     "generation.run_config": "The run's config.json, which says how answers are written, cannot be read. Put the file back, or export the model and chat with that folder.",
     "generation.too_long": "The conversation is longer than the positions of the model. Shorten it, or start anew with /new.",
 }
