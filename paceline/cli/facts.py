@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from paceline.config.rules.base import Facts
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
+from paceline.plan.model_config import pretrained_dtype
 
 if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
     from paceline.launch.spec import Cluster
     from paceline.plan.hardware import Hardware
     from paceline.plan.shape import ModelShape
@@ -29,6 +31,7 @@ def facts(
     shape: ModelShape | None,
     run: RunDir,
     environ: Mapping[str, str],
+    model: ModelSection,
 ) -> Facts:
     """Everything that can be known before a process is started; what cannot stays None, and its rules silent."""
     complete, incomplete = count_checkpoints(run)
@@ -36,7 +39,6 @@ def facts(
     return Facts(
         device=hardware.device,
         device_name=hardware.device_name,
-        num_devices=hardware.num_devices,
         bf16=hardware.bf16 if hardware.device == "cuda" else None,  # a CPU computes both in software
         fp16=hardware.fp16 if hardware.device == "cuda" else None,
         world_size=cluster.world_size,
@@ -45,11 +47,13 @@ def facts(
         max_position_embeddings=shape.max_position_embeddings if shape else None,
         num_attention_heads=shape.heads if shape else None,
         num_key_value_heads=shape.kv_heads if shape else None,
-        num_layers=shape.layers if shape else None,
+        pretrained_dtype=pretrained_dtype(model, environ),
         complete_checkpoints=complete,
         incomplete_checkpoints=incomplete,
         checkpoint_bytes=shape.num_parameters * BYTES_PER_PARAMETER if shape else None,
         disk_free_bytes=disk_free_bytes(run.root),
+        infiniband=infiniband(environ),
+        memlock_unlimited=memlock_unlimited(),
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         interfaces=frozenset(os.listdir("/sys/class/net")) if Path("/sys/class/net").is_dir() else None,
         nccl_socket_ifname=environ.get("NCCL_SOCKET_IFNAME") if hardware.device == "cuda" else None,
@@ -66,6 +70,25 @@ def count_checkpoints(run: RunDir) -> tuple[int, int]:
     folders = sum(1 for path in run.checkpoints.iterdir() if path.is_dir() and not path.is_symlink())
     complete = sum(1 for path in run.checkpoints.glob("*/manifest.json") if not path.parent.is_symlink())
     return complete, folders - complete
+
+
+def infiniband(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Whether NCCL finds an InfiniBand (or RoCE) device on this node, and is let to use it."""
+    devices = root / "sys/class/infiniband"
+    return devices.is_dir() and any(devices.iterdir()) and environ.get("NCCL_IB_DISABLE", "0") in ("", "0")
+
+
+_CAP_IPC_LOCK = 1 << 14  # linux/capability.h: who has it locks memory beyond the limit
+
+
+def memlock_unlimited(root: Path = Path("/")) -> bool:
+    """Whether this process, and those it starts, may lock as much memory as they like."""
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
+        return True
+    status = root / "proc/self/status"
+    lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
+    capable = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(capable, 16) & _CAP_IPC_LOCK)
 
 
 def disk_free_bytes(path: Path) -> int | None:

@@ -95,11 +95,19 @@ def planned(
         )
     except ConfigError as error:
         problems += error.diagnostics
-    known = facts(hardware, processes, launcher, shape, run, os.environ)
+    known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
     if cluster is None:
         known = replace(known, code_sandbox=code_sandbox(config))
     else:  # this machine's disk and network say nothing about that one's
-        known = replace(known, disk_free_bytes=None, interfaces=None, max_open_files=None, nccl_socket_ifname=None)
+        known = replace(
+            known,
+            disk_free_bytes=None,
+            interfaces=None,
+            max_open_files=None,
+            nccl_socket_ifname=None,
+            infiniband=None,
+            memlock_unlimited=None,
+        )
     found = loaded.check(known, starting=True)
     wrong = merged(errors(found), problems, loaded.provenance)
     if wrong or plan is None:

@@ -65,7 +65,6 @@ _KEYS = {
 _BATCH = {
     "batch.positive": "Batch sizes and accumulation count rows and micro-batches: at least 1.",
     "batch.triple": 'DeepSpeed\'s train_batch_size must be micro-batch x accumulation x processes. The product decides; write "auto" in the file.',
-    "batch.elastic_global_const": "A resumed run keeps its global batch: micro-batch x accumulation x processes must give the same number as before.",
     "train.max_steps": "max_steps is above 0, or -1 to train by epochs. 0 would train nothing.",
     "train.warmup": "warmup_steps: whole steps from 1 on, a share of all steps below 1; and not longer than the run.",
     "train.warmup_constant": "The schedule `constant` ignores warm-up; `constant_with_warmup` has it.",
@@ -169,7 +168,6 @@ _SAVE = {
     "save.steps_fraction": "save_steps: whole steps from 1 on, a share of all steps below 1.",
     "save.total_limit": "save_total_limit counts the checkpoints to keep, at least 1.",
     "save.disk": "The checkpoints to keep, and one being written, do not fit on the disk.",
-    "save.grace": "A preempted run is killed before its checkpoint is written.",
     "eval.dataset": "eval_strategy asks for evaluation: give data.eval, or split rows off by data.validation_split.",
     "eval.early_stopping": "Early stopping counts evaluations without improvement; there are none.",
     "eval.steps": "eval_steps: whole steps from 1 on, a share of all steps below 1.",
@@ -204,14 +202,10 @@ _MODEL = {
     "sec.trust_remote_code": "trust_remote_code runs Python that comes with the model. A hub name is pinned by a commit in `model.revision`, a folder by the digest of its Python files and of what its configs say of them (`auto_map`): the message prints it. Code of the tokenizer runs only from the same place; other models of a run (reference, reward, value) run none.",
     "sec.attention_kernel": "Transformers downloads an attention that is named `org/repository` from the hub and runs it. It has to be pinned by a commit, like any code; a model's own config.json cannot ask for one.",
     "sec.secret_on_cli": "A secret in a config or on the command line is visible to `ps`, saved with the run and sent to trackers. Keep it in the environment.",
-    "sec.pickle_ckpt": "Pickle files (.bin, .pt, .pth, .pkl, .ckpt) can run code when they are read.",
 }
 _HOST = {
-    "host.timeout_preproc": "Other processes would wait for the preparation longer than ddp_timeout. Prepare ahead.",
-    "host.shm": "Loading processes pass batches through /dev/shm; too small, they die with a bus error.",
-    "host.memlock": "InfiniBand registers memory and needs `ulimit -l unlimited`.",
-    "host.nofile": "Each loading process holds files open; the limit is low.",
-    "host.versions": "Nodes with different versions fail in NCCL or give different numbers.",
+    "host.memlock": "NCCL registers memory with InfiniBand devices, which fails under a limit of locked memory: `ulimit -l unlimited`.",
+    "host.nofile": "Every process of the run keeps connections open to the store on node 0; that node's limit of open files is lower.",
     "host.ifname": "NCCL_SOCKET_IFNAME is a list of prefixes (= for exact names); none matches.",
     "host.slurm_tasks": "torchrun starts the processes of a node itself; Slurm must start one task a node.",
 }

@@ -30,19 +30,15 @@ def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: s
     return Facts(
         device=hardware.device,
         device_name=hardware.device_name,
-        num_devices=hardware.num_devices,
         bf16=hardware.bf16,
         fp16=hardware.fp16,
-        capability=hardware.capability,
         world_size=world_size,
         num_nodes=num_nodes,
         launcher=launcher,
         backends=frozenset(hardware.torch_backends),
         max_position_embeddings=shape.max_position_embeddings or None if shape else None,
-        rope_scaling=False if shape else None,  # the shape's positions have it counted in
         num_attention_heads=shape.heads if shape else None,
         num_key_value_heads=shape.kv_heads if shape else None,
-        num_layers=shape.layers if shape else None,
     )
 
 

@@ -41,3 +41,17 @@ def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, A
             )
         )
     return found
+
+
+def pretrained_dtype(model: ModelSection, environ: Mapping[str, str]) -> str | None:
+    """The type, by torch's name, that the weights were made in; None for a model from scratch, or where nothing is known of it yet."""
+    if not model.name_or_path:
+        return None
+    try:
+        config = model_config(model, environ)
+    except ConfigError:
+        return None  # not here yet; what is wrong with it is told where its shape is read
+    text = config.get("text_config")
+    inner = text if isinstance(text, dict) else {}
+    found = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), None)
+    return str(found).removeprefix("torch.") if found else None

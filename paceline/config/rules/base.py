@@ -13,48 +13,35 @@ from paceline.core.diagnostics import Diagnostic, Severity
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about machine, model and run. None means unknown: rules that need it stay silent.
+    """What is known about machine, model and run. None means unknown: rules that need it stay silent. ``cli.facts`` and ``plan.choose``
+    fill every field; a test holds that each is filled and read.
 
-    ``backends``: process-group backends that this torch has; ``capability``: CUDA compute capability (8.0);
+    ``backends``: process-group backends that this torch has;
     ``code_sandbox``: why programs of the model cannot be shut in here, empty where they can;
-    ``embedding_rows``, ``num_tokens``: rows of the embedding and tokens of the tokenizer; sizes in bytes, times in seconds.
+    ``pretrained_dtype``: by torch's name, of the weights that training starts from; ``infiniband``: this node has such a device, and NCCL may use it.
     """
 
     device: str | None = None
     device_name: str = ""
-    num_devices: int | None = None
     bf16: bool | None = None
     fp16: bool | None = None
-    capability: float | None = None
     world_size: int | None = None
     num_nodes: int | None = None
     launcher: str | None = None
     backends: frozenset[str] | None = None
     max_position_embeddings: int | None = None
-    rope_scaling: bool | None = None
-    embedding_rows: int | None = None
-    num_tokens: int | None = None
     pretrained_dtype: str | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
-    num_layers: int | None = None
     complete_checkpoints: int | None = None
     incomplete_checkpoints: int | None = None
-    checkpoint_files: tuple[str, ...] | None = None
     checkpoint_bytes: int | None = None
     disk_free_bytes: int | None = None
-    resume_global_batch: int | None = None
-    save_seconds: float | None = None
-    grace_seconds: float | None = None
-    prepare_seconds: float | None = None
-    shm_free_bytes: int | None = None
-    batch_bytes: int | None = None
     infiniband: bool | None = None
     memlock_unlimited: bool | None = None
     max_open_files: int | None = None
     interfaces: frozenset[str] | None = None
     nccl_socket_ifname: str | None = None
-    environment_digests: frozenset[str] | None = None
     slurm_ntasks_per_node: int | None = None
     inside_srun: bool | None = None
     torch_xla: bool | None = None

@@ -16,21 +16,6 @@ def positive(c: Context) -> Iterator[Diagnostic]:
             yield c.problem("batch.positive", f"{name} must be at least 1", path, hint=f"{name}: 1")
 
 
-def global_batch_on_resume(c: Context) -> Iterator[Diagnostic]:
-    """batch.elastic_global_const"""
-    t, world, before = c.config.training, c.facts.world_size, c.facts.resume_global_batch
-    if t.resume_from_checkpoint is None or world is None or before is None:
-        return
-    now = t.per_device_train_batch_size * t.gradient_accumulation_steps * world
-    if now != before:
-        pairs = [f"{m} x {before // (m * world)}" for m in range(1, before // world + 1) if before % (m * world) == 0]
-        yield c.problem(
-            "batch.elastic_global_const", f"the run goes on with a global batch of {before}, this config makes {now} on {world} processes",
-            "training.per_device_train_batch_size", "training.gradient_accumulation_steps",
-            hint=f"per_device_train_batch_size x gradient_accumulation_steps one of: {', '.join(pairs)}" if pairs else f"a number of processes that divides {before}",
-        )  # fmt: skip
-
-
 def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     """batch.triple"""
     t, world = c.config.training, c.facts.world_size
@@ -95,4 +80,4 @@ def warmup(c: Context) -> Iterator[Diagnostic]:
         )  # fmt: skip
 
 
-BATCH_RULES: tuple[Rule, ...] = (positive, global_batch_on_resume, deepspeed_triple, steps, warmup)
+BATCH_RULES: tuple[Rule, ...] = (positive, deepspeed_triple, steps, warmup)

@@ -33,24 +33,12 @@ def prefetch(c: Context) -> Iterator[Diagnostic]:
 def positions(c: Context) -> Iterator[Diagnostic]:
     """data.max_pos"""
     limit, length = c.facts.max_position_embeddings, c.config.data.max_length
-    if limit is not None and length > limit and not c.facts.rope_scaling:
+    if limit is not None and length > limit:
         yield c.problem(
             "data.max_pos",
             f"sequences of {length} tokens, the model has {limit} positions",
             "data.max_length",
             hint=f"max_length: {limit}",
-        )
-
-
-def token_range(c: Context) -> Iterator[Diagnostic]:
-    """data.token_range"""
-    rows, tokens = c.facts.embedding_rows, c.facts.num_tokens
-    if rows is not None and tokens is not None and tokens > rows and c.config.model.resize_embeddings == "never":
-        yield c.problem(
-            "data.token_range",
-            f"the tokenizer has {tokens} tokens, the embedding {rows} rows",
-            "model.resize_embeddings",
-            hint="resize_embeddings: auto",
         )
 
 
@@ -84,16 +72,6 @@ def split(c: Context) -> Iterator[Diagnostic]:
         )  # fmt: skip
 
 
-def prepare_time(c: Context) -> Iterator[Diagnostic]:
-    """host.timeout_preproc"""
-    seconds, timeout = c.facts.prepare_seconds, c.config.training.ddp_timeout
-    if seconds is not None and seconds > 0.8 * timeout:
-        yield c.problem(
-            "host.timeout_preproc", f"preparing the data takes about {seconds:.0f} s, close to ddp_timeout", "training.ddp_timeout",
-            hint="prepare ahead: python prepare_datasets.py --config …", severity=Severity.WARNING,
-        )  # fmt: skip
-
-
 def weights(c: Context) -> Iterator[Diagnostic]:
     """data.one_weight"""
     sets = c.config.data.train
@@ -108,4 +86,4 @@ def weights(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-DATA_RULES: tuple[Rule, ...] = (train_data, prefetch, positions, token_range, packing, split, prepare_time, weights)
+DATA_RULES: tuple[Rule, ...] = (train_data, prefetch, positions, packing, split, weights)

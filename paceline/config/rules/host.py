@@ -1,4 +1,4 @@
-"""The host: shared memory, limits, interfaces, versions; and files a start needs."""
+"""The host: limits and interfaces; and files a start needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.units import human_bytes
 
 
 def foreign_files(c: Context) -> Iterator[Diagnostic]:
@@ -24,38 +23,35 @@ def foreign_files(c: Context) -> Iterator[Diagnostic]:
             )
 
 
-def shared_memory(c: Context) -> Iterator[Diagnostic]:
-    """host.shm"""
-    t, f = c.config.training, c.facts
-    if f.shm_free_bytes is None or f.batch_bytes is None or t.dataloader_num_workers == 0:
-        return
-    need = t.dataloader_num_workers * (t.dataloader_prefetch_factor or 2) * f.batch_bytes * 2
-    if f.shm_free_bytes < need:
-        yield c.problem(
-            "host.shm", f"loading processes need {human_bytes(need)} of shared memory, /dev/shm has {human_bytes(f.shm_free_bytes)} free",
-            "training.dataloader_num_workers", hint="dataloader_num_workers: 0, or a container with a larger --shm-size",
-        )  # fmt: skip
-
-
-def limits(c: Context) -> Iterator[Diagnostic]:
-    """host.memlock, host.nofile"""
+def locked_memory(c: Context) -> Iterator[Diagnostic]:
+    """host.memlock"""
     f = c.facts
-    if f.infiniband and f.memlock_unlimited is False:
+    if f.device == "cuda" and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
         yield Diagnostic(
             "host.memlock",
-            "InfiniBand needs unlimited locked memory",
+            "NCCL registers memory with InfiniBand devices, and this shell's limit of locked memory ends that",
             where="ulimit -l",
             found="a limit",
-            hint="ulimit -l unlimited",
+            hint="ulimit -l unlimited (of a container, its memlock limit); or NCCL_IB_DISABLE=1",
+            severity=Severity.WARNING,
         )
-    workers = c.config.training.dataloader_num_workers * (f.num_devices or f.world_size or 1)
-    if f.max_open_files is not None and f.max_open_files < 65536 and workers > 32:
+
+
+CONNECTIONS = 2  # a process keeps so many open to node 0's store: that of the world and that of its alarm
+OTHER_FILES = 64  # what node 0's own processes have open beside them
+
+
+def open_files(c: Context) -> Iterator[Diagnostic]:
+    """host.nofile"""
+    limit, world = c.facts.max_open_files, c.facts.world_size
+    need = CONNECTIONS * (world or 0) + OTHER_FILES
+    if limit is not None and need > limit and c.config.launch.node_rank == 0:
         yield Diagnostic(
             "host.nofile",
-            f"{workers} loading processes can run out of open files",
+            f"{world} processes meet at node 0's store, which then has about {need} files open",
             where="ulimit -n",
-            found=str(f.max_open_files),
-            hint="ulimit -n 65536",
+            found=str(limit),
+            hint=f"ulimit -n {max(65536, 2 * need)}",
             severity=Severity.WARNING,
         )
 
@@ -77,17 +73,4 @@ def interface(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def versions(c: Context) -> Iterator[Diagnostic]:
-    """host.versions"""
-    digests = c.facts.environment_digests
-    if digests is not None and len(digests) > 1:
-        yield Diagnostic(
-            "host.versions",
-            "the nodes run different versions of torch, NCCL, driver or packages",
-            where="nodes",
-            found=f"{len(digests)} different environments",
-            hint="the same image on every node",
-        )
-
-
-HOST_RULES: tuple[Rule, ...] = (foreign_files, shared_memory, limits, interface, versions)
+HOST_RULES: tuple[Rule, ...] = (foreign_files, locked_memory, open_files, interface)

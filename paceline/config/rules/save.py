@@ -9,7 +9,6 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes
 
 _TRACKERS = ("tensorboard", "wandb")
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def best_strategy(c: Context) -> Iterator[Diagnostic]:
@@ -141,26 +140,8 @@ def resume(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def pickles(c: Context) -> Iterator[Diagnostic]:
-    """sec.pickle_ckpt"""
-    files = [name for name in c.facts.checkpoint_files or () if name.endswith(_PICKLES)]
-    if files:
-        paths = (
-            ("training.resume_from_checkpoint",)
-            if c.config.training.resume_from_checkpoint
-            else ("model.name_or_path",)
-        )
-        yield c.problem(
-            "sec.pickle_ckpt",
-            "pickle files can run code when they are read; only safetensors are read",
-            *paths,
-            found=", ".join(files[:5]),
-            hint="the same weights as .safetensors (convert them in a sandbox)",
-        )
-
-
 def disk(c: Context) -> Iterator[Diagnostic]:
-    """save.disk, save.grace"""
+    """save.disk"""
     t, f = c.config.training, c.facts
     if f.checkpoint_bytes is not None and f.disk_free_bytes is not None and t.save_strategy != "no":
         need = ((t.save_total_limit or 1) + 1) * f.checkpoint_bytes
@@ -169,14 +150,6 @@ def disk(c: Context) -> Iterator[Diagnostic]:
                 "save.disk", f"checkpoints need {human_bytes(need)}, the disk has {human_bytes(f.disk_free_bytes)} free", "training.save_total_limit",
                 hint="free space, another output_dir, or a smaller save_total_limit",
             )  # fmt: skip
-    if f.grace_seconds is not None and f.save_seconds is not None and f.grace_seconds < 1.5 * f.save_seconds:
-        yield Diagnostic(
-            "save.grace",
-            f"a save takes {f.save_seconds:.0f} s, and a stop leaves {f.grace_seconds:.0f} s",
-            where="launch",
-            hint="a longer grace period",
-            severity=Severity.WARNING,
-        )
 
 
 def trackers(c: Context) -> Iterator[Diagnostic]:
@@ -197,7 +170,6 @@ SAVE_RULES: tuple[Rule, ...] = (
     intervals,
     eval_dataset,
     resume,
-    pickles,
     disk,
     trackers,
 )

@@ -1,0 +1,135 @@
+"""Every fact that a rule may ask for is filled by the product from the real machine, folder or job, and asked for by a rule."""
+
+from __future__ import annotations
+
+import ast
+import json
+import resource
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import facts as facts_module
+from paceline.cli.facts import facts, infiniband, memlock_unlimited
+from paceline.cli.options import load
+from paceline.cli.planned import planned
+from paceline.config import rules
+from paceline.config.rules.base import Facts
+from paceline.config.schema import Config
+from paceline.core.rundir import RunDir
+from paceline.launch.spec import Cluster
+from paceline.plan import choose
+from paceline.plan.choose import facts_of
+from paceline.plan.hardware import Hardware
+from paceline.plan.model_config import pretrained_dtype
+from paceline.plan.shape import shape_of
+
+ROOT = Path(facts_module.__file__).parents[1]
+RULES = Path(rules.__file__).parent
+NAMES = {f.name for f in fields(Facts)}
+GIB = 1 << 30
+GPU = Hardware("cuda", "NVIDIA A100", 2, 80 * GIB, 512 * GIB, 2, True, True, 64, None, ("nccl", "gloo"), capability=8.0)
+SHAPE = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 320,
+         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+
+
+def given_in(path: Path) -> set[str]:
+    """The facts that the calls in a file give a value: keywords of ``Facts(…)`` and ``replace(known, …)`` that are not None."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Facts", "replace"):
+            found |= {k.arg or "" for k in node.keywords if not (isinstance(k.value, ast.Constant) and k.value.value is None)}  # fmt: skip
+    return found
+
+
+def test_every_fact_is_filled_by_the_product() -> None:
+    files = ("cli/facts.py", "cli/planned.py", "plan/choose.py")
+    assert {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if "Facts(" in p.read_text()} <= {*files, "config/load.py"}  # fmt: skip
+    assert NAMES - set().union(*(given_in(ROOT / file) for file in files)) == set(), "nobody fills these"
+
+
+def test_every_fact_is_asked_for_by_a_rule() -> None:
+    asked = {
+        node.attr
+        for path in RULES.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    assert NAMES - asked == set(), "no rule reads these"
+
+
+def model_folder(folder: Path, **more: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**SHAPE, **more}))
+    return folder
+
+
+def test_on_a_machine_that_has_it_all_no_fact_is_unknown(tmp_path: Path) -> None:
+    config = Config.from_json({"model": {"name_or_path": str(model_folder(tmp_path / "m", dtype="bfloat16"))}})
+    environ = {"NCCL_SOCKET_IFNAME": "eth0", "SLURM_NTASKS_PER_NODE": "4"}
+    shape = shape_of(config.model, environ)
+    known = facts(GPU, Cluster(2, 2), "torchrun", shape, RunDir.at(tmp_path / "run"), environ, config.model)
+    in_plan = facts_of(GPU, world_size=4, num_nodes=2, launcher="torchrun", shape=shape)
+    filled = {name for name in NAMES if getattr(known, name) is not None or getattr(in_plan, name) is not None}
+    assert NAMES - filled == {"code_sandbox"}, "which cli.planned asks the kernel for, where a reward runs code"
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [({"dtype": "bfloat16"}, "bfloat16"), ({"torch_dtype": "float16"}, "float16"), ({}, None),
+     ({"dtype": None, "text_config": {"dtype": "torch.bfloat16"}}, "bfloat16")],
+)  # fmt: skip
+def test_the_dtype_of_the_weights_is_read_from_their_config(
+    tmp_path: Path, config: dict[str, Any], found: str | None
+) -> None:
+    model = Config.from_json({"model": {"name_or_path": str(model_folder(tmp_path / "m", **config))}}).model
+    assert pretrained_dtype(model, {}) == found
+    assert pretrained_dtype(Config.from_json({"model": {"config": {**SHAPE, "dtype": "bfloat16"}}}).model, {}) is None
+    assert pretrained_dtype(Config.from_json({"model": {"name_or_path": "org/not-here"}}).model, {}) is None
+
+
+def test_a_bf16_model_under_fp16_is_warned_about_before_the_start(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n')
+    yaml = tmp_path / "c.yaml"
+    for dtype, precision, warned in (("bfloat16", "fp16", True), ("bfloat16", "no", False), ("float32", "fp16", False)):
+        folder = model_folder(tmp_path / dtype, dtype=dtype)
+        (folder / "model.safetensors").write_bytes(b"")
+        yaml.write_text(
+            f"model: {{name_or_path: {folder}}}\ndata: {{train: {rows}, max_length: 32}}\n"
+            f"training: {{mixed_precision: '{precision}', use_cpu: true, output_dir: {tmp_path / 'run'}}}\n"
+        )
+        _, warnings = planned(load(yaml, [], {}))
+        assert ("prec.bf16_pretrained_fp16" in {d.code for d in warnings}) is warned
+
+
+def test_infiniband_and_locked_memory_are_those_of_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not infiniband({}, tmp_path)
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert infiniband({}, tmp_path) and not infiniband({"NCCL_IB_DISABLE": "1"}, tmp_path)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    for capabilities, limit, unlimited in (
+        ("0000000000000000", 65536, False),
+        ("0000000000004000", 65536, True),
+        ("0000000000000000", resource.RLIM_INFINITY, True),
+    ):
+        (tmp_path / "proc/self/status").write_text(f"Name:\tx\nCapEff:\t{capabilities}\n")
+        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
+        assert memlock_unlimited(tmp_path) is unlimited
+
+
+def test_hardware_that_is_named_is_not_this_machine(tmp_path: Path) -> None:
+    """Limits, network and disk of the machine that plans say nothing about the one that will train."""
+    own = {"disk_free_bytes", "interfaces", "max_open_files", "nccl_socket_ifname", "infiniband", "memlock_unlimited"}
+    source = (ROOT / "cli/planned.py").read_text(encoding="utf-8")
+    cleared = {
+        k.arg
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "replace"
+        for k in node.keywords
+        if isinstance(k.value, ast.Constant) and k.value.value is None
+    }
+    assert own <= cleared
+    assert replace(Facts(), **dict.fromkeys(own)) == Facts() and choose.facts_of is facts_of
