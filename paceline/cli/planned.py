@@ -76,7 +76,7 @@ def planned(
     warnings: list[Diagnostic] = []
     plan = shape = None
     try:
-        warnings += meeting_place(loaded) if cluster is None else ()
+        warnings += meeting_place(loaded, processes.world_size) if cluster is None else ()
     except ConfigError as error:
         problems += error.diagnostics
     try:
@@ -115,14 +115,17 @@ def planned(
     return plan, (*found, *warnings)
 
 
-def meeting_place(loaded: Loaded) -> list[Diagnostic]:
-    """Warnings about where the nodes of the config meet. Raises ConfigError where they cannot."""
+def meeting_place(loaded: Loaded, processes: int) -> list[Diagnostic]:
+    """Warnings about where the nodes of the config meet, and who else may speak there. Raises ConfigError where they cannot."""
     from paceline.launch.addresses import check_address
+    from paceline.launch.secret import read_secret, unsigned
     from paceline.launch.spec import Cluster
 
     c, source = loaded.config.launch, loaded.provenance.get("launch.master_addr")
     cluster = Cluster(1, c.nnodes, c.node_rank, c.master_addr, c.master_port)
-    return check_address(cluster, named=source is not None and source.layer != DEFAULTS)
+    read_secret(os.environ)  # raises
+    open_port = unsigned(os.environ, c.nnodes, processes, ours=True)
+    return [*check_address(cluster, named=source is not None and source.layer != DEFAULTS), *filter(None, (open_port,))]
 
 
 def merged(

@@ -12,6 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.launch import single, spawn, torchrun
 from paceline.launch.addresses import await_node_0
 from paceline.launch.ports import check_cluster, resolve_port
+from paceline.launch.secret import handed_out
 from paceline.launch.spec import Cluster, LaunchSpec
 from paceline.launch.supervise import run, say_to_stderr
 
@@ -78,4 +79,5 @@ def launch(
         say(
             f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)"
         )
-    return run(specs, environ=environ, say=say)
+    with handed_out(environ, cluster.num_nodes, cluster.world_size) as secret:
+        return run(specs, environ={**environ, **secret}, say=say)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -19,9 +20,11 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.runtime.world import World, connect_store
+from paceline.runtime.meeting import connect_store, name_of
+from paceline.runtime.signed import SignedStore
+from paceline.runtime.world import World
 
 POLL_SECONDS = 0.3
 BEAT_SECONDS = 1.0
@@ -53,6 +56,8 @@ _CASCADE_WORDS = (  # what a healthy rank sees when its peer is gone (gloo, nccl
     "recvvalue failed",
 )
 
+_CODE = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+")
+
 OnForeign = Callable[[int, Diagnostic], None]
 
 
@@ -66,7 +71,7 @@ class Alarm:
     def __init__(self, world: World, on_foreign: OnForeign | None = None) -> None:
         self._world = world
         self._on_foreign = on_foreign or _print_foreign
-        self._store: dist.Store | None = None
+        self._store: SignedStore | None = None
         self._stop = threading.Event()
         self._own = threading.Event()  # this rank reports an error of its own: the thread keeps out
         self._following = threading.Event()  # another rank's error has come: this process is about to end
@@ -77,7 +82,9 @@ class Alarm:
         """Connect (a connection of its own: the process group's may be blocked in a wait) and begin to poll; returns itself."""
         if self._world.world_size == 1:
             return self
-        self._store = connect_store(self._world.env, min(60.0, self._world.timeout_seconds), may_host=False)
+        env = self._world.env
+        store = connect_store(env, min(60.0, self._world.timeout_seconds), may_host=False)
+        self._store = SignedStore(store, self._world.secret, name_of(env), self._forged)
         self._thread = threading.Thread(target=self._watch, name="paceline-alarm", daemon=True)
         self._thread.start()
         return self
@@ -115,7 +122,7 @@ class Alarm:
             mine = json.dumps(
                 {"rank": self._world.rank, "exit_code": int(exit_code), "diagnostic": _bounded(diagnostic)}
             )
-            first = self._store.compare_set("error", "", mine).decode() == mine
+            first = self._store.set_first("error", mine)
             self._store.add("error/read", 1)
             deadline = time.monotonic() + _READ_SECONDS
             while self._store.add("error/read", 0) < self._world.world_size and time.monotonic() < deadline:
@@ -129,8 +136,9 @@ class Alarm:
         assert self._store is not None
         while not self._stop.wait(POLL_SECONDS):
             try:
-                if self._store.check(["error"]):
-                    self._follow(json.loads(self._store.get("error")))
+                message = heard(self._store.get("error"))
+                if message is not None:
+                    self._follow(*message)
                     return
                 if time.monotonic() - last_beat >= BEAT_SECONDS:
                     last_beat, beats = time.monotonic(), beats + 1
@@ -141,14 +149,13 @@ class Alarm:
         with contextlib.suppress(RuntimeError):
             self._store.set(f"alive/{self._world.rank}", "done")
 
-    def _follow(self, message: dict[str, object]) -> None:
+    def _follow(self, rank: int, diagnostic: Diagnostic) -> None:
         """Another rank has failed: say so here, then end this process, whatever its main thread waits for."""
-        rank, data = message["rank"], message["diagnostic"]
         if rank == self._world.rank or self._own.is_set():
             return
-        assert isinstance(rank, int) and isinstance(data, dict) and self._store is not None
+        assert self._store is not None
         self._following.set()
-        self._say(rank, Diagnostic.from_json(data))
+        self._say(rank, diagnostic)
         with contextlib.suppress(RuntimeError):
             self._store.add("error/read", 1)
         time.sleep(_FOLLOW_SECONDS)
@@ -177,6 +184,14 @@ class Alarm:
         )
         leave(ExitCode.PEER_FAILED)
 
+    def _forged(self, key: str) -> None:
+        """Somebody else writes into the store. Nothing of it is believed or shown; rank 0, which reads every key, says so."""
+        if self._world.rank != 0:
+            return
+        what = "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this is said once"
+        hint = "who else can reach that port? One address of a network of your own: launch.master_addr"
+        print(Diagnostic("runtime.store_forged", what, f"rank {self._world.rank}", key, hint, Severity.WARNING).render(), file=sys.stderr, flush=True)  # fmt: skip
+
     def _say(self, rank: int, diagnostic: Diagnostic) -> None:
         """Run the callback in a thread with a deadline: the main thread may hold a lock that it needs."""
 
@@ -195,9 +210,25 @@ class Alarm:
         assert self._store is not None
         try:
             keys = [f"alive/{r}" for r in range(self._world.world_size)]
-            return [self._store.get(k).decode() if self._store.check([k]) else "" for k in keys]
+            return [beat or "" for beat in self._store.get_all(keys)]
         except RuntimeError:
             return None
+
+
+def heard(text: str | None) -> tuple[int, Diagnostic] | None:
+    """The rank and its error in what a rank has published; None for nothing, or for what no rank writes (without a secret anybody may)."""
+    if text is None:
+        return None
+    try:
+        message = json.loads(text)
+        rank, found = int(message["rank"]), message["diagnostic"]
+        words = {name: str(found.get(name, "")) for name in ("code", "what", "where", "found", "hint")}
+        if not _CODE.fullmatch(words["code"]) or not words["what"]:
+            return None
+        code, what, where, place, hint = words.values()
+        return rank, Diagnostic(code, what, where, place, hint, evidence=dict(found.get("evidence") or {}))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
 
 
 def is_cascade(exc: BaseException) -> bool:

@@ -20,7 +20,7 @@ class RankEnv:
 
     ``restart`` counts torchrun's restarts (keys of an earlier attempt must not be read); ``agent_store`` is true when
     torchrun's agent hosts the store at ``master_addr:master_port``, else rank 0 hosts it. ``launcher`` is
-    ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``jsrun``, ``flux``, ``env`` or ``single``.
+    ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``jsrun``, ``flux``, ``env`` or ``single``. ``one_host``: it has said that all ranks are on this machine.
     """
 
     rank: int = 0
@@ -33,6 +33,12 @@ class RankEnv:
     restart: int = 0
     agent_store: bool = False
     launcher: str = "single"
+    one_host: bool = False
+
+    @property
+    def meeting_host(self) -> str:
+        """Where the ranks meet: among themselves on one machine, whatever name it has; else at the address of rank 0, or of torchrun's agent."""
+        return "127.0.0.1" if self.one_host and not self.agent_store else self.master_addr
 
     @staticmethod
     def from_environ(environ: Mapping[str, str], local_rank_flag: int | None = None) -> RankEnv:
@@ -102,12 +108,14 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
                     f"RANK={rank}",
                     f"{name}=<where rank 0 listens>",
                 )
+    told = deepspeed or "LOCAL_WORLD_SIZE" in environ
     return RankEnv(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         local_world_size=local_size,
         num_nodes=nodes or _number(environ, "GROUP_WORLD_SIZE", max(1, -(-world_size // max(1, local_size)))),
+        one_host=told and local_size == world_size > 1,
         master_addr=environ.get("MASTER_ADDR") or "127.0.0.1",
         master_port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
         restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
@@ -140,6 +148,7 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
         master_addr=environ.get("MASTER_ADDR") or host or _master_addr(environ, num_nodes, manager.export),
         master_port=_number(environ, "MASTER_PORT", _port_for(job)),
         launcher="slurm" if manager.word == "srun" else manager.word,
+        one_host=bool(sizes or nodes) and local_world_size == world_size > 1,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.runtime.bounded import within
 from paceline.runtime.device import pick_device
+from paceline.runtime.meeting import arrive, connect_store
 from paceline.runtime.rank_env import RankEnv
 
-__all__ = ["RankEnv", "World", "connect_store", "environment"]
+__all__ = ["RankEnv", "World", "environment"]
 
 JSON_LIMIT_BYTES = 16 * 1024 * 1024
 _LINGER_SECONDS = 5.0  # how long the host of the store waits for the others to leave first
@@ -41,6 +44,7 @@ class World:
     store: dist.Store | None
     env: RankEnv = field(default_factory=RankEnv)
     timeout_seconds: float = 1800.0
+    secret: bytes = field(default=b"", repr=False)
     closed: bool = False
 
     @staticmethod
@@ -60,16 +64,27 @@ class World:
         return world
 
     @staticmethod
-    def open(env: RankEnv, *, device: str, backend: str = "auto", timeout_seconds: float = 1800.0) -> World:
-        """Meet the other ranks. ``device`` is ``cpu`` or ``cuda``; ``backend`` ``gloo``, ``nccl`` or ``auto``.
+    def open(
+        env: RankEnv,
+        *,
+        device: str,
+        backend: str = "auto",
+        timeout_seconds: float = 1800.0,
+        secret: bytes = b"",
+        met: Callable[[World], object] = lambda world: None,
+    ) -> World:
+        """Meet the other ranks. ``device`` is ``cpu`` or ``cuda``; ``backend`` ``gloo``, ``nccl`` or ``auto``; ``secret``: the run's (``launch/secret.py``).
 
-        Raises PacelineError: ``runtime.port_in_use``, ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.device``.
+        ``met`` is called when all ranks are here, before there is a process group: who watches over them begins there.
+        Raises PacelineError: ``runtime.port_in_use``, ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``.
         """
         chosen = pick_device(device, env.local_rank)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         if env.world_size == 1:
-            return World(0, env.local_rank, 1, 1, chosen, "none", None, env, timeout_seconds)
+            alone = World(0, env.local_rank, 1, 1, chosen, "none", None, env, timeout_seconds)
+            met(alone)
+            return alone
         name = ("nccl" if chosen.type == "cuda" else "gloo") if backend == "auto" else backend
         if name == "nccl" and chosen.type != "cuda":
             raise PacelineError(
@@ -81,10 +96,11 @@ class World:
                 )
             )
         store = connect_store(env, timeout_seconds)
-        _await_all_ranks(store, env, timeout_seconds)
+        arrive(store, env, timeout_seconds, secret)
         world = World(
-            env.rank, env.local_rank, env.world_size, env.num_nodes, chosen, name, store, env, timeout_seconds
+            env.rank, env.local_rank, env.world_size, env.num_nodes, chosen, name, store, env, timeout_seconds, secret
         )
+        met(world)
         try:
             world._open_group(name, dist.PrefixStore("group", store))
         except RuntimeError as exc:
@@ -186,17 +202,19 @@ class World:
 
     def _leave_store(self) -> None:
         """The rank that hosts the store stays until the others have let go of it (or a few seconds have passed)."""
-        if self.store is None or self.env.agent_store:
+        store = self.store
+        if store is None or self.env.agent_store:
             return
-        try:
-            if not self.is_main:
-                self.store.add("left", 1)
-                return
+
+        def linger() -> None:
             deadline = time.monotonic() + _LINGER_SECONDS
-            while self.store.add("left", 0) < self.world_size - 1 and time.monotonic() < deadline:
+            while store.add("left", 0) < self.world_size - 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
-        except RuntimeError:
-            pass  # the host is gone already: nothing depends on it any more
+
+        with contextlib.suppress(
+            RuntimeError, TimeoutError
+        ):  # the host is gone, or stands still: nothing depends on it any more
+            within(_LINGER_SECONDS + 1, linger if self.is_main else lambda: store.add("left", 1), "leaving the store")
 
     @property
     def _wire(self) -> torch.device:
@@ -218,55 +236,6 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
-def connect_store(env: RankEnv, timeout_seconds: float, *, may_host: bool = True) -> dist.Store:
-    """A connection to the run's store, under the keys of this attempt; rank 0 hosts it unless torchrun's agent does.
-
-    torchrun hands the same store to every attempt, so keys of a dead one must not be read: they carry the restart count
-    (as ``torch.distributed.rendezvous`` does for the process group's own keys).
-    """
-    host = may_host and env.rank == 0 and not env.agent_store
-    try:
-        store = dist.TCPStore(
-            env.master_addr,
-            env.master_port,
-            env.world_size,
-            is_master=host,
-            timeout=datetime.timedelta(seconds=timeout_seconds),
-            wait_for_workers=False,
-        )
-    except (RuntimeError, ValueError) as exc:
-        raise _store_error(exc, env, host) from exc
-    return dist.PrefixStore(f"paceline/attempt_{env.restart}", store)
-
-
-def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
-    text = str(exc).splitlines()[0][:300] if str(exc) else type(exc).__name__
-    if host and ("EADDRINUSE" in str(exc) or "address already in use" in str(exc).lower()):
-        return PacelineError(
-            Diagnostic(
-                "runtime.port_in_use",
-                f"port {env.master_port} on {env.master_addr} is in use: the ranks cannot meet there",
-                where="MASTER_PORT",
-                found=text,
-                hint="another port (launch.master_port, --master_port), or end the other run",
-            )
-        )
-    what = (
-        "rank 0 cannot open the port where the ranks meet"
-        if host
-        else f"rank {env.rank} cannot reach rank 0 at {env.master_addr}:{env.master_port}"
-    )
-    return PacelineError(
-        Diagnostic(
-            "runtime.rendezvous",
-            what,
-            where="MASTER_ADDR, MASTER_PORT",
-            found=text,
-            hint="an address of rank 0's node that all nodes reach, and a port that no firewall closes",
-        )
-    )
-
-
 def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     return PacelineError(
@@ -277,29 +246,6 @@ def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
             hint=f"{variable}=<the network interface that the nodes share>",
         )
     )
-
-
-def _await_all_ranks(store: dist.Store, env: RankEnv, timeout_seconds: float) -> None:
-    """Every rank says that it is here, so that a missing one can be named instead of a bare timeout."""
-    store.set(f"here/{env.rank}", "1")
-    keys = [f"here/{rank}" for rank in range(env.world_size)]
-    try:
-        store.wait(keys, datetime.timedelta(seconds=timeout_seconds))
-    except RuntimeError as exc:
-        try:
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        except RuntimeError:
-            missing = []  # the store itself is gone
-        shown = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
-        raise PacelineError(
-            Diagnostic(
-                "runtime.ranks_missing",
-                f"not all of the {env.world_size} ranks came within {timeout_seconds:.0f} s",
-                found=f"missing: {shown or 'the host of the store'}",
-                hint="look at the logs of the missing ranks; ddp_timeout sets the wait",
-                evidence={"missing": missing},
-            )
-        ) from exc
 
 
 def _encode(value: Any) -> bytes:

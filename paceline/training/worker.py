@@ -25,6 +25,8 @@ from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim, in_use
 from paceline.launch.environ import cache_folder, current, keep_compiled_code_private
 from paceline.launch.outlet import redacted, terminal
+from paceline.launch.processes import MARK
+from paceline.launch.secret import read_secret, unsigned
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
@@ -143,7 +145,11 @@ class Worker:
         """Open the world, train, close. Every error becomes one named finding, here and on the other ranks."""
         try:
             world = World.open(
-                self.env, device=self.plan.device, backend=self.plan.backend, timeout_seconds=self.plan.timeout_seconds
+                self.env,
+                device=self.plan.device,
+                backend=self.plan.backend,
+                timeout_seconds=self.plan.timeout_seconds,
+                secret=read_secret(self.environ),
             )
         except PacelineError as exc:
             tell(exc.diagnostics, self.env.rank)
@@ -170,7 +176,9 @@ class Worker:
         self.observers = Observers(
             self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared, self.redact
         )
-        for note in (*self.start.notes, *self.prepared.notes):
+        said = MARK in self.environ  # by our own launcher, before the start
+        open_port = None if said else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
+        for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
         now = run_state(TrainState(), None, self.plan, self.prepared.fingerprint)
         resumed = open_resume(world, self.config.training.resume_from_checkpoint, self.run_dir, self.plan, now)

@@ -1,0 +1,82 @@
+"""The secret of a run: what a rank says through the store carries a code made with it (``runtime/signed.py``), so that who merely reaches the port cannot
+speak for a rank. It is in a file that only its owner reads, or in a variable; never in an argument, a log or the store.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+
+FILE = "PACELINE_STORE_SECRET_FILE"
+VALUE = "PACELINE_STORE_SECRET"
+MIN_LENGTH = 16  # characters: a shorter one could be guessed from the codes that it has made
+_MAX_BYTES = 4096
+_HINT = f"{FILE}=FILE on every node, the same {MIN_LENGTH} to {_MAX_BYTES} characters in each, chmod 600 (openssl rand -hex 32 > FILE)"
+
+
+@contextmanager
+def handed_out(environ: Mapping[str, str], num_nodes: int, processes: int) -> Iterator[dict[str, str]]:
+    """The variables by which this node's ranks find the secret, while the run lasts: the user's own (inherited: nothing to add), or one made for this run.
+
+    Nothing on several nodes without the user's, which cannot agree on one by themselves, and for one process.
+    """
+    if named(environ) or num_nodes > 1 or processes == 1:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # mode 0700
+        path = Path(folder) / "store-secret"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        yield {FILE: str(path)}
+
+
+def named(environ: Mapping[str, str]) -> bool:
+    """Whether the user (or the launcher above) has named a secret."""
+    return bool(environ.get(FILE) or environ.get(VALUE))
+
+
+def read_secret(environ: Mapping[str, str]) -> bytes:
+    """The secret, empty where none is named. Raises ConfigError (``launch.store_secret``) for one that cannot be used."""
+    given, path = environ.get(VALUE, ""), environ.get(FILE, "")
+    if given and path:
+        raise _refused("the secret of the store is given twice", f"{VALUE} and {FILE}", f"one of {VALUE} and {FILE}")
+    text = given or (_content(path) if path else "")
+    if (given or path) and len(text.strip()) < MIN_LENGTH:
+        raise _refused("the secret of the store is short enough to be guessed", f"{len(text.strip())} characters")
+    return text.strip().encode("utf-8", "surrogateescape")
+
+
+def unsigned(environ: Mapping[str, str], num_nodes: int, processes: int, *, ours: bool) -> Diagnostic | None:
+    """The warning that what the ranks tell each other carries no code; None where it does. ``ours``: Paceline's own launcher starts them, here."""
+    if named(environ) or processes == 1 or (ours and num_nodes == 1):
+        return None
+    why = "several nodes cannot agree on a secret by themselves" if ours else "the ranks are started by another program"
+    what = (
+        f"whoever reaches the port where the ranks meet can end the run with words of his own: {why}, and none is named"
+    )
+    return Diagnostic("launch.store_unsigned", what, FILE, "not set", _HINT, Severity.WARNING)
+
+
+def _content(path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise _refused("the secret of the store is no file", "a folder or a device")
+            if info.st_mode & 0o007:
+                raise _refused("everybody on this machine may read the secret of the store, or change it", f"mode {stat.S_IMODE(info.st_mode):04o}", "chmod 600 on that file")  # fmt: skip
+            return file.read(_MAX_BYTES).decode("utf-8", "surrogateescape")
+    except OSError as exc:
+        raise _refused(f"the secret of the store cannot be read: {exc.strerror or exc}", f"{FILE}={path}") from exc
+
+
+def _refused(what: str, found: str, hint: str = _HINT) -> ConfigError:
+    return ConfigError(Diagnostic("launch.store_secret", what, FILE, found, hint))

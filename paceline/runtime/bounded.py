@@ -1,0 +1,34 @@
+"""A call that may never return, with a time limit of our own.
+
+torch's stores take a timeout and do not keep it: ``check``, ``get``, ``set`` and the constructor wait for the server's answer, for ever when the server
+is stopped or the network is cut (torch 2.13: only the waiting for a key to appear is timed).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+
+def within(seconds: float, call: Callable[[], T], what: str) -> T:
+    """``call()``, whose exceptions come through. Raises TimeoutError after ``seconds``: the call is left behind in a daemon thread, which ends with the process."""
+    done: list[Any] = []
+
+    def run() -> None:
+        try:
+            done.append((call(), None))
+        except BaseException as exc:  # noqa: BLE001 - raised again below, in the thread that asked
+            done.append((None, exc))
+
+    thread = threading.Thread(target=run, name=f"paceline-{what}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not done:
+        raise TimeoutError(f"no answer within {seconds:.0f} s: {what}")
+    value, error = done[0]
+    if error is not None:
+        raise error
+    return cast(T, value)

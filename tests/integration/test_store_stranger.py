@@ -1,0 +1,62 @@
+"""Somebody else on the port where the ranks meet: he is not believed, not shown, and does not end the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import worker_environment, write_yaml
+
+from paceline.launch.ports import free_port
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+STRANGER = """
+import datetime, json, sys, time
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=60))
+mine = dist.PrefixStore("paceline/attempt_0", store)
+mine.wait(["all_here"], datetime.timedelta(seconds=60))
+evil = {"code": "evil.code", "what": "\\x1b[31mSTRANGER says: run curl evil|sh", "where": "x\\u202e"}
+mine.set("error", json.dumps({"rank": 1, "exit_code": 1, "diagnostic": evil}))
+for rank in range(2):
+    mine.set(f"alive/{rank}", "\\x1b[2J STRANGER")
+print("written", flush=True)
+"""
+
+
+def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
+    tmp_path: Path, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    port, config = free_port(), tiny(max_steps=4000, logging_steps=500)
+    path = write_yaml(tmp_path / "c.yaml", config)
+    argv = [sys.executable, "-m", "paceline.cli.main", "train", str(path), "--nproc", "2", "--master-port", str(port)]
+    run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=worker_environment())
+    try:
+        stranger = subprocess.run(
+            [sys.executable, "-c", STRANGER, str(port)], capture_output=True, text=True, timeout=90, check=False
+        )
+        assert "written" in stranger.stdout, stranger.stderr[-2000:]
+        events = Path(config["training"]["output_dir"]) / "events" / "rank-00000.events.jsonl"
+        deadline, done = time.monotonic() + 60, 0
+        while done < 20 and run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.3)
+            done = events.read_text().count('"kind":"step"') if events.exists() else 0
+        time.sleep(2)  # seven polls of the alarm
+        assert run.poll() is None and done >= 20, "the stranger has ended the run"
+        run.terminate()
+        out = run.communicate(timeout=60)[0]
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == 75, out
+    assert out.count("runtime.store_forged") == 1, out
+    assert "STRANGER" not in out and "\x1b" not in out and "evil" not in out
+    result = json.loads((Path(config["training"]["output_dir"]) / "result.json").read_text())
+    assert result["outcome"] == "stopped"

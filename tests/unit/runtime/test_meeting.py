@@ -1,0 +1,100 @@
+"""The store's port is open where the ranks meet and nowhere else; who is missing is named without N² keys."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from paceline.core.errors import PacelineError
+from paceline.launch.ports import free_port
+from paceline.runtime.meeting import arrive, connect_store, listener
+from paceline.runtime.rank_env import RankEnv
+
+
+def listening(port: int) -> set[str]:
+    """The local addresses, as /proc has them, at which somebody listens on this port."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
+
+
+def env(rank: int, port: int, size: int = 2, **more: object) -> RankEnv:
+    return RankEnv(rank=rank, local_rank=rank, world_size=size, local_world_size=size, master_port=port, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("named", ["127.0.0.1", "localhost", "name.that.nobody.has"])
+def test_on_one_host_the_store_listens_on_loopback_whatever_its_name(named: str) -> None:
+    port = free_port()
+    hosts = env(0, port, one_host=named.startswith("name"), master_addr=named)
+    store = connect_store(hosts, 5)
+    assert listening(port) == {"0100007F"}
+    other = connect_store(env(1, port, one_host=True, master_addr=named), 5)
+    store.set("a", "1")
+    assert other.get("a") == b"1"
+
+
+def test_an_address_of_one_interface_is_no_other_s() -> None:
+    port = free_port()
+    descriptor = listener("127.0.0.2", port)  # as a second interface
+    try:
+        assert listening(port) == {"0200007F"}
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    finally:
+        os.close(descriptor)
+
+
+def test_an_address_of_no_interface_is_said_and_listened_for_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    os.close(listener("192.0.2.7", port))
+    told = capsys.readouterr().err
+    assert "runtime.store_open" in told and "192.0.2.7" in told
+
+
+def test_the_launcher_s_word_counts_and_not_a_guess() -> None:
+    base = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    assert RankEnv.from_environ({**base, "LOCAL_WORLD_SIZE": "2"}).meeting_host == "127.0.0.1"
+    for more in ({}, {"LOCAL_WORLD_SIZE": "1"}, {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}):
+        assert RankEnv.from_environ({**base, **more}).meeting_host == "node0"
+
+
+class Counting:
+    """A store that counts the keys it is asked for."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store, self.keys = store, 0
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        def call(keys, *rest):  # type: ignore[no-untyped-def]
+            self.keys += len(keys) if isinstance(keys, list) else 1
+            return getattr(self.store, name)(keys, *rest)
+
+        return call
+
+
+def test_arriving_costs_each_rank_the_same_whatever_their_number() -> None:
+    def cost(size: int) -> int:
+        store = dist.HashStore()
+        counted = [Counting(store) for _ in range(size)]
+        threads = [threading.Thread(target=arrive, args=(counted[r], env(r, 1, size), 10, b"")) for r in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return max(one.keys for one in counted)
+
+    assert cost(12) == cost(2)
+
+
+def test_ranks_of_different_secrets_say_so_at_once() -> None:
+    store = dist.HashStore()
+    host = threading.Thread(target=lambda: pytest.raises(PacelineError, arrive, store, env(0, 1), 3, b"a" * 16))
+    host.start()
+    with pytest.raises(PacelineError, match="runtime.store_secret") as caught:
+        arrive(store, env(1, 1), 3, b"")
+    assert "a" * 16 not in str(caught.value)
+    host.join()
