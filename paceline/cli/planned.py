@@ -54,6 +54,7 @@ def planned(
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan for this machine (or for ``cluster``), and warnings. Raises ConfigError with every violation that a start, hardware and world size bring up."""
     from paceline.cli.facts import facts
+    from paceline.cli.glance import first_rows
     from paceline.cli.sandbox import code_sandbox
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
@@ -95,6 +96,9 @@ def planned(
         )
     except ConfigError as error:
         problems += error.diagnostics
+    rows = first_rows(config)
+    problems += errors(rows)
+    warnings += [note for note in rows if note not in problems]
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
     if cluster is None:
         known = replace(known, code_sandbox=code_sandbox(config))

@@ -11,12 +11,21 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.data.looking import DataSet
 from paceline.data.pairs import CONVERSATION
-from paceline.data.problems import LENGTH_REASONS, PrepareCounts, Problem, Tally, left_out, refusal
+from paceline.data.problems import (
+    LENGTH_REASONS,
+    PrepareCounts,
+    Problem,
+    Tally,
+    fields_unread,
+    left_out,
+    refusal,
+)
 from paceline.data.progress import Meter, PrepareProgress, Report
 from paceline.data.prompts import CONVERSATION as PROMPT_CONVERSATION
 from paceline.data.readers import total_bytes
-from paceline.data.sets import DataSet, OpenSet, open_set
+from paceline.data.sets import OpenSet, open_set
 from paceline.data.split import overlap, split_rows
 from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
 from paceline.data.table import TableWriter, TokenTable
@@ -50,6 +59,9 @@ def build(
     notes = [note for o in opened for note in o.notes] + notes
     with store.staged(key) as stage:
         tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, num_proc, report)
+        notes += [
+            n for s, unread in zip(sets, tally.unread, strict=True) for n in fields_unread(unread, s.section.path)
+        ]
         report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
         notes += _write_indices(stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.group)
         if setup.tokenizer.chat_template is not None:
@@ -78,7 +90,7 @@ def _open_all(sets: list[DataSet], setup: Setup) -> list[OpenSet]:
     problems: list[Diagnostic] = []
     for number, data_set in enumerate(sets):
         try:
-            opened.append(open_set(number, data_set, setup.pairs, setup.prompts))
+            opened.append(open_set(number, data_set, setup.reading))
         except DataError as error:
             problems.extend(error.diagnostics)
     if problems:
@@ -162,6 +174,7 @@ class _Tally:
     counts: PrepareCounts = field(default_factory=PrepareCounts)
     refused: dict[str, Tally] = field(default_factory=dict)
     documents: list[int] = field(default_factory=list)
+    unread: list[dict[str, Tally]] = field(default_factory=list)  # of each data set, by the field's name
     longest: int = 0
     max_token_id: int = -1
 
@@ -176,7 +189,7 @@ def _write_tokens(
     report: Report,
 ) -> _Tally:
     """Tokenise everything into the table. Raises DataError when the policy refuses rows, or none is usable."""
-    tally = _Tally(documents=[0] * len(sets))
+    tally = _Tally(documents=[0] * len(sets), unread=[{} for _ in sets])
     behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
     meter = Meter(behind[-1], report)
     chunks: Iterator[Chunk] = (chunk for o in opened for chunk in o.chunks)
@@ -210,9 +223,12 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
     for problem in result.skipped:
         counts.skip(problem)
         if _refuses(problem, data):
-            tally.refused.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
+            for one in problem.each():
+                tally.refused.setdefault(one.reason, Tally()).add(one.where, one.detail)
     for problem in result.truncated:
         counts.truncate(problem)
+    for name, rows in result.unread.items():
+        tally.unread[result.dataset].setdefault(name, Tally()).merge(rows)
     return result.dataset
 
 

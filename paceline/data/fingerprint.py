@@ -16,10 +16,13 @@ FORMAT_VERSION = 4
 BESIDE_THE_TOKENS = ("progress", "digests", "store", "identity", "fingerprint")
 _CODE = (
     "build",
+    "examples",
+    "fields",
     "formats",
     "pairs",
     "prompts",
     "locate",
+    "looking",
     "problems",
     "readers",
     "sets",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -242,15 +243,24 @@ def as_text(value: Any, name: str) -> str:
         if not value.isascii() and not _is_unicode(value):
             raise RowError("not_text", f"'{name}' holds half of a surrogate pair")
         return value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RowError("not_finite", f"'{name}' is {value}")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
+        return _digits(value, name)
     if (
         isinstance(value, list)
         and value
         and all(isinstance(p, Mapping) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value)
     ):
-        return "".join(part["text"] for part in value)
+        return as_text("".join(part["text"] for part in value), name)
     raise RowError("not_text", f"'{name}' is {type(value).__name__}")
+
+
+def _digits(value: float, name: str) -> str:
+    try:
+        return str(value)
+    except ValueError as exc:  # Python writes integers of at most 4,300 digits
+        raise RowError("not_text", f"'{name}' is a number of more digits than can be written") from exc
 
 
 def _is_unicode(text: str) -> bool:
@@ -281,7 +291,8 @@ def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
 def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
     prompt, completion = row.get(columns["prompt"]), row.get(columns["completion"])
     if isinstance(prompt, list) and isinstance(completion, list):  # conversational: both are lists of turns
-        return _conversation(turns_of([*prompt, *completion], "role", "content", {r: r for r in ROLES}))
+        turns = turns_of([*prompt, *completion], "role", "content", {r: r for r in ROLES})
+        return _conversation([*_system(row, columns), *turns])
     messages = [*_system(row, columns), _message("user", _text(row, columns, "prompt", needed=True))]
     return _conversation([*messages, _message("assistant", _text(row, columns, "completion", needed=True))])
 

@@ -15,9 +15,9 @@ from paceline.core.errors import DataError
 from paceline.data.build import build
 from paceline.data.fingerprint import code_version, fingerprint, located_digest
 from paceline.data.identity import tokenizer_identity
+from paceline.data.looking import DataSet, find_sets
 from paceline.data.problems import PrepareCounts
 from paceline.data.progress import PrepareProgress, Report
-from paceline.data.sets import DataSet, find_sets
 from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, load_index
 from paceline.data.table import TokenTable
 from paceline.data.tokenise import Setup

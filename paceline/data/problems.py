@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
 
 EXAMPLES_KEPT = 5
+FIELDS_NAMED = 20
 
 # reason -> (what it means, what to do about it)
 REASONS: Mapping[str, tuple[str, str]] = {
@@ -16,7 +17,31 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "bad_csv": ("a CSV record does not have the columns of the header", "correct the record"),
     "not_an_object": ("a row is not an object with named columns", "write one object a row"),
     "missing_column": ("a row lacks a column that its format needs", "fill the column, or name it under columns:"),
-    "not_text": ("a value is neither text nor a number", "write text; images and other parts are not supported"),
+    "not_text": ("a value is neither text nor a number", "write text"),
+    "not_finite": (
+        "a number is not finite (NaN, Infinity)",
+        "write the text or number that is meant, or remove the row",
+    ),
+    "tools": (
+        "rows name tools that the model may call; they would be left out of its prompt, for tools are not trained on yet",
+        "remove such rows, or the field where the conversation does without its tools",
+    ),
+    "tool_calls": (
+        "turns call tools or answer such calls; only text is trained on yet, and these would be lost",
+        "remove such rows, or write the call as text into the turn's content as the model is to write it",
+    ),
+    "reasoning": (
+        "turns carry reasoning beside their text; it would be lost",
+        "write it into the turn's content (<think>…</think> before the answer), or remove the field",
+    ),
+    "turn_weight": (
+        "turns say themselves whether they are learnt, which is not done yet: data.train_on decides for all turns",
+        "remove such rows, or the field where every turn is to be treated alike",
+    ),
+    "images": (
+        "rows hold images, sound or video; only text is trained on yet",
+        "remove such rows, or the field where the text stands on its own",
+    ),
     "bad_messages": ("messages are not a list of turns with a role and a text", "write [{role: …, content: …}, …]"),
     "unknown_role": (
         "a turn has a role that is not known",
@@ -61,11 +86,17 @@ LENGTH_REASONS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """One row that cannot be used as it is: ``reason`` is a key of REASONS, ``where`` is ``file:line``."""
+    """One row that cannot be used as it is: ``reason`` is a key of REASONS, ``where`` is ``file:line``; ``also`` further reasons, with details."""
 
     reason: str
     where: str
     detail: str = ""
+    also: tuple[tuple[str, str], ...] = ()
+
+    def each(self) -> Iterator[Problem]:
+        """Every reason on its own."""
+        yield replace(self, also=())
+        yield from (Problem(reason, self.where, detail) for reason, detail in self.also)
 
 
 @dataclass
@@ -74,6 +105,11 @@ class Tally:
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
+
+    def merge(self, other: Tally) -> None:
+        """Add the rows of another tally behind this one's."""
+        self.count += other.count
+        self.examples += other.examples[: EXAMPLES_KEPT - len(self.examples)]
 
     def add(self, where: str, detail: str = "") -> None:
         """Count one more row."""
@@ -139,9 +175,23 @@ class PrepareCounts:
         return PrepareCounts(**{**data, **kinds})
 
 
-def refusal(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, ...]:
-    """The errors of rows that the policy refuses, one a reason."""
-    return tuple(_finding(reason, tally, "refused", Severity.ERROR, rows_read) for reason, tally in problems.items())
+def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
+    """One note that names every field nobody reads, with how many rows have it and the first of them."""
+    if not unread:
+        return []
+    most = sorted(unread.items(), key=lambda item: (-item[1].count, item[0]))
+    listed = ", ".join(f"{name[:80]} ({t.count:,} {'row' if t.count == 1 else 'rows'}, first {t.first_place})" for name, t in most[:FIELDS_NAMED])  # fmt: skip
+    more = f", and {len(most) - FIELDS_NAMED} more" if len(most) > FIELDS_NAMED else ""
+    what = f"fields that are not read: {listed}{more}"
+    counts = {name: tally.count for name, tally in most[:FIELDS_NAMED]}
+    return [Diagnostic("data.fields_unread", what, where, severity=Severity.NOTE, evidence=counts)]
+
+
+def refusal(problems: Mapping[str, Tally], rows_read: int, of: str = "") -> tuple[Diagnostic, ...]:
+    """The errors of rows that the policy refuses, one a reason; ``of`` says which rows were looked at (all, when empty)."""
+    return tuple(
+        _finding(reason, tally, "refused", Severity.ERROR, rows_read, of) for reason, tally in problems.items()
+    )
 
 
 def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, ...]:
@@ -149,7 +199,7 @@ def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic,
     return tuple(_finding(reason, tally, "skipped", Severity.ERROR, rows_read) for reason, tally in problems.items())
 
 
-def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int) -> Diagnostic:
+def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int, of: str = "") -> Diagnostic:
     meaning, advice = REASONS[reason]
     rows = "row" if rows_read == 1 else "rows"
     if verb == "refused" and reason not in LENGTH_REASONS:
@@ -157,7 +207,7 @@ def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read
     more = tally.count - len(tally.examples)
     return Diagnostic(
         f"data.{reason}",
-        f"{meaning} ({tally.count:,} of {rows_read:,} {rows} {verb})",
+        f"{meaning} ({tally.count:,} of {of}{rows_read:,} {rows} {verb})",
         tally.first_place,
         "; ".join(tally.examples) + (f"; and {more:,} more" if more > 0 else ""),
         advice,

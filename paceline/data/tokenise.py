@@ -16,11 +16,10 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
-from paceline.data.formats import Example, RowError, Shape, normalise
+from paceline.data.examples import Reading, RowReader
+from paceline.data.formats import Example, RowError, Shape
 from paceline.data.hashing import text_key
-from paceline.data.pairs import normalise_pair
-from paceline.data.problems import Problem
-from paceline.data.prompts import normalise_prompt
+from paceline.data.problems import Problem, Tally
 from paceline.data.table import Documents, encode_labels
 from paceline.data.template import Encoded, Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
@@ -44,6 +43,11 @@ class Setup:
         """Documents that a row gives: the two halves of a preference pair, or one."""
         return 2 if self.pairs else 1
 
+    @property
+    def reading(self) -> Reading:
+        """What rows are read for."""
+        return Reading(self.train_on, self.pairs, self.prompts)
+
 
 class ChunkRow(NamedTuple):
     """A row on its way to a worker."""
@@ -65,7 +69,7 @@ class Chunk(NamedTuple):
 
 
 class ChunkResult(NamedTuple):
-    """What became of a chunk: the block of usable documents, rows left out and rows cut."""
+    """What became of a chunk: the block of usable documents, rows left out and rows cut, rows with fields that nobody reads (by the field's name)."""
 
     dataset: int
     block: Documents
@@ -73,6 +77,7 @@ class ChunkResult(NamedTuple):
     truncated: list[Problem]
     read: int
     consumed: int
+    unread: dict[str, Tally]
 
 
 @lru_cache(maxsize=2)
@@ -84,35 +89,32 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     """Tokenise one chunk."""
     skipped, truncated = list(chunk.problems), []
     kept: list[tuple[ChunkRow, tuple[Example, ...]]] = []
+    reader = RowReader(chunk.shape, setup.reading)
     for row in chunk.rows:
-        try:
-            kept.append((row, _examples(row, chunk.shape, setup)))
-        except RowError as error:
-            skipped.append(Problem(error.reason, row.where, error.detail))
+        found = reader.read(row.value, row.where)
+        if isinstance(found, Problem):
+            skipped.append(found)
+        else:
+            kept.append((row, found))
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
     encoder = _encoder(setup.tokenizer, setup.train_on)
     encode = encoder.encode_prompts if setup.prompts else encoder.encode
     encoded = iter(encode([e for _, examples in kept for e in examples]))
     for row, examples in kept:
-        found = list(itertools.islice(encoded, len(examples)))
-        problem = next((p for one in found if (p := _unusable(one, row.where, setup))), None)
-        halves = [_cut(one, setup.max_length) for one in found if isinstance(one, Encoded)]
+        results = list(itertools.islice(encoded, len(examples)))
+        problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)
+        halves = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
         if problem is None and setup.pairs and np.array_equal(halves[0].input_ids, halves[1].input_ids):
             problem = Problem("same_answers", row.where, "after they were cut or rendered")
         if problem is not None:
             skipped.append(problem)
             continue
-        longest = max(len(one.input_ids) for one in found if isinstance(one, Encoded))
+        longest = max(len(one.input_ids) for one in results if isinstance(one, Encoded))
         if longest > setup.max_length:
             truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
         documents += [(row, example, one) for example, one in zip(examples, halves, strict=True)]
-    return ChunkResult(chunk.dataset, _block(chunk.dataset, documents), skipped, truncated, chunk.read, chunk.consumed)
-
-
-def _examples(row: ChunkRow, shape: Shape, setup: Setup) -> tuple[Example, ...]:
-    if setup.prompts:
-        return (normalise_prompt(row.value, shape),)
-    return normalise_pair(row.value, shape) if setup.pairs else (normalise(row.value, shape),)
+    block = _block(chunk.dataset, documents)
+    return ChunkResult(chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread)
 
 
 def _cut(encoded: Encoded, length: int) -> Encoded:

@@ -1,0 +1,91 @@
+"""The data sets of a config, located, and their first rows looked at: what shape they have."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.examples import Reading
+from paceline.data.formats import Shape, detect
+from paceline.data.locate import Located, locate
+from paceline.data.pairs import detect_pairs
+from paceline.data.problems import Tally, refusal
+from paceline.data.prompts import detect_prompts
+from paceline.data.readers import RawRow, read_rows
+
+if TYPE_CHECKING:
+    from paceline.config.sections.data import Dataset
+
+LOOKED_AT = 64  # rows from which the format is found out
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set of ``data.train`` or ``data.eval``: its section and where it is. ``key`` is its place in the config."""
+
+    key: str
+    section: Dataset
+    located: Located
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A data set whose first rows were looked at: ``head`` are those, ``rows`` all (the head first)."""
+
+    shape: Shape
+    head: list[RawRow]
+    rows: Iterator[RawRow]
+
+
+def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
+    """Locate the data sets under ``data.train`` or ``data.eval``. Raises DataError with all that are missing."""
+    found: list[DataSet] = []
+    problems: list[Diagnostic] = []
+    for number, section in enumerate(sections):
+        try:
+            found.append(DataSet(f"{key}[{number}]", section, locate(section.path, section.split, section.name)))
+        except DataError as error:
+            problems.extend(error.diagnostics)
+    if problems:
+        raise DataError(*problems)
+    return found
+
+
+def look(data_set: DataSet, reading: Reading) -> Looked:
+    """Read the first rows and find out their shape. Raises DataError when there are none, or they have none."""
+    section = data_set.section
+    rows = iter(read_rows(data_set.located, section.split))
+    if section.max_rows is not None:
+        rows = itertools.islice(rows, section.max_rows)
+    head: list[RawRow] = []
+    for row in rows:
+        head.append(row)
+        if sum(r.value is not None for r in head) >= LOOKED_AT:
+            break
+    values = [r.value for r in head if r.value is not None]
+    if not values:
+        raise DataError(*_no_rows(data_set, head))
+    find = detect_prompts if reading.prompts else detect_pairs if reading.pairs else detect
+    shape = find(values, where=section.path, asked=section.format, mapping=section.columns)
+    return Looked(shape, head, itertools.chain(head, rows))
+
+
+def _no_rows(data_set: DataSet, head: list[RawRow]) -> tuple[Diagnostic, ...]:
+    if not head:
+        return (
+            Diagnostic(
+                "data.empty",
+                "the data set has no rows",
+                data_set.section.path,
+                "0 rows",
+                f"{data_set.key}: data with rows",
+            ),
+        )
+    tallies: dict[str, Tally] = {}
+    for row in head:
+        tallies.setdefault(row.reason, Tally()).add(row.where, row.detail)
+    return refusal(tallies, len(head))

@@ -1,0 +1,236 @@
+"""No field of a row or a turn is lost in silence: refused by name, counted and named once, or known to say nothing of the text."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_fixtures import make_tokenizer, prepared_from, write_jsonl
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.fields import HARMLESS, is_empty
+from paceline.data.glance import glance
+from paceline.data.problems import FIELDS_NAMED
+from paceline.data.readers import RawRow
+
+U, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+# format -> (a row, columns that hold turns, how it is prepared)
+FORMATS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
+    "messages": ({"messages": [U, A]}, ("messages",), {}),
+    "sharegpt": ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}, ("conversations",), {}),
+    "alpaca": ({"instruction": "Q", "input": "", "output": "A"}, (), {}),
+    "prompt_completion": ({"prompt": "Q", "completion": "A"}, (), {}),
+    "prompt_completion of turns": ({"prompt": [U], "completion": [A]}, ("prompt", "completion"), {}),
+    "text": ({"text": "Once"}, (), {}),
+    "preference": ({"prompt": "Q", "chosen": "A", "rejected": "B"}, (), {"pairs": True}),
+    "preference of turns": ({"prompt": [U], "chosen": [A], "rejected": {"role": "assistant", "content": "B"}}, ("prompt", "chosen", "rejected"), {"pairs": True}),
+    "preference without a prompt": ({"chosen": [U, A], "rejected": [U, {**A, "content": "B"}]}, ("chosen", "rejected"), {"pairs": True}),
+    "prompts of turns": ({"prompt": [U], "answer": "A"}, ("prompt",), {"prompts": True}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("chat"), chat_template="{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}<|end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}")  # fmt: skip
+
+
+def with_field(kind: str, name: str, value: Any, turns: bool) -> tuple[dict[str, Any], str]:
+    """A row of this kind with one more field (of its first turns' column, or of its own), and how that field is called."""
+    row, columns, _ = FORMATS[kind]
+    row = json.loads(json.dumps(row))
+    if not turns:
+        return {**row, name: value}, name
+    column = columns[-1]
+    several = row[column] if isinstance(row[column], list) else [row[column]]
+    several[-1][name] = value
+    return row, f"{column}[].{name}"
+
+
+def prepared(kind: str, rows: list[dict[str, Any]], chat: Path, tmp_path: Path, **more: Any) -> Any:
+    path = write_jsonl(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", rows)
+    return prepared_from(path, chat, tmp_path / "cache", **FORMATS[kind][2], **more)
+
+
+def unread(notes: tuple[Diagnostic, ...]) -> dict[str, int]:
+    found = [n for n in notes if n.code == "data.fields_unread"]
+    assert len(found) <= 1, "said more than once"
+    return dict(found[0].evidence) if found else {}
+
+
+def refused(kind: str, rows: list[dict[str, Any]], chat: Path, tmp_path: Path) -> tuple[Diagnostic, ...]:
+    with pytest.raises(DataError) as caught:
+        prepared(kind, rows, chat, tmp_path)
+    return caught.value.diagnostics
+
+
+PLACES = [(kind, False) for kind in FORMATS] + [(kind, True) for kind, (_, columns, _) in FORMATS.items() if columns]
+
+
+@pytest.mark.parametrize(("kind", "turns"), PLACES)
+def test_an_unknown_field_is_counted_and_named_once(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
+    named = [with_field(kind, name, "x", turns) for name in ("name", "zq_unheard_of", "Zq", "refusal", "annotations")]
+    plain = FORMATS[kind][0]
+    found = prepared(kind, [plain, *(row for row, _ in named), plain, named[0][0]], chat, tmp_path)
+    assert found.counts.rows_used == 8
+    if kind.startswith("prompts") and not turns:  # such rows are kept whole, for rewards to look at
+        assert unread(found.notes) == {}
+        return
+    first = named[0][1]
+    assert unread(found.notes) == {called: 1 + (called == first) for _, called in named}
+    (note,) = (n for n in found.notes if n.code == "data.fields_unread")
+    assert f"{first} (2 rows, first " in note.what and ".jsonl:2)" in note.what
+
+
+LOST: dict[str, tuple[str, Any]] = {
+    "tools": ("tools", [{"type": "function"}]),
+    "tool_calls": ("tool_calls", [{"id": "1", "function": {"name": "f"}}]),
+    "function_call": ("tool_calls", {"name": "f"}),
+    "reasoning_content": ("reasoning", "because"),
+    "images": ("images", ["a.png"]),
+    "video": ("images", {"bytes": "…"}),
+}
+OF_TURNS: dict[str, tuple[str, Any]] = {
+    **LOST, "thinking": ("reasoning", "because"), "weight": ("turn_weight", 0), "loss": ("turn_weight", 0.5), "train": ("turn_weight", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "turns"), PLACES)
+def test_what_would_be_lost_is_refused_by_name(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
+    asked = FORMATS[kind][1] == ("prompt",)  # a prompt is never learnt: to leave it out is as usual
+    fields = {n: v for n, v in (OF_TURNS if turns else LOST).items() if not (asked and v[0] == "turn_weight" and v[1] == 0)}  # fmt: skip
+    rows = [with_field(kind, name, value, turns)[0] for name, (_, value) in fields.items()]
+    found = {d.code.removeprefix("data."): d for d in refused(kind, [FORMATS[kind][0], *rows], chat, tmp_path)}
+    places = {reason: [i for i, (name, (r, _)) in enumerate(fields.items(), 2) if r == reason] for reason, _ in fields.values()}  # fmt: skip
+    assert {reason: (d.evidence["count"], int(d.where.rpartition(":")[2])) for reason, d in found.items()} == {
+        reason: (len(at), at[0]) for reason, at in places.items()
+    }
+    for name, (reason, _) in fields.items():
+        assert f"'{name}'" in found[reason].found
+
+
+@pytest.mark.parametrize(("kind", "turns"), PLACES)
+def test_fields_that_say_nothing_pass_in_silence(kind: str, turns: bool, chat: Path, tmp_path: Path) -> None:
+    empty = [None, "", [], {}, "[]", " ", {"name": None, "arguments": ""}, [{"x": None}]]
+    rows = [with_field(kind, name, value, turns)[0] for name in ("tools", "tool_calls", "zq") for value in empty]
+    rows += [with_field(kind, name, "x", turns)[0] for name in HARMLESS]
+    assert unread(prepared(kind, rows, chat, tmp_path).notes) == {}
+
+
+def test_usual_weights_pass_and_those_of_turns_that_are_not_learnt(chat: Path, tmp_path: Path) -> None:
+    row = {"messages": [{**U, "weight": 0, "train": False}, {**A, "weight": 1, "loss": True}]}
+    assert prepared("messages", [row], chat, tmp_path).counts.rows_used == 1
+    path = write_jsonl(tmp_path / "all.jsonl", [row])
+    with pytest.raises(DataError, match=r"data\.turn_weight"):
+        prepared_from(path, chat, tmp_path / "cache", train_on="all")
+
+
+def test_all_kinds_are_told_at_once_with_counts_and_first_places(chat: Path, tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+    rows: list[dict[str, Any]] = [
+        {"messages": [U, A]},
+        {"messages": [U, call], "tools": [{"type": "function"}]},
+        {"messages": [U, {**A, "reasoning_content": "so"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}, {"type": "text", "text": "Q"}]}, A]},
+        {"messages": [U, {**A, "content": [{"type": "thinking", "thinking": "so"}]}, {**A, "weight": 0}]},
+        {"messages": [U, {**A, "content": ""}]},
+    ]
+    found = {d.code: d for d in refused("messages", rows, chat, tmp_path)}
+    assert {code: (d.evidence["count"], d.where.rpartition(":")[2]) for code, d in found.items()} == {
+        "data.tools": (1, "2"), "data.tool_calls": (1, "2"), "data.reasoning": (2, "3"), "data.images": (1, "4"), "data.turn_weight": (1, "5"), "data.no_answer": (1, "6"),
+    }  # fmt: skip
+    assert all(d.hint for d in found.values())
+    left_out = prepared("messages", rows, chat, tmp_path, on_bad_row="skip").counts
+    assert (left_out.rows_used, left_out.rows_skipped) == (1, 5)
+
+
+@pytest.mark.parametrize("role", ["function_call", "tool_call", "function"])
+def test_calls_as_turns_are_told_as_calls(role: str, chat: Path, tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Q"}, {"from": role, "value": "{}"}, {"from": "observation", "value": "3"}, {"from": "gpt", "value": "A"}]  # fmt: skip
+    (finding,) = refused("sharegpt", [{"conversations": turns, "tools": "[]"}], chat, tmp_path)
+    assert finding.code == "data.tool_calls" and role in finding.found and "call" in finding.what
+    plain = [turns[0], turns[2], turns[3]]
+    assert prepared("sharegpt", [{"conversations": plain}], chat, tmp_path).counts.rows_used == 1
+
+
+def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, Path]:
+    """The same rows in every kind of file that holds them."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    datasets.disable_progress_bars()
+    made = {name: folder / f"rows.{name}" for name in ("json", "jsonl", "csv", "parquet")} | {"saved": folder / "saved"}
+    made["json"].write_text(json.dumps(rows))
+    write_jsonl(made["jsonl"], rows)
+    with made["csv"].open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    pq.write_table(pa.Table.from_pylist(rows), made["parquet"])
+    datasets.Dataset.from_list(rows).save_to_disk(str(made["saved"]))
+    return made
+
+
+@pytest.mark.parametrize("reader", ["json", "jsonl", "csv", "parquet", "saved", "hub"])
+def test_every_reader_brings_the_fields_along(
+    reader: str, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": "Q", "completion": "A", "zq": "x", "id": "1"}, {"prompt": "Q", "completion": "A", "zq": "", "id": "2"}]  # fmt: skip
+    with_tools = [{**row, "tools": "[1]"} for row in rows]
+    for number, (given, check) in enumerate(((rows, "unread"), (with_tools, "refused"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files = files_of(given, folder)
+        if reader == "hub":
+            import datasets
+
+            hub = datasets.load_from_disk(str(files["saved"]))
+            monkeypatch.setattr(datasets, "load_dataset", lambda *a, _hub=hub, **k: _hub)
+        path = "owner/name" if reader == "hub" else str(files[reader])
+        if check == "unread":
+            assert unread(prepared_from(path, chat, tmp_path / "cache").notes) == {"zq": 1}
+        else:
+            with pytest.raises(DataError, match=r"data\.tools.*2 of 2 rows"):
+                prepared_from(path, chat, tmp_path / "cache")
+
+
+def test_more_fields_than_can_be_named_are_counted(chat: Path, tmp_path: Path) -> None:
+    row = {"prompt": "Q", "completion": "A", **{f"c{i}": "x" for i in range(FIELDS_NAMED + 7)}}
+    note = next(n for n in prepared("prompt_completion", [row], chat, tmp_path).notes if n.code == "data.fields_unread")
+    assert "and 7 more" in note.what
+
+
+def test_a_plan_sees_it_in_the_first_rows(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"messages": [U, A]}, {"messages": [U, call]}])
+    config = Config.from_json({"data": {"train": path, "eval": path}})
+    assert [(d.code, d.where) for d in glance(config)] == [("data.tool_calls", f"{path}:2")] * 2
+    assert "1 of 2 rows" in glance(config)[0].what
+    assert glance(Config.from_json({"data": {"train": path, "on_bad_row": "skip"}})) == []
+    assert glance(Config.from_json({"data": {"train": str(tmp_path / "none.jsonl")}})) == []
+
+
+def test_only_the_first_rows_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.data import looking
+
+    read: list[str] = []
+
+    def counted(*args: Any) -> Any:
+        for number in range(10_000):
+            read.append(str(number))
+            yield RawRow({"text": "x"}, f"f:{number}")
+
+    monkeypatch.setattr(looking, "read_rows", counted)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    assert glance(Config.from_json({"data": {"train": str(tmp_path / "rows.jsonl")}})) == []
+    assert len(read) == looking.LOOKED_AT
+
+
+@pytest.mark.parametrize("value", [0, False, "x", [0], {"a": 0}, 0.0])
+def test_a_value_is_not_nothing(value: Any) -> None:
+    assert not is_empty(value)
