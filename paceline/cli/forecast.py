@@ -99,7 +99,8 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
         return None
     ask = of_length(ask, plan, epoch_lengths(plan.config))
     name = str(plan.config.get("model", {}).get("name_or_path") or plan.shape.model_type if plan.shape else "model")
-    return forecast(name, ask, own=planned_candidate(plan, ask))
+    by_auto = plan.config.get("training", {}).get("distributed_strategy") == "auto"
+    return forecast(name, ask, planned_candidate(plan, ask), plan.strategy_reason if by_auto else "")
 
 
 def needs_one_subject(model: str | None) -> None:

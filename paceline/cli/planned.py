@@ -50,9 +50,13 @@ class Asked:
 
 
 def planned(
-    loaded: Loaded, *, use_torchrun: bool = False, cluster: PlannedCluster | None = None
+    loaded: Loaded,
+    *,
+    use_torchrun: bool = False,
+    cluster: PlannedCluster | None = None,
+    needs_room: bool = True,
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan for this machine (or for ``cluster``), and warnings. Raises ConfigError with every violation that a start, hardware and world size bring up."""
+    """The plan for this machine (or for ``cluster``), and warnings; ``needs_room``: of ``make_plan``. Raises ConfigError with every violation that a start, hardware and world size bring up."""
     from paceline.cli.facts import facts
     from paceline.cli.glance import first_rows
     from paceline.cli.sandbox import code_sandbox
@@ -93,6 +97,7 @@ def planned(
             run_dir=str(run.root),
             shape=shape,
             others=named_shapes(config, os.environ),
+            needs_room=needs_room,
         )
     except ConfigError as error:
         problems += error.diagnostics

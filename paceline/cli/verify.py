@@ -57,7 +57,7 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
     from paceline.plan.verdict import judge, judge_probe
     from paceline.plan.verification import TOLERANCES, probes, reference_for, sides
 
-    plan, warnings = planned(loaded)
+    plan, warnings = planned(loaded, needs_room=False)  # its model is made small
     tell((*loaded.notes, *warnings))
     small = model_config(loaded.config.model, os.environ)
     asked, reference = sides(plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder))

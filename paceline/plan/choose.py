@@ -11,18 +11,23 @@ from paceline import __version__
 from paceline.config.rules import Facts, check
 from paceline.config.schema import Config
 from paceline.config.source import Source
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, errors
+from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions
+from paceline.plan.auto import plan_auto
 from paceline.plan.fastest import NAME as FASTEST
 from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, knob_decisions
 from paceline.plan.memory import memory_of
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.resolve import Resolved, attempt, resolve
+from paceline.plan.remedy import what_fits
+from paceline.plan.resolve import Resolved, attempt, choose, resolve
 from paceline.plan.roles import other_models, reads_prompts
-from paceline.plan.rollout import rollout_decisions, with_generation
+from paceline.plan.rollout import gathered_problems, rollout_decisions, with_generation
+from paceline.plan.room import room_decisions, room_of, room_problems
 from paceline.plan.shape import ModelShape, scoring, shape_from_config
+from paceline.plan.strategy import Chosen
 
 
 def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: str, shape: ModelShape | None) -> Facts:
@@ -53,8 +58,9 @@ def make_plan(
     shape: ModelShape | None = None,
     others: Mapping[str, ModelShape | None] | None = None,
     provenance: Mapping[str, Source] | None = None,
+    needs_room: bool = True,
 ) -> Plan:
-    """The plan for ``world_size`` processes on ``num_nodes`` nodes like ``hardware``.
+    """The plan for ``world_size`` processes on ``num_nodes`` nodes like ``hardware``; ``needs_room`` is False where it is not this very plan that is run.
 
     ``shape`` may be left out when ``model.config`` is given; ``others`` are those of other models, by name; ``provenance`` lets findings name ``file:line``. Raises ConfigError with
     every finding at once: the config rules with what is known now, and what this version cannot start.
@@ -64,16 +70,36 @@ def make_plan(
     if shape is None and given:
         shape = attempt(lambda: shape_from_config(given), found)
     if config.training.distributed_strategy == FASTEST and not found:
-        job_of = partial(make_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape, others=others, provenance=provenance)  # fmt: skip
+        job_of = partial(make_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape, others=others, provenance=provenance, needs_room=needs_room)  # fmt: skip
         return plan_fastest(config, hardware, shape, world_size, num_nodes, job_of)
     if shape is not None and config.training.algorithm == "reward":
         shape = scoring(shape)
     facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
     found += check(config, facts, starting=True, provenance=provenance)
-    resolved = resolve(config, hardware, shape, world_size, num_nodes, found)
     start = {"world_size": world_size, "num_nodes": num_nodes, "launcher": launcher, "run_dir": run_dir}
-    plan = _assembled(config, hardware, shape, others or {}, resolved, start, found)
-    return with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
+
+    def made(chosen: Chosen | None) -> Plan:
+        warned = list(found)
+        resolved = resolve(chosen, config, hardware, shape, world_size, num_nodes, warned)
+        plan = _assembled(config, hardware, shape, others or {}, resolved, start, warned)
+        return _with_room(plan, hardware, needs_room)
+
+    chosen = choose(config, hardware, shape, world_size, found)
+    if chosen is None or not chosen.by_size or errors(found):
+        return made(chosen)
+    return plan_auto(chosen, hardware, made)
+
+
+def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
+    """``plan`` with its memory and what follows from it. Raises ConfigError where it has no room and that is ``needed``."""
+    plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
+    room = room_of(plan, hardware)
+    problems = room_problems(plan, hardware, room)
+    gathered = gathered_problems(plan, hardware)
+    if needed and (problems or gathered):
+        fits = what_fits(plan, hardware) if problems else []
+        raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *gathered)
+    return replace(plan, decisions=(*plan.decisions, *room_decisions(plan, hardware, room)))
 
 
 def _assembled(

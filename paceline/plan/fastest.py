@@ -36,7 +36,7 @@ def plan_fastest(
     The rows of an optimizer step stay as the config has them. Raises ConfigError: nothing to choose by, nothing fits, or nothing can be planned.
     """
     asked = _ask(config, hardware, shape, world_size, num_nodes)
-    found = [c for c in search(asked) if _may_be(c, hardware)]
+    found = [c for c in search(asked) if may_be(c, hardware)]
     refused: dict[str, str] = {}
     tries: Counter[str] = Counter()
     for candidate in ranked(found):
@@ -94,7 +94,8 @@ def _ask(config: Config, hardware: Hardware, shape: ModelShape | None, world_siz
     )
 
 
-def _may_be(candidate: Candidate, hardware: Hardware) -> bool:
+def may_be(candidate: Candidate, hardware: Hardware) -> bool:
+    """Whether this machine has what the layout needs beside room: DeepSpeed, and another memory to move things to."""
     engine = "zero" in candidate.strategy and candidate.work.world > 1
     if engine and hardware.packages is not None and "deepspeed" not in hardware.packages:
         return False

@@ -18,10 +18,9 @@ from paceline.plan.knobs import optimizer_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
-from paceline.plan.predict.escalate import escalate
 from paceline.plan.rollout import check_rollout
 from paceline.plan.shape import ModelShape
-from paceline.plan.strategy import Chosen, choose_strategy
+from paceline.plan.strategy import Chosen, check_whole, choose_strategy
 
 T = TypeVar("T")
 
@@ -62,7 +61,18 @@ class Resolved:
     engine: Engine
 
 
+def choose(
+    config: Config, hardware: Hardware, shape: ModelShape | None, world_size: int, found: list[Diagnostic]
+) -> Chosen | None:
+    """The strategy; None, with its findings kept, where it cannot be started."""
+    training = config.to_json()["training"]
+    return attempt(
+        lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size), found
+    )
+
+
 def resolve(
+    chosen: Chosen | None,
     config: Config,
     hardware: Hardware,
     shape: ModelShape | None,
@@ -70,21 +80,12 @@ def resolve(
     num_nodes: int,
     found: list[Diagnostic],
 ) -> Resolved:
-    """Every choice, though an earlier one failed: raises ConfigError with all of ``found`` and all that is found here."""
+    """Every other choice, though an earlier one failed: raises ConfigError with all of ``found`` and all that is found here."""
     values = config.to_json()
     training = values["training"]
     adapter = attempt(lambda: adapter_of(values.get("lora")), found)
-    chosen = attempt(
-        lambda: choose_strategy(
-            training["distributed_strategy"],
-            training,
-            shape,
-            hardware,
-            world_size,
-            lambda by_size: escalate(by_size, values, shape, adapter, hardware, world_size),
-        ),
-        found,
-    )
+    if chosen is not None and chosen.by_size:
+        attempt(lambda: check_whole(training, chosen), found)
     optimizer = attempt(lambda: optimizer_spec(training), found)
     precision = choose_precision(training["mixed_precision"], hardware, values["model"]["dtype"])
     found += check_full_eval(training, precision)

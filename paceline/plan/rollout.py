@@ -10,9 +10,10 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.hardware import Hardware
-from paceline.plan.memory import SIZES
+from paceline.plan.memory import SIZES, ModelStates
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.roles import group_size, reads_prompts
+from paceline.plan.room import placed
 
 _KEY = "training.rollout"
 MARGIN = 0.9  # of a rank's memory
@@ -61,8 +62,7 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     """The plan with how answers are written where each rank holds a part of the weights: whole, or ``gather_for_generation`` off in its engine."""
     training = plan.config["training"]
     options = training.get("rollout") or {}
-    sharded = plan.engine.get("zero_stage") == 3 or (plan.strategy == "fsdp" and plan.mesh.dp_shard > 1)
-    if not (reads_prompts(plan.algorithm) and sharded) or options.get("server"):
+    if not (reads_prompts(plan.algorithm) and _sharded(plan)) or options.get("server"):
         return plan
     asked = options.get("gather_for_generation")
     need, room, words = _room_to_generate(plan, hardware, int(options.get("generation_rows") or 64))
@@ -71,6 +71,38 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     said = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
     engine = plan.engine if whole else {**plan.engine, "gather_for_generation": False}
     return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", said, reason)))
+
+
+def _sharded(plan: Plan) -> bool:
+    """Whether each rank holds a part of the weights."""
+    return plan.engine.get("zero_stage") == 3 or (plan.strategy == "fsdp" and plan.mesh.dp_shard > 1)
+
+
+def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
+    """What keeps every rank from holding the whole model, where it must: its weights are gathered to be sent to a server, or the config wants it so.
+
+    Only what is certain counts: the weights beside those that a rank keeps.
+    """
+    options = plan.config["training"].get("rollout") or {}
+    server = bool(options.get("server"))
+    shape, states = plan.shape, (plan.memory or {}).get("largest")
+    if not (reads_prompts(plan.algorithm) and _sharded(plan)) or shape is None or not states:
+        return []
+    if not server and not options.get("gather_for_generation"):
+        return []
+    weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
+    card = hardware.memory_bytes / (1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes))
+    held = placed(plan, ModelStates(states["parameters"], 0, states["optimizer"])).card
+    if weights + held <= card:
+        return []
+    what = "every rank gathers the whole model" + (" to send it to the server that writes answers" if server else "")
+    found = f"weights {human_bytes(weights)} beside states {human_bytes(held)}, of {human_bytes(card)}"
+    hint = "without training.rollout.server all ranks answer together, a layer gathered at a time; or more cards, or tp_size"
+    if not server:
+        return [
+            Diagnostic("rollout.gather_room", what, f"{_KEY}.gather_for_generation", found, "false, or leave it out")
+        ]
+    return [Diagnostic("rollout.server_room", what, f"{_KEY}.server", found, hint)]
 
 
 def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:
@@ -83,6 +115,8 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
     size = SIZES[plan.precision.compute]
     weights = shape.num_parameters * size / plan.mesh.tp
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
-    held = float(states["parameters"] + states["gradients"] + states["optimizer"])
+    kept = ModelStates(states["parameters"], states["gradients"], states["optimizer"])
+    on_cpu = hardware.device == "cpu"
+    held = float(kept.total if on_cpu else placed(plan, kept).card)
     parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"
     return weights + cache + held, room, f"whole it would take {parts} of {human_bytes(room)}"

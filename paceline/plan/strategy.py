@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config.optimizers import elementwise
@@ -13,6 +13,7 @@ from paceline.core.units import human_bytes, human_count
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import AXES
 from paceline.plan.shape import ModelShape
+from paceline.plan.size_rule import size_rule
 
 AVAILABLE_STRATEGIES = ("single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3")
 NEEDS_DEEPSPEED = frozenset({"deepspeed", "zero1", "zero2", "zero3"})
@@ -26,7 +27,7 @@ REPLICATED_BYTES_PER_PARAMETER = 16
 class Chosen:
     """A strategy and why; ``sharding``: FSDP's, where the plan chose it in place of a ZeRO stage (None: as the config says).
 
-    ``by_size``: chosen by the rule for the model's size, so that memory may have a say (``predict.escalate``).
+    ``by_size``: chosen by the rule for the model's size, so that memory may have a say (``plan.auto``).
     """
 
     strategy: str
@@ -41,28 +42,34 @@ def choose_strategy(
     shape: ModelShape | None,
     hardware: Hardware,
     world_size: int,
-    checked: Callable[[Chosen], Chosen] = lambda chosen: chosen,
 ) -> Chosen:
-    """The strategy that is run; ``checked`` may replace what the size rule chose. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
+    """The strategy that is asked for, or ``auto``'s first choice. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
     if ":" in asked:
         return Chosen(asked, "your own class, named in the config")
     chosen = _by_rule(training, shape, world_size) if asked == "auto" else Chosen(asked, "named in the config")
-    chosen = checked(chosen) if chosen.by_size else chosen
-    missing = (
-        chosen.strategy in NEEDS_DEEPSPEED and hardware.packages is not None and "deepspeed" not in hardware.packages
-    )
-    if missing and asked == "auto" and not training.get("deepspeed"):
-        chosen = _without_deepspeed(chosen)
-    elif missing:
+    if chosen.by_size:
+        return chosen
+    if _lacks_deepspeed(chosen.strategy, hardware):
         raise ConfigError(_no_deepspeed(chosen.strategy))
     if chosen.strategy not in AVAILABLE_STRATEGIES:
         raise ConfigError(_not_available(chosen.strategy, asked, chosen.reason, shape, hardware))
     if asked == "auto":
-        _check_whole(training, chosen)
+        check_whole(training, chosen)
     if chosen.strategy == "ddp" and world_size == 1:
         reason = "ddp was asked for; with one process there is nothing to average, and 'single' computes the same"
         return Chosen("single", reason)
     return chosen
+
+
+def startable(name: str, by_size: Chosen, hardware: Hardware) -> Chosen:
+    """``name``, one of ``auto``'s chain, as it can be had here: FSDP's sharding in place of a ZeRO stage where DeepSpeed is not installed."""
+    if _lacks_deepspeed(name, hardware):
+        return _without_deepspeed(replace(by_size, strategy=name))
+    return replace(by_size, strategy=name, sharding="full_shard" if name == "fsdp" else None)
+
+
+def _lacks_deepspeed(strategy: str, hardware: Hardware) -> bool:
+    return strategy in NEEDS_DEEPSPEED and hardware.packages is not None and "deepspeed" not in hardware.packages
 
 
 def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: int) -> Chosen:
@@ -84,17 +91,11 @@ def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: 
     if shape is None:
         why = "the model's size is not known before it is downloaded; below 1B parameters DDP is the rule"
         return Chosen("ddp", f"auto: {why}")
-    count = human_count(shape.num_parameters)
-    if shape.num_parameters < 1_000_000_000:
-        return Chosen(
-            "ddp", f"auto: {count} parameters, below 1B: replicate the model, average the gradients", by_size=True
-        )
-    if shape.num_parameters <= 7_000_000_000:
-        return Chosen("zero2", f"auto: {count} parameters, from 1B to 7B: ZeRO-2", by_size=True)
-    return Chosen("zero3", f"auto: {count} parameters, above 7B: ZeRO-3", by_size=True)
+    strategy, why = size_rule(shape.num_parameters)
+    return Chosen(strategy, f"auto: {human_count(shape.num_parameters)} parameters, {why}", by_size=True)
 
 
-def _check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
+def check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
     """What needs whole models is refused where the size rule chose a sharding; a strategy named in the config is the rules' business."""
     if chosen.strategy not in ("fsdp", "pipeline", *NEEDS_DEEPSPEED):
         return

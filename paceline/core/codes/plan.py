@@ -40,6 +40,14 @@ _BATCH = {
     "plan.fastest_nothing": "No layout of this job fits, or none that fits can be started. More memory or cards, a shorter data.max_length, or adapters help.",
     "plan.fastest_unknown": "A search for the fastest layout needs facts that are not known, such as the hardware's speed or the model's sizes. Use distributed_strategy: auto.",
 }
+_ROOM = {
+    "plan.start_card": "The start puts the whole model, in the masters' dtype, on every card before it is cut, cast or packed, and a card has less. Take what the message names: fsdp starts without.",
+    "plan.start_host": "The start reads the whole model into the host memory of a node, once or in each of its processes, and the node has less. Take a strategy of which one process reads (fsdp), or fewer processes.",
+    "plan.states_card": "Weights, gradients and optimizer that a rank keeps are more than its card, before any activation. Share them out over more cards, offload, or train an adapter.",
+    "plan.states_host": "What the processes of a node keep in its memory (offloaded states; on a CPU all states) and their interpreters are more than it has, or than its cgroup allows. The message names what would fit.",
+    "rollout.server_room": "Weights for a server that writes answers are gathered whole on every card, and a card has less room. Let the ranks answer together, or take more cards.",
+    "rollout.gather_room": "gather_for_generation: true wants the whole model on every card, and a card has less room. Leave it out: the plan decides by the room there is.",
+}
 _ADAPTERS = {
     "plan.adapter_folder": "No adapter can be read at lora.adapter_name_or_path. It is a folder with adapter_config.json and adapter_model.safetensors; one on the hub is downloaded first.",
     "plan.adapter_kind": "The adapter is not plain LoRA: another method, or options that are not built. Give an adapter with r, lora_alpha and target_modules alone.",

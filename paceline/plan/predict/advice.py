@@ -7,16 +7,10 @@ from collections.abc import Sequence
 
 from paceline.core.units import human_count, human_seconds
 from paceline.plan.predict.search import GIB, MARGIN, Ask, Candidate, near_rows
+from paceline.plan.size_rule import chain_from, size_rule
 
 HOURS_BETWEEN_FAILURES = 50_000.0  # of one card; Llama 3's 405B run: 419 interruptions in 54 days on 16,384 (arXiv:2407.21783) is one in 50,000 h
 SECONDS_TO_SAVE = 60.0
-ESCALATION = ("ddp", "zero1", "zero2", "zero3", "zero3 + cpu")
-
-
-def rule(ask: Ask) -> str:
-    """The guide's rule: below 1B DDP, from 1B to 7B ZeRO-2, above ZeRO-3."""
-    count = ask.shape.num_parameters
-    return "ddp" if count < 1e9 else "zero2" if count <= 7e9 else "zero3"
 
 
 def escalated(ask: Ask, found: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
@@ -24,9 +18,9 @@ def escalated(ask: Ask, found: Sequence[Candidate]) -> tuple[Candidate | None, l
 
     Without recomputation first, then with it, then the next strategy; of each the largest micro-batch that fits.
     """
-    start = rule(ask)
+    start, _ = size_rule(ask.shape.num_parameters)
     said = [f"the guide's rule for {human_count(ask.shape.num_parameters)} parameters: {start}"]
-    for strategy in ESCALATION[ESCALATION.index(start) :]:
+    for strategy in chain_from(start):
         for recompute in ("none", "full"):
             layouts = [c for c in found if c.strategy == strategy and c.work.recompute == recompute]
             if not layouts:

@@ -16,7 +16,9 @@ from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candi
 from paceline.plan.predict.work import Adapter, Machine, Rollout, Storage, Work
 from paceline.plan.roles import reads_prompts
 from paceline.plan.rollout import rollout_cut
+from paceline.plan.room import master_bytes
 from paceline.plan.shape import ModelShape
+from paceline.plan.starts import start_of
 
 CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, memory
 PROCESS = 0.45 * 2**30  # an interpreter with torch and Transformers loaded: resident on a CPU before any tensor
@@ -62,6 +64,13 @@ def cluster_of_cpu(hardware: Hardware, ranks: int) -> Cluster:
         context=False,
     )
     return Cluster(machine, max(1, ranks), "a guess at a CPU")
+
+
+def predicted_plan(plan: Plan, hardware: Hardware) -> Candidate | None:
+    """What is predicted of a plan on a machine with accelerators of the catalogue; None for any other, and where the model's size is not known."""
+    cluster = cluster_of_hardware(hardware, plan.num_nodes)
+    ask = ask_of(plan, cluster) if cluster else None
+    return planned_candidate(plan, ask) if ask else None
 
 
 def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
@@ -161,7 +170,9 @@ def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
     )
     offload = candidate.work.offload
     if offload != "none":  # counted exactly, but on the host
-        peak = replace(peak, optimizer=0.0, **({"parameters": 0.0, "gradients": 0.0} if offload == "all" else {}))
+        peak = replace(peak, optimizer=0.0, parameters=peak.parameters - master_bytes(plan))
+    if offload == "all":
+        peak = replace(peak, parameters=0.0, gradients=0.0)
     return replace(candidate, peak=peak)
 
 
@@ -204,6 +215,8 @@ def work_of(plan: Plan, ask: Ask) -> Work:
         kernels=own_kernels(ask, zero, tp, deepspeed="zero_stage" in engine),
         element=size,
         rollout=ask.rollout,
+        start=start_of(plan.strategy, engine),
+        master=float(SIZES.get(plan.precision.master, 4)),
     )
 
 

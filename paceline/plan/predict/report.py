@@ -68,11 +68,14 @@ class Forecast:
         }
 
 
-def forecast(name: str, ask: Ask, own: Candidate | None = None) -> Forecast:
-    """Search all layouts and say what is best; ``own`` is what a config asks for."""
+def forecast(name: str, ask: Ask, own: Candidate | None = None, reason: str = "") -> Forecast:
+    """Search all layouts and say what is best; ``own`` is what a config asks for, ``reason`` why its plan's ``auto`` chose that.
+
+    What ``auto`` does with a config's own batch is the plan's to say; only a page without a config says what it would choose with all sizes free.
+    """
     found = search(ask)
     chosen = fastest(found)
-    ruled, steps = escalated(ask, found)
+    ruled, steps = escalated(ask, found) if own is None else (own if reason else None, [reason] if reason else [])
     return Forecast(
         name,
         ask,
@@ -180,12 +183,13 @@ def text(f: Forecast) -> str:
             "*"
             if f.chosen is not None and c is f.chosen
             else ">"
-            if f.ruled is not None and c.strategy == f.ruled.strategy
+            if f.own is None and f.ruled is not None and c.strategy == f.ruled.strategy
             else " "
         )
         lines.append(_row(c, mark))
     lines += ["", *_chosen(f)]
-    lines += _wrapped("auto", "; ".join(f.steps))
+    if f.own is None:
+        lines += _wrapped("auto", "; ".join(f.steps))
     shown = f.own or f.chosen
     if shown is not None:
         lines += _wrapped("whole", outlook(shown, f.ask).text())
@@ -206,7 +210,7 @@ def text(f: Forecast) -> str:
         lines += _wrapped(
             "unsure", f"nobody checked these numbers of {machine.name}: {', '.join(f.ask.cluster.unverified)}"
         )
-    lines.append("* fastest that fits (within 1 %: the leanest)  > the guide's" + ("  = this config" if f.own else ""))
+    lines.append("* fastest that fits (within 1 %: the leanest)  " + ("= this config" if f.own else "> auto's"))
     lines.append("micro: micro-batch × accumulation, r: recomputed")
     return "\n".join(lines) + "\n"
 
@@ -247,10 +251,11 @@ def _chosen(f: Forecast) -> list[str]:
     said = ", ".join(f"{name} {terms[name] / GIB:.1f}" for name in TERMS if terms.get(name, 0) >= 0.05 * GIB)
     where = f" on stage {c.place} of {c.work.pp}" if c.work.pp > 1 else ""
     lines = _wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {said}")
-    return lines + _wrapped("start", _yaml(settings(c)))
+    return lines + _wrapped("start", settings_text(settings(c)))
 
 
-def _yaml(values: Mapping[str, Any]) -> str:
+def settings_text(values: Mapping[str, Any]) -> str:
+    """``training`` keys on one line of YAML."""
     return "training: {" + ", ".join(f"{key}: {_flow(value)}" for key, value in values.items()) + "}"
 
 

@@ -15,6 +15,8 @@ from paceline.plan.predict.peak import Peak, worst_peak
 from paceline.plan.predict.speed import Speed, speed_of
 from paceline.plan.predict.work import Adapter, Rollout, Storage, Work, why_not_run
 from paceline.plan.shape import ModelShape
+from paceline.plan.starts import CARD, FIRST, HOST, Start, card_peak, host_peak
+from paceline.plan.starts import Role as Held
 
 FITS = 0.95  # a layout runs when its predicted peak stays below this share of the card's memory …
 MARGIN = 0.90  # … and is chosen below this one
@@ -114,7 +116,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Family:
-    """One strategy with its free sizes. ``tp``, ``pp`` and ``cp``: whether these axes are searched too."""
+    """One strategy with its free sizes. ``tp``, ``pp`` and ``cp``: whether these axes are searched too; ``start``: where a start holds what is whole."""
 
     name: str
     zero: int
@@ -124,6 +126,7 @@ class Family:
     cp: bool = False
     hybrid: bool = False
     offload: str = "none"
+    start: Start = CARD
 
 
 FAMILIES = (
@@ -133,14 +136,14 @@ FAMILIES = (
     Family("zero3", 3, ZERO),
     Family("zero2 + cpu", 2, ZERO, offload="optimizer"),
     Family("zero3 + cpu", 3, ZERO, offload="all"),
-    Family("fsdp", 3, SHARDED),
-    Family("fsdp hybrid", 3, SHARDED, hybrid=True),
-    Family("fsdp + cp", 3, SHARDED, cp=True),
+    Family("fsdp", 3, SHARDED, start=FIRST),
+    Family("fsdp hybrid", 3, SHARDED, hybrid=True, start=FIRST),
+    Family("fsdp + cp", 3, SHARDED, cp=True, start=FIRST),
     Family("autotp + zero1", 1, ZERO1, tp=True),
-    Family("fsdp + tp", 3, SHARDED, tp=True),
-    Family("pipeline", 0, WHOLE, pp=True),
-    Family("pipeline + fsdp", 3, SHARDED, pp=True),
-    Family("pipeline + fsdp + tp", 3, SHARDED, tp=True, pp=True),
+    Family("fsdp + tp", 3, SHARDED, tp=True, start=FIRST),
+    Family("pipeline", 0, WHOLE, pp=True, start=HOST),
+    Family("pipeline + fsdp", 3, SHARDED, pp=True, start=HOST),
+    Family("pipeline + fsdp + tp", 3, SHARDED, tp=True, pp=True, start=HOST),
 )
 
 
@@ -218,7 +221,7 @@ def _batches(family: Family, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
                 dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=family.zero, shard=(mesh.dp_shard if family.hybrid else dp) * mesh.cp,
                 storage=family.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=family.offload,
                 sequence_parallel=family.name != "autotp + zero1", algorithm=ask.algorithm, kernels=own_kernels(ask, family.zero, mesh.tp, deepspeed="zero" in family.name),
-                rollout=ask.rollout,
+                rollout=ask.rollout, start=started(family.start, ask.adapter),
             )  # fmt: skip
             replicated = family.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
@@ -229,7 +232,7 @@ def predicted(strategy: str, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
     """The prediction for one layout."""
     place, peak = worst_peak(work, memory_coefficients(work.system))
     memory_factor, time_factor = ask.corrections
-    impossible = why_not_run(work)
+    impossible = why_not_run(work) or why_not_start(work)
     if not impossible and work.machine.host_memory and work.offload != "none":
         need = host_bytes(work)
         if need > work.machine.host_memory:
@@ -238,6 +241,33 @@ def predicted(strategy: str, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
         strategy, work, mesh, peak, place, speed_of(work, speed_coefficients(work.system)), MARGIN * work.machine.memory,
         memory_factor, time_factor, impossible,
     )  # fmt: skip
+
+
+def started(start: Start, adapter: Adapter | None) -> Start:
+    """How a strategy starts under an adapter: weights are packed (4 bit) where their data are, so rank 0 cannot hand them out."""
+    return HOST if start.one_reads and adapter is not None and adapter.base_bytes < 2 else start
+
+
+def why_not_start(work: Work) -> str:
+    """What of a start has no room, or nothing: the whole model on a card, or in the memory of a node (where that is known)."""
+    if work.start is None:
+        return ""
+    whole = work.master * work.shape.num_parameters
+    share = work.sharers if work.zero == 3 else 1
+    first = Held(whole, work.storage.weight * whole / work.master / share if work.offload != "all" else 0.0, 0.0)
+    others = work.trained_models + work.frozen_models
+    models = [first] * (1 + work.trained_models) + [
+        Held(whole, 2.0 * whole / work.master / share, 0.0)
+    ] * work.frozen_models
+    many = f" ({1 + others} models)" if others else ""
+    on_card = card_peak(work.start, models) if work.machine.context else 0.0
+    if on_card > work.machine.memory:
+        return f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, whole on each card{many}"
+    processes = min(work.machine.node, work.world)
+    on_host, room = host_peak(work.start, models, processes), work.machine.host_memory
+    if room and on_host > room:
+        return f"cannot start: {on_host / GIB:.0f} GiB of {room / GIB:.0f} of a host, whole in {work.start.readers(processes)} of its processes{many}"
+    return ""
 
 
 def host_bytes(work: Work) -> float:
@@ -257,7 +287,9 @@ def own_kernels(ask: Ask, zero: int, tp: int, *, deepspeed: bool) -> str:
 
 
 def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
-    """Inside one node, dividing heads, KV heads and the feed-forward."""
+    """Inside one node, dividing heads, KV heads and the feed-forward; none for a mixture: experts are not cut (``models.tensor_parallel``)."""
+    if shape.experts:
+        return []
     return [
         t for t in divisors(node) if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
     ]

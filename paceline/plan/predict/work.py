@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from paceline.plan.pieces import layer_ranges
 from paceline.plan.shape import ModelShape
+from paceline.plan.starts import Start
 
 UNGATED = ("gpt2", "gpt_neox", "phi", "opt", "mpt")  # feed-forward of two matrices; all others have gate, up and down
 
@@ -111,6 +112,8 @@ class Work:
     ring: bool = False  # context parallel passes keys and values on behind the products; else Ulysses
     element: float = 2.0  # bytes of an activation's number
     rollout: Rollout | None = None  # None: answers of half a row, one step on each
+    start: Start | None = None  # None: not looked at
+    master: float = 4.0  # bytes a parameter of the whole model that a start holds
 
     @cached_property
     def world(self) -> int:

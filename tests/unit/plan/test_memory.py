@@ -27,7 +27,7 @@ from paceline.seam.roles import Role
 from paceline.strategies.measure import storage_bytes
 
 GIB = 1024**3
-CPU = Hardware("cpu", "A CPU", 1, GIB, GIB, 1, True, True, 2, None, ("gloo",), products=("bfloat16",))
+CPU = Hardware("cpu", "A CPU", 1, 64 * GIB, 64 * GIB, 1, True, True, 2, None, ("gloo",), products=("bfloat16",))
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "vocab_size": 100, "max_position_embeddings": 64}  # fmt: skip
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 64}

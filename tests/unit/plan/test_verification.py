@@ -60,7 +60,7 @@ def plan_for(world_size: int, **training: Any) -> Any:
             "training": {"gradient_accumulation_steps": 2, "warmup_steps": 100, "mixed_precision": "no", **training},
         }
     )
-    hardware = Hardware(device="cpu", device_name="cpu", num_devices=0, memory_bytes=1 << 34, host_memory_bytes=1 << 34, bf16=True, fp16=False, cpu_count=8, num_nodes=1, peak_flops=None, torch_backends=("gloo",))  # fmt: skip
+    hardware = Hardware(device="cpu", device_name="cpu", num_devices=0, memory_bytes=1 << 40, host_memory_bytes=1 << 40, bf16=True, fp16=False, cpu_count=8, num_nodes=1, peak_flops=None, torch_backends=("gloo",))  # fmt: skip
     return make_plan(config, hardware, world_size=world_size, launcher="spawn", run_dir="/r")
 
 

@@ -1,0 +1,63 @@
+"""``auto``: what the size rule chose as a plan, and the plan of the next strategy while one cannot start or does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from paceline.core.errors import ConfigError
+from paceline.plan.hardware import Hardware
+from paceline.plan.plan import Plan
+from paceline.plan.predict.from_plan import predicted_plan
+from paceline.plan.predict.search import GIB, Candidate
+from paceline.plan.remedy import what_fits
+from paceline.plan.size_rule import chain_from
+from paceline.plan.strategy import Chosen, startable
+
+
+def plan_auto(by_size: Chosen, hardware: Hardware, make: Callable[[Chosen], Plan]) -> Plan:
+    """The plan of ``by_size``, or of the first strategy after it that can start and whose predicted peak fits with the config's own micro-batch.
+
+    Every step is said in the reason. On a machine of which nothing can be predicted the first that can start is taken. Where none fits, the last
+    that can start is kept, and what would help is said. Raises ConfigError with what stands against the first where none can start.
+    """
+    said: list[str] = []
+    kept: Plan | None = None
+    first: ConfigError | None = None
+    tried: set[tuple[str, str | None]] = set()
+    for name in chain_from(by_size.strategy):
+        chosen = startable(name, by_size, hardware)
+        if (chosen.strategy, chosen.sharding) in tried:
+            continue
+        tried.add((chosen.strategy, chosen.sharding))
+        told = f"{chosen.strategy} ({chosen.sharding})" if chosen.sharding else chosen.strategy
+        try:
+            plan = make(replace(chosen, reason="; ".join([chosen.reason, *said])))
+        except ConfigError as error:
+            first = first or error
+            said.append(f"{told} cannot start: {error.diagnostics[0].what} ({error.diagnostics[0].found})")
+            continue
+        found = predicted_plan(plan, hardware)
+        if found is None or found.safe:
+            fits = [] if found is None else [f"{told} fits: {_sizes(found)}"]
+            return with_reason(plan, "; ".join([plan.strategy_reason, *fits]))
+        said.append(f"{told} does not fit: {found.binding}")
+        kept = plan
+    if kept is None:
+        assert first is not None
+        raise first
+    less = what_fits(kept, hardware)
+    last = f"{kept.strategy} is kept; " + ("; or ".join(less) or "nothing that is searched fits")
+    return with_reason(kept, "; ".join([by_size.reason, *said, last]))
+
+
+def _sizes(found: Candidate) -> str:
+    return f"{found.bytes / GIB:.0f} GiB of {found.card / GIB:.0f}"
+
+
+def with_reason(plan: Plan, reason: str) -> Plan:
+    """``plan`` with another reason for its strategy, in both places that hold it."""
+    decisions = (
+        replace(d, reason=reason) if d.subject == "training.distributed_strategy" else d for d in plan.decisions
+    )
+    return replace(plan, strategy_reason=reason, decisions=tuple(decisions))

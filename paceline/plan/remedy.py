@@ -1,0 +1,69 @@
+"""What would fit in place of a layout that does not: found by the planner's own search, for a plan that is refused and for a run out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from paceline.core.errors import ConfigError
+from paceline.plan.fastest import may_be
+from paceline.plan.hardware import Hardware
+from paceline.plan.plan import Plan
+from paceline.plan.predict.from_plan import PROCESS, ask_of, cluster_of_cpu, cluster_of_hardware, planned_candidate
+from paceline.plan.predict.report import settings, settings_text
+from paceline.plan.predict.search import FAMILIES, GIB, Candidate, family_candidates
+from paceline.plan.predict.work import Work
+
+MANY_CARDS = 4096  # beyond, a search takes longer than somebody wants to wait for a hint
+
+
+def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[str]:
+    """Up to two remedies as YAML with the memory predicted: the same layout with smaller micro-batches or recomputation, and the next strategy.
+
+    ``ran_out``: the plan's own layout was tried and had no room, so predictions are raised to what it needed at least. Empty where nothing fits, or
+    nothing can be predicted here. Never names the plan's own layout.
+    """
+    per_node = max(1, plan.world_size // plan.num_nodes)
+    on_cpu = hardware.device == "cpu"
+    cluster = cluster_of_cpu(hardware, per_node) if on_cpu else cluster_of_hardware(hardware, plan.num_nodes)
+    if cluster is None or plan.world_size > MANY_CARDS:
+        return []
+    ask = ask_of(plan, replace(cluster, cards=plan.world_size))
+    own = planned_candidate(plan, ask) if ask else None
+    if ask is None or own is None:
+        return []
+    resident = PROCESS if on_cpu else 0.0
+    factor = max(1.0, own.card / (own.bytes + resident)) if ran_out else 1.0
+    try:
+        found = [c for family in FAMILIES for c in family_candidates(family, ask)]
+    except ConfigError:
+        return []
+    fits = [c for c in found if c.safe and factor * (c.bytes + resident) <= c.limit and may_be(c, hardware)]
+    fits = [c for c in fits if not (_layout(c.work) == _layout(own.work) and not _gentler(c.work, own.work))]
+    near = [c for c in fits if _layout(c.work) == _layout(own.work)]
+    other = [c for c in fits if _layout(c.work) != _layout(own.work)]
+    return [_said(min(some, key=_changes(own)), factor, resident) for some in (near, other) if some]
+
+
+def _layout(work: Work) -> tuple[object, ...]:
+    """What makes two layouts one strategy: everything but micro-batch and recomputation."""
+    shared = work.sharers if work.zero else 1
+    return work.zero, shared, work.tp, work.pp, work.cp, work.offload, work.zero and work.storage.weight
+
+
+def _gentler(work: Work, own: Work) -> bool:
+    """Whether a layout of the same strategy holds fewer activations than the plan's own."""
+    if work.micro_batch > own.micro_batch or (own.recompute == "full" and work.recompute == "none"):
+        return False
+    return work.micro_batch < own.micro_batch or work.recompute != own.recompute
+
+
+def _changes(own: Candidate) -> Callable[[Candidate], tuple[bool, bool, float]]:
+    """Key: the fewest changes first (no other axes, then no offload), then the fastest."""
+    axes = own.work.tp, own.work.pp, own.work.cp
+    return lambda c: ((c.work.tp, c.work.pp, c.work.cp) != axes, c.work.offload != "none", c.step)
+
+
+def _said(found: Candidate, factor: float, resident: float) -> str:
+    need, room = factor * (found.bytes + resident) / GIB, found.card / GIB
+    return f"{found.strategy} fits, {need:.1f} of {room:.1f} GiB: {settings_text(settings(found))}"

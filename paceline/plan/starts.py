@@ -1,0 +1,94 @@
+"""What a start holds before every rank has its share: where the whole model lies, in the masters' dtype, and in how many processes.
+
+Each strategy says it of itself (``STARTS``, and ``Family.start`` of the search). Read from ``models.factory`` (a model is built or loaded whole,
+cast to the masters' dtype and moved to the device that the strategy names), ``FSDP.built``, ``Pipeline.built`` and ``DeepSpeed.prepare``;
+``docs/planner.md`` has what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Bytes of a process before any model, not shared with others: an interpreter with torch and Transformers (measured: 262 MiB).
+INTERPRETER = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Start:
+    """``on_card``: every process moves the whole model to its card before it is cut, packed or cast. ``one_reads``: only rank 0 holds it in
+    host memory, the others never do; else every process does. ``words`` say it."""
+
+    on_card: bool
+    one_reads: bool
+    words: str
+
+    def readers(self, processes: int) -> int:
+        """How many of a node's ``processes`` hold a whole model in its memory, on the node that has most."""
+        return 1 if self.one_reads else processes
+
+
+CARD = Start(
+    True, False, "every process reads the whole model and moves it to its card before anything is cut, cast or packed"
+)
+HOST = Start(False, False, "every process reads the whole model into host memory and keeps its part")
+FIRST = Start(False, True, "rank 0 reads the whole model into host memory and hands each rank its share")
+
+
+def _fsdp(engine: Mapping[str, Any]) -> Start:
+    return FIRST if engine.get("meta_start") else HOST
+
+
+def _always(start: Start) -> Callable[[Mapping[str, Any]], Start]:
+    return lambda engine: start
+
+
+#: How each strategy starts, by its resolved options (``Plan.engine``).
+STARTS: Mapping[str, Callable[[Mapping[str, Any]], Start]] = {
+    "single": _always(CARD),
+    "data_parallel": _always(CARD),
+    "ddp": _always(CARD),
+    "fsdp": _fsdp,
+    "pipeline": _always(HOST),
+    "deepspeed": _always(CARD),
+    "zero1": _always(CARD),
+    "zero2": _always(CARD),
+    "zero3": _always(CARD),
+}
+
+
+def start_of(strategy: str, engine: Mapping[str, Any]) -> Start | None:
+    """How ``strategy`` starts; None for a class of the user's own, which nobody here knows."""
+    says = STARTS.get(strategy)
+    return None if says is None else says(engine)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One model of a job: bytes of the whole, and what a rank keeps of it on its card and in host memory once it is made."""
+
+    whole: float
+    card: float
+    host: float
+
+
+def card_peak(start: Start, roles: Sequence[Role]) -> float:
+    """Bytes of a card while the models are made one after the other, at the fullest moment of it (0 where they never lie there whole)."""
+    if not start.on_card:
+        return 0.0
+    kept, peak = 0.0, 0.0
+    for role in roles:
+        peak = max(peak, kept + role.whole)
+        kept += role.card
+    return peak
+
+
+def host_peak(start: Start, roles: Sequence[Role], processes: int) -> float:
+    """Bytes of a node's memory while the models are made: what is read whole at a time beside what is kept there, and the interpreters."""
+    kept, peak = 0.0, 0.0
+    for role in roles:
+        beside = processes * role.host if start.one_reads else 0.0  # shares are made while the whole is still there
+        peak = max(peak, kept + start.readers(processes) * role.whole + beside)
+        kept += processes * role.host
+    return peak + processes * INTERPRETER

@@ -1,0 +1,163 @@
+"""What a start and the states take of each card and of a node's memory: counted, said, refused; every strategy says its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.config.schema import Config
+from paceline.core.errors import ConfigError
+from paceline.plan.catalogue import cluster_of
+from paceline.plan.choose import make_plan
+from paceline.plan.hardware import Hardware, probe_hardware
+from paceline.plan.known import known_models
+from paceline.plan.plan import Plan
+from paceline.plan.predict.search import FAMILIES, Ask, search
+from paceline.plan.room import room_of
+from paceline.plan.shape import shape_from_config
+from paceline.plan.starts import CARD, FIRST, HOST, INTERPRETER, STARTS, Role, card_peak, host_peak, start_of
+from paceline.plan.strategy import AVAILABLE_STRATEGIES
+
+GIB = 2**30
+CPU = replace(probe_hardware({}, use_cpu=True), packages=None, host_memory_bytes=23 * GIB, memory_bytes=23 * GIB)
+OFFLOADED = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+
+
+def plan_of(
+    model: str, hardware: Hardware | str, ranks: int = 0, lora: dict[str, Any] | None = None, **training: Any
+) -> Plan:
+    cluster = cluster_of(hardware) if isinstance(hardware, str) else None
+    config = Config.model_validate(
+        {
+            "model": {"config": known_models()[model]["config"], "tokenizer": "none"},
+            "data": {"train": "none.jsonl", "max_length": 512},
+            "training": {"mixed_precision": "bf16", **training},
+            **({"lora": lora} if lora else {}),
+        }
+    )
+    machine = cluster.hardware() if cluster else hardware
+    assert isinstance(machine, Hardware)
+    ranks, nodes = ranks or (cluster.cards if cluster else 1), cluster.nodes if cluster else 1
+    return make_plan(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none")
+
+
+def refusal(*arguments: Any, **training: Any) -> tuple[str, str, str]:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*arguments, **training)
+    first = caught.value.diagnostics[0]
+    return first.code, first.found, first.hint
+
+
+def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> None:
+    assert set(STARTS) == set(AVAILABLE_STRATEGIES)
+    for family in FAMILIES:
+        name = "deepspeed" if "autotp" in family.name else family.name.split(" ")[0]
+        assert family.start is start_of(name, {"meta_start": True}), family.name
+    assert start_of("mine:Own", {}) is None
+
+
+def test_peaks_count_every_model_beside_those_that_are_there_already() -> None:
+    roles = [Role(100.0, 10.0, 0.0), Role(100.0, 20.0, 0.0)]
+    assert card_peak(CARD, roles) == 110 and card_peak(HOST, roles) == card_peak(FIRST, roles) == 0
+    assert host_peak(HOST, roles, 4) == 400 + 4 * INTERPRETER and host_peak(FIRST, roles, 4) == 100 + 4 * INTERPRETER
+    shares = [Role(100.0, 0.0, 25.0)] * 2
+    assert host_peak(FIRST, shares, 4) == 100 + 100 + 100 + 4 * INTERPRETER  # the second beside the first's shares
+
+
+@pytest.mark.parametrize(
+    ("training", "lora", "code"),
+    [
+        ({"distributed_strategy": "zero3"}, None, "plan.start_card"),
+        ({"deepspeed": {"zero_optimization": OFFLOADED}}, None, "plan.start_card"),
+        ({"distributed_strategy": "ddp"}, {"r": 8, "quantization_bit": 4}, "plan.start_card"),
+        ({"distributed_strategy": "ddp"}, None, "plan.states_card"),
+    ],
+)
+def test_what_a_card_cannot_hold_at_the_start_is_refused_with_the_bytes(
+    training: dict[str, Any], lora: dict[str, Any] | None, code: str
+) -> None:
+    """70.6 B parameters: 262.83 GiB in fp32."""
+    found = refusal("llama-3-70b", "128xH100", lora=lora, **training)
+    assert found[0] == code and "of 78.80 GiB of card" in found[1]
+    assert code != "plan.start_card" or found[1].startswith("at least 262.83 GiB")
+    assert "fits" in found[2] or "fsdp" in found[2]
+
+
+def test_autotp_cuts_what_lies_whole_on_each_card() -> None:
+    autotp = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 8}}
+    assert refusal("qwen2.5-32b", "64xH100", deepspeed=autotp)[:2] == (
+        "plan.start_card", "at least 122.05 GiB of 78.80 GiB of card",
+    )  # fmt: skip
+
+
+def test_what_starts_with_less_is_planned_and_says_what_it_takes() -> None:
+    for training in ({"fsdp": "full_shard"}, {"parallelism": {"pp_size": 8}}):
+        plan = plan_of("llama-3-70b", "64xH100", gradient_accumulation_steps=16, **training)
+        (start,) = [d for d in plan.decisions if d.subject == "start"]
+        assert "not known here" in start.reason and "a card" not in start.choice
+        assert ("264.83 GiB" if "fsdp" in training else "2.06 TiB") in start.choice
+
+
+@pytest.mark.parametrize(
+    ("training", "fits"), [({"fsdp": "full_shard"}, True), ({"parallelism": {"pp_size": 8}}, False)]
+)
+def test_the_memory_of_a_node_counts_where_it_is_known(training: dict[str, Any], fits: bool) -> None:
+    node = replace(cluster_of("8xH100").hardware(), host_memory_bytes=128 * GIB)
+    arguments = ("llama-3-8b", node, 8)
+    if fits:
+        assert plan_of(*arguments, **training).strategy == "fsdp"
+    else:
+        assert refusal(*arguments, gradient_accumulation_steps=16, **training)[:2] == (
+            "plan.start_host", "at least 241.32 GiB of 128.00 GiB of host memory",
+        )  # fmt: skip
+
+
+def test_offloaded_states_are_counted_on_the_host() -> None:
+    """8 B under ZeRO-3 with everything offloaded: 18 bytes a parameter over the ranks of the node, one copy in all."""
+    node = replace(cluster_of("8xH100").hardware(), host_memory_bytes=100 * GIB)
+    found = refusal("llama-3-8b", node, 8, deepspeed={"zero_optimization": OFFLOADED})
+    assert found[0] == "plan.states_host" and "of 100.00 GiB of host memory" in found[1]
+    room = room_of(plan_of("llama-3-8b", "8xH100", deepspeed={"zero_optimization": OFFLOADED}), node)
+    shape = shape_from_config(known_models()["llama-3-8b"]["config"])
+    assert room is not None and room.states_host is not None and room.states_card == 0
+    assert room.states_host - 8 * INTERPRETER == pytest.approx(18 * shape.num_parameters, rel=0.02)
+
+
+def test_the_reported_case_is_refused_with_its_bytes() -> None:
+    """70 B, ZeRO-3 with offload, two processes on 23 GiB: `plan` said 591 GiB a rank and went on."""
+    code, found, _ = refusal("llama-3-70b", CPU, 2, deepspeed={"zero_optimization": OFFLOADED})
+    assert code == "plan.states_host" and found.endswith("of 23.00 GiB of host memory")
+    assert refusal("llama-3-8b", CPU, 2, fsdp="full_shard")[0] == "plan.states_host"
+
+
+def test_frozen_models_are_made_beside_the_first() -> None:
+    """An 8 B policy and its reference under ZeRO-3 on two cards: 30 GiB whole, beside 6 bytes a parameter over two ranks."""
+    plan = plan_of("llama-3-8b", "8xH100", algorithm="dpo", distributed_strategy="zero3")
+    alone = plan_of("llama-3-8b", "8xH100", distributed_strategy="zero3")
+    hardware = cluster_of("8xH100").hardware()
+    both, one = room_of(plan, hardware), room_of(alone, hardware)
+    assert both is not None and one is not None
+    shape = shape_from_config(known_models()["llama-3-8b"]["config"])
+    assert one.start_card == 4 * shape.num_parameters
+    assert both.start_card == pytest.approx((4 + 6 / 8) * shape.num_parameters, rel=0.01)
+
+
+def test_the_search_leaves_out_what_cannot_start_and_says_so() -> None:
+    shape = shape_from_config(known_models()["llama-3-70b"]["config"])
+    found = search(Ask(shape, cluster_of("64xH100"), 2048))
+    for candidate in found:
+        whole = candidate.work.start is CARD
+        assert ("cannot start" in candidate.impossible) == whole, candidate.strategy
+    known = replace(cluster_of("64xH100"), machine=replace(cluster_of("64xH100").machine, host_memory=1024.0 * GIB))
+    hosts = {c.strategy: c.impossible for c in search(Ask(shape, known, 2048)) if "of a host" in c.impossible}
+    assert set(hosts) == {f.name for f in FAMILIES if f.start is HOST} and "whole in 8" in hosts["pipeline + fsdp"]
+
+
+def test_a_rollout_server_needs_room_for_the_whole_model_on_each_card() -> None:
+    rollout = {"rewards": "length", "max_completion_length": 64, "server": {"url": "http://127.0.0.1:8000"}}
+    common: dict[str, Any] = {"algorithm": "grpo", "per_device_train_batch_size": 8, "grpo": {"beta": 0.0}}
+    assert plan_of("llama-3-8b", "8xH100", fsdp="full_shard", rollout=rollout, **common).strategy == "fsdp"
+    code, found, hint = refusal("llama-3-70b", "128xH100", fsdp="full_shard", rollout=rollout, **common)
+    assert code == "rollout.server_room" and "131.42 GiB" in found and "78.80 GiB" in found and "rollout.server" in hint
