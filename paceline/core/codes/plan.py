@@ -73,4 +73,4 @@ _ZERO = {
     "zero.optimizer_params": "A parameter of the DeepSpeed file's optimizer has no counterpart, and leaving it out would change the update. Set training.optim and training.optim_args instead, or take the parameter out.",
     "zero.quantised": "ZeRO++'s quantised exchange has kernels for CUDA only. Switch it off on other devices.",
 }
-CODES = {**_SUBJECT, **_HARDWARE, **_BATCH, **_ADAPTERS, **_MESH, **_ZERO}
+CODES = {**_SUBJECT, **_HARDWARE, **_BATCH, **_ROOM, **_ADAPTERS, **_MESH, **_ZERO}

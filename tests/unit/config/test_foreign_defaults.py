@@ -59,9 +59,7 @@ def plan_of(**training: Any) -> Plan:
     flags = {f"training.{key}": value for key, value in training.items()}
     config = load_config(None, flags={**flags, "data.train": "x", "model.name_or_path": "llama-2-7b"}).config
     hardware, shape = cluster_of("1xA100").hardware(), known_shape("llama-2-7b")
-    return make_plan(
-        config, hardware, world_size=1, launcher="x", run_dir="x", shape=shape, needs_room=False
-    )
+    return make_plan(config, hardware, world_size=1, launcher="x", run_dir="x", shape=shape, needs_room=False)
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
