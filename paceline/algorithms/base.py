@@ -27,6 +27,7 @@ class Algorithm(ABC):
     ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``seam.algorithm``
     watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
     metric_names: tuple[str, ...] = ("eval_loss",)  # what an evaluation yields
+    loss_falls: bool = True  # training brings the loss down: one that rises far is worth a warning
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Generator[Window]:
         """The windows to train on: offline algorithms pass the data's own through; on-policy ones make theirs from rollouts."""

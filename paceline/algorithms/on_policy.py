@@ -38,6 +38,7 @@ class OnPolicy(Algorithm):
     """
 
     metric_names: tuple[str, ...] = ("eval_reward",)
+    loss_falls = False  # its sign is that of the advantages
     passes: int = 1  # over each rollout
     updates_per_rollout: int = 1
     compares_answers = True  # an answer is better or worse than the others to its prompt

@@ -71,6 +71,8 @@ _BATCH = {
     "train.logging_steps": "logging_steps: whole steps from 1 on, a share of all steps below 1.",
     "train.report_to": "Trackers are tensorboard and wandb (or none, or all).",
     "train.optimizer": "Transformers knows the optimizer, and it is not built here. The message says why and what to write instead; the reference lists those that are built.",
+    "train.learning_rate": "A rate far outside of what anybody trains with: above it the weights are ruined within a few steps, below it they stay as they are.",
+    "train.max_grad_norm": "Gradients are clipped to next to nothing. max_grad_norm: 0 does not clip, 1.0 is usual.",
     "train.optim_args": "optim_args hands options to the optimizer's own class: its names and the kinds of values are those of torch (or of Transformers' Adafactor).",
     "train.schedule": "The learning rate is a function of the step, so that a resumed run repeats it; schedules that follow measured losses are not.",
     "train.schedule_options": "lr_scheduler_kwargs hands options to the schedule: each has its own, some need one.",

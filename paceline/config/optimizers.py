@@ -26,7 +26,8 @@ class Optimizer:
 
     ``made_by``: ``module:class``; ``options``: what ``optim_args`` may name; ``fixed``: arguments it is always given; ``adam``: it takes
     betas and epsilon of the config; ``kept``: numbers that it keeps for a tensor of a shape; ``counts``: it keeps the tensor's number of
-    steps (a float32 scalar); ``elementwise``: a shard of a matrix can be updated by itself.
+    steps (a float32 scalar); ``elementwise``: a shard of a matrix can be updated by itself; ``largest_rate``: what lies above it is no
+    rate that anybody trains with (an adaptive step moves each weight by about its rate, and weights are about 0.02).
     """
 
     made_by: str
@@ -36,6 +37,7 @@ class Optimizer:
     adam: bool = False
     counts: bool = True
     elementwise: bool = True
+    largest_rate: float = 0.3
 
 
 def on(value: Any) -> bool:
@@ -78,11 +80,13 @@ BUILT: dict[str, Optimizer] = {
         {**_FUSED, "momentum": "size", "dampening": "size", "nesterov": "switch"},
         _momentum,
         counts=False,
+        largest_rate=100.0,
     ),
     "adagrad": Optimizer(
         "torch.optim:Adagrad",
         {**_FUSED, "lr_decay": "size", "initial_accumulator_value": "size", "eps": "size"},
         _one,
+        largest_rate=1.0,
     ),
     "rmsprop": Optimizer(
         "torch.optim:RMSprop",

@@ -18,6 +18,9 @@ class TrainState:
     evals_without_gain: int = 0
     skipped_no_labels: int = 0
     skipped_overflow: int = 0
+    trained_steps: int = 0  # with an update, and so with a gradient norm
+    steps_without_gradient: int = 0  # of those; see ``training.learning``
+    first_loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -14,6 +14,7 @@ from paceline.core.errors import CheckpointError, PacelineError
 from paceline.runlog import events
 from paceline.seam.window import Report, StepResult, Window
 from paceline.training.cadence import Cadence
+from paceline.training.learning import Learning
 from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
 from paceline.training.windows import Epochs
@@ -56,6 +57,9 @@ class Trainer:
     evaluate: Callable[[], dict[str, float]] | None = None
     save: Callable[[int], None] | None = None
     failed_saves: int = 0
+
+    def __post_init__(self) -> None:
+        self.learning = Learning(self.state, self.algorithm.loss_falls)
 
     def train(self) -> str:
         """Run to the end. Returns ``completed``, ``early_stopped`` or ``stopped`` (on request; a checkpoint is durable)."""
@@ -146,6 +150,8 @@ class Trainer:
                     evidence={"step": step, "sample_digest": window.sample_digest},
                 )
             )
+        for finding in self.learning.observe(result):
+            self._emit(events.Notice(finding))
 
     def _between_steps(self) -> str | None:
         """Evaluate and save where the cadence says so; then agree on stopping."""

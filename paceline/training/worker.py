@@ -287,9 +287,12 @@ class Worker:
         """The result is durable before anything is torn down."""
         assert self.trainer is not None and self.observers is not None
         state = self.trainer.state
+        found = self.trainer.learning.at_end()
+        for diagnostic in found:
+            self.observers.note(diagnostic)
         self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
         if world.rank == 0:
-            write_result(self.run_dir, outcome, code, self.facts(), redact=self.redact)
+            write_result(self.run_dir, outcome, code, self.facts(), found, redact=self.redact)
         self.trainer.strategy.close()
         world.barrier()
 

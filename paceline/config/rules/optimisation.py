@@ -9,7 +9,7 @@ from paceline.config.optimizers import BUILT, contradictions, not_built, parse_o
 from paceline.config.options import misfits
 from paceline.config.rules.base import Context, Rule
 from paceline.config.schedules import OPTIONS, STATEFUL, unmet
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 
 _OPTIM, _ARGS = "training.optim", "training.optim_args"
@@ -85,4 +85,30 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-OPTIMISATION_RULES: tuple[Rule, ...] = (optimizer, optimizer_options, schedule, schedule_options, best_metric)
+_SMALLEST = 1e-9  # below it a float32 weight of 0.02 stays as it is
+_RATE, _CLIP = "training.learning_rate", "training.max_grad_norm"
+
+
+def rate(c: Context) -> Iterator[Diagnostic]:
+    """train.learning_rate, train.max_grad_norm"""
+    t = c.config.training
+    largest = BUILT[t.optim].largest_rate if t.optim in BUILT else None
+    what = ""
+    if largest is not None and t.learning_rate > largest:
+        what = f"a learning rate of {t.learning_rate:g} with {t.optim} ruins the weights within a few steps"
+    elif t.learning_rate < _SMALLEST:
+        what = f"with a learning rate of {t.learning_rate:g} the weights stay as they are"
+    if what:
+        hint = "learning_rate: 2e-5 (all weights) or 1e-4 (adapters), the usual ones"
+        yield c.problem("train.learning_rate", what, _RATE, _OPTIM, hint=hint, severity=Severity.WARNING)
+    if 0 < t.max_grad_norm < _SMALLEST:
+        yield c.problem(
+            "train.max_grad_norm",
+            f"gradients are scaled down to a norm of {t.max_grad_norm:g}: the weights stay about as they are",
+            _CLIP,
+            hint="max_grad_norm: 1.0, or 0 for no clipping",
+            severity=Severity.WARNING,
+        )
+
+
+OPTIMISATION_RULES: tuple[Rule, ...] = (rate, optimizer, optimizer_options, schedule, schedule_options, best_metric)

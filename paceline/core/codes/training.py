@@ -7,6 +7,8 @@ _RUN = {
     "training.out_of_memory": "A rank ran out of memory. Halve the micro-batch and double the accumulation, which is the same step, set gradient_checkpointing: true, or shorten data.max_length; `paceline plan` shows what takes the room.",
     "training.nonfinite": "The loss or the gradient is not a number any more, and going on would train nothing. Lower the rate, lengthen the warm-up, use bf16 instead of fp16, and resume from the last checkpoint.",
     "training.overflow": "fp16 gradients overflowed: the update was left out and the loss scale lowered. A few at the start are usual; many mean that bf16 is needed.",
+    "training.no_gradient": "Steps had a loss and a gradient of exactly 0, so nothing was learnt in them: nothing that is trained takes part, or the weights have run so far away that the softmax is flat. Lower the rate, and go on from a checkpoint before it.",
+    "training.diverged": "The loss of the last steps lies far above where the run began. Lower the rate or lengthen the warm-up, and go on from a checkpoint before it.",
     "training.no_labels": "A step had no token to learn on any rank, so no update was made. Check data.train_on and data.max_length.",
     "training.no_steps": "The data cannot fill one step. Set dataloader_drop_last: false, take a smaller batch, or start fewer processes.",
     "training.rows_differ": "Ranks that share one copy of the model were given different rows. With a strategy of your own, data_parallel_rank has to be equal within a tp, cp or pp group; otherwise this is a defect to report.",

@@ -62,6 +62,10 @@ CASES = [
     case("train.algorithm_section", _t(algorithm="sft", dpo={"beta": 0.2}), _t(algorithm="dpo", dpo={"beta": 0.2}), severity=WARNING),
     case("dpo.reference", _t(algorithm="dpo", dpo={"reference_free": True, "ref_model": "m"}), _t(algorithm="dpo", dpo={"reference_free": True})),
     case("dpo.label_smoothing", _t(algorithm="dpo", dpo={"loss_type": "ipo", "label_smoothing": 0.1}), _t(algorithm="dpo", dpo={"loss_type": "robust", "label_smoothing": 0.1})),
+    *[case("train.learning_rate", _t(learning_rate=bad, optim=name), _t(learning_rate=good, optim=name), severity=WARNING)
+      for name, bad, good in (("adamw_torch_fused", 1000, 0.1), ("adamw_torch", 0.5, 1e-3), ("sgd", 1e6, 30), ("sgd", 0, 1e-6), ("adagrad", 2, 0.5), ("rmsprop", 1, 1e-3), ("adafactor", 1, 1e-3))],
+    case("train.max_grad_norm", _t(max_grad_norm=1e-12), _t(max_grad_norm=1e-3), severity=WARNING),
+    case("train.max_grad_norm", _t(max_grad_norm=1e-10), _t(max_grad_norm=0), severity=WARNING),
     case("train.max_steps", _t(max_steps=0), _t(max_steps=-1)),
     case("train.warmup", _t(warmup_steps=1.5), _t(warmup_steps=0.5)),
     case("train.warmup", _t(warmup_steps=200, max_steps=100), _t(warmup_steps=20, max_steps=100), severity=WARNING),

@@ -1,0 +1,96 @@
+"""Whether a run still learns: steps without a gradient, and a loss that has run away. Said while it runs, and at its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.seam.window import StepResult
+from paceline.training.state import TrainState
+
+LEARNT = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0
+IN_A_ROW = 3  # steps without a gradient until it is said
+FEW, MANY = 3, 20  # steps that a loss is averaged over: against the first one's, and against the first MANY / 2
+EXPLODED = (10.0, 10.0)  # of the first loss, and nats beside it: no language model is that wrong before it has learnt
+RISEN = (2.0, 1.0)
+_HINT = (
+    "lower training.learning_rate or lengthen the warm-up (training.warmup_steps); resume from a checkpoint before it"
+)
+
+
+@dataclass
+class Learning:
+    """Sees every step's result, equal on every rank. ``falls``: the algorithm's loss is one that training brings down.
+
+    Exactly 0 is no gradient: one that is merely small still moves the weights. A loss that is as good as 0 may have none, and says
+    nothing; nor does one that is 0 because there was nothing to compare (rollouts say that themselves).
+    """
+
+    state: TrainState
+    falls: bool = True
+    in_a_row: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=MANY))
+    begun: list[float] = field(default_factory=list)  # the first losses of this attempt
+    said: set[str] = field(default_factory=set)
+
+    def observe(self, result: StepResult) -> list[Diagnostic]:
+        """What this step makes worth saying, each once an attempt."""
+        if result.skipped is not None or result.grad_norm is None:
+            return []
+        loss = sum(result.losses.values())
+        self.state.trained_steps += 1
+        if self.state.first_loss is None:
+            self.state.first_loss = loss
+        if len(self.begun) < MANY // 2:
+            self.begun.append(loss)
+        self.recent.append(loss)
+        without = result.grad_norm == 0.0 and abs(loss) > LEARNT
+        self.state.steps_without_gradient += without
+        self.in_a_row = self.in_a_row + 1 if without else 0
+        found = [self._no_gradient(f"{self.in_a_row} steps in a row")] if self.in_a_row >= IN_A_ROW else []
+        return [d for d in (*found, *self._diverged()) if not self._was_said(d.code)]
+
+    def at_end(self) -> list[Diagnostic]:
+        """What the end of the run has to say of it."""
+        steps, without = self.state.trained_steps, self.state.steps_without_gradient
+        found = [self._no_gradient(f"{without} of {steps} steps")] if 2 * without >= max(steps, 2) else []
+        return [*found, *self._diverged()]
+
+    def _was_said(self, code: str) -> bool:
+        known = code in self.said
+        self.said.add(code)
+        return known
+
+    def _no_gradient(self, count: str) -> Diagnostic:
+        return self._warning(
+            "training.no_gradient",
+            f"no gradient reached the weights in {count}: nothing is learnt in them",
+            f"grad_norm 0, loss {self.recent[-1]:.4g}",
+            f"see that something is trained (lora.target_modules) and that the loss has not run away; {_HINT}",
+        )
+
+    def _diverged(self) -> list[Diagnostic]:
+        """The loss of the last steps against where the run began, as a multiple and an amount; in uneven data it also lies above it in
+        each of many steps."""
+        first = self.state.first_loss
+        if not self.falls or first is None or len(self.recent) < FEW:
+            return []
+        last = list(self.recent)
+        pairs = [(_mean(last[-FEW:]), first, EXPLODED)]
+        before = _mean(self.begun)
+        if len(last) == MANY and self.state.trained_steps >= 2 * MANY and min(last) > before:
+            pairs.append((_mean(last), before, RISEN))
+        for now, before, (times, more) in pairs:
+            if now > times * abs(before) + more:
+                what = f"the loss has risen to {now:.4g} from {before:.4g} at the start: training has diverged"
+                return [self._warning("training.diverged", what, f"loss {last[-1]:.4g}", _HINT)]
+        return []
+
+    def _warning(self, code: str, what: str, found: str, hint: str) -> Diagnostic:
+        return Diagnostic(code, what, f"step {self.state.step}", found, hint, Severity.WARNING)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
