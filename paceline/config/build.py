@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from paceline.config.layers import Merged
+from paceline.config.nearest import nearest
 from paceline.config.schema import SECTIONS, Config, field_of, homes_of, item_model, nested_model
 from paceline.config.source import Entry, shown
 from paceline.core.diagnostics import Diagnostic
@@ -147,7 +147,7 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
     info = field_of(path)
     model = item_model(info) if info is not None else None
     known = tuple(model.model_fields) if model is not None else ("the keys that docs/config.md lists",)
-    near = difflib.get_close_matches(key, known, n=1)
+    near = nearest(key, known)
     homes = [home for home in homes_of(key) if home != path]
     elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
     hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}{elsewhere}"

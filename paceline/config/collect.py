@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
 from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, Refused
+from paceline.config.nearest import MOST_UNKNOWN
 from paceline.config.recognised import RECOGNISED
-from paceline.config.schema import SECTIONS, field_of, homes_of, is_text, nested_model, takes_mapping
-from paceline.config.source import ENVIRONMENT, FOREIGN, Entry, Source, holds_secret, shown
+from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
+from paceline.config.source import Entry, Source, shown
 from paceline.config.spelling import known_names, same
+from paceline.config.suggest import suggestion
+from paceline.config.written import leaves, misplaced
 from paceline.config.yaml_tree import Node
 from paceline.core.diagnostics import Diagnostic, Severity
 
 _FLAT_ORDER = ("training", "data", "model", "launch", "generation")
 _PSEUDO = frozenset({"training.fp16", "training.bf16", "data.max_rows", "lora"})
 _SHORTHAND = {"model": "model.name_or_path", "data": "data.train"}
+_GROUPS = frozenset(
+    name[:dot] for name in (*ALIASES, *RECOGNISED) for dot, letter in enumerate(name) if letter == "."
+) - {"deepspeed"}  # fmt: skip
+_EXTENSION = "x-"  # YAML's convention for a block that holds anchors
 
 
 class Collector:
@@ -28,6 +33,10 @@ class Collector:
         self.entries: list[Entry] = []
         self.problems: list[Diagnostic] = []
         self.notes: list[Diagnostic] = []
+        self._seen: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
+        self._secret_places: set[str] = set()
+        self._unknown_keys = 0
+        self._further: int | None = None  # where in ``problems`` the unknown keys beyond the first stand
 
     def root(self, node: Node, file: str, layer: str) -> None:
         """All settings of a YAML file."""
@@ -41,8 +50,21 @@ class Collector:
                 "training:\n             learning_rate: 5e-5",
             )
             return
+        self.look_at(node, Source(layer, file))
         for key, child in node.value.items():
-            self.setting((key,), child, Source(layer, file, node.key_lines[key], key))
+            source = Source(layer, file, node.key_lines[key], key)
+            if key.startswith(_EXTENSION):
+                what = f"{key}: is a block for anchors (&name); nothing of it is read by itself"
+                self._note("config.extension", what, source, "*name where its value belongs, <<: *name for its keys")
+            else:
+                self.setting((key,), child, source)
+
+    def look_at(self, node: Node, source: Source, name: str = "") -> None:
+        """Findings about what stands in the values under ``node``, whatever their keys: secrets, variables of a shell."""
+        for finding in misplaced(leaves(node, source, (name,) if name else ()), source.layer):
+            self.problems.append(finding)
+            if finding.code == "sec.secret_on_cli":
+                self._secret_places.add(finding.where)
 
     def setting(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
         """One written setting: ``parts`` is its path as written, ``node`` its value."""
@@ -79,7 +101,6 @@ class Collector:
             )
 
     def _in_section(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
-        self._check_secrets(".".join(rest), node, source)
         for candidate in (section,) if section else _FLAT_ORDER:
             path = f"{candidate}.{rest[0]}"
             info = field_of(path)
@@ -162,20 +183,16 @@ class Collector:
             self._alias(alias, name, node, source)
         elif name in RECOGNISED and section in ("", "training"):
             self._recognised(name, node, source)
-        elif self._is_group(name) and (isinstance(node.value, dict) or node.value is None):
+        elif name in _GROUPS and (isinstance(node.value, dict) or node.value is None):
             for key, child in (node.value or {}).items():
                 line = node.key_lines[key] if source.file else None
                 text = f"{source.text}.{key}" if source.file else source.text
                 self._in_section(section, (*rest, key), child, Source(source.layer, source.file, line, text))
-        elif len(rest) > 1 and self._is_group(rest[0]):
+        elif len(rest) > 1 and rest[0] in _GROUPS:
             group = [known.partition(".")[2] for known in (*ALIASES, *RECOGNISED) if known.startswith(f"{rest[0]}.")]
             self._unknown(rest[-1], tuple(group), f"{section}.{rest[0]}".strip("."), source)
         else:
             self._unknown(name, known_names(section), section, source)
-
-    @staticmethod
-    def _is_group(name: str) -> bool:
-        return any(known.startswith(f"{name}.") for known in (*ALIASES, *RECOGNISED)) and name != "deepspeed"
 
     def _alias(self, alias: Alias, name: str, node: Node, source: Source) -> None:
         info = field_of(alias.to)
@@ -225,43 +242,32 @@ class Collector:
             )
 
     def _unknown(self, name: str, known: tuple[str, ...], where: str, source: Source) -> None:
-        if any(p.code == "sec.secret_on_cli" and p.where == source.place() for p in self.problems):
+        place = source.place()
+        if place in self._secret_places or place.split("=")[0] in self._secret_places:
             return
-        homes = [home for home in homes_of(name) if home != where]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        if homes:
-            hint = f"'{name}' belongs under {' or '.join(f'{home}:' for home in homes)}"
-        elif near:
-            hint = f"did you mean '{near[0]}'?"
-        else:
-            hint = (
-                "docs/config.md lists every key"
-                if not where
-                else f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
-            )
+        self._unknown_keys += 1
+        if self._unknown_keys > MOST_UNKNOWN:
+            self._count_further(place)
+            return
+        hint = suggestion(name, where, known)
+        if hint is None and where:
+            hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
-        self._problem(
-            "config.unknown_key",
-            f"there is no key '{name}'" + (f" under {where}:" if where else ""),
-            source.place(),
-            shown_name,
-            hint,
-        )
+        what = f"there is no key '{name}'" + (f" under {where}:" if where else "")
+        self._problem("config.unknown_key", what, place, shown_name, hint or "docs/config.md lists every key")
 
-    def _check_secrets(self, name: str, node: Node, source: Source) -> None:
-        if source.layer in (ENVIRONMENT, FOREIGN):
-            return
-        for key, leaf in _leaves(name, node):
-            if (
-                isinstance(leaf.value, (str, int))
-                and not isinstance(leaf.value, bool)
-                and holds_secret(key, leaf.raw or str(leaf.value))
-            ):
-                where = f"{source.file}:{leaf.line}" if source.file else f"{source.layer} {source.text.split('=')[0]}"
-                self._problem(
-                    "sec.secret_on_cli", f"'{key}' holds a secret in plain text; it would reach logs, trackers and saved configs", where, "*** (not shown)",
-                    "remove it; set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment",
-                )  # fmt: skip
+    def _count_further(self, place: str) -> None:
+        """One finding for the unknown keys beyond the first ones, at the first of them."""
+        many = self._unknown_keys - MOST_UNKNOWN
+        first = place if self._further is None else self.problems[self._further].where
+        keys = "keys that do not exist" if many > 1 else "key that does not exist"
+        hint = "is this a config of Paceline's? docs/config.md lists every key"
+        finding = Diagnostic("config.unknown_key", f"{many:,} more {keys}", first, "", hint)
+        if self._further is None:
+            self._further = len(self.problems)
+            self.problems.append(finding)
+        else:
+            self.problems[self._further] = finding
 
     def _emit(self, path: str, value: Any, node: Node, source: Source, sub: tuple[str, ...] = ()) -> None:
         if path not in _PSEUDO and not sub:
@@ -275,8 +281,10 @@ class Collector:
             ):
                 value = node.raw
         lines = node.lines() if source.file else {}
-        if any(e.path == path and e.sub == sub and same(e.value, value) for e in self.entries):
+        before = self._seen.setdefault((path, sub), [])
+        if any(same(other, value) for other in before):
             return
+        before.append(value)
         self.entries.append(Entry(path, value, source, sub, lines))
 
     def _problem(self, code: str, what: str, where: str, found: str = "", hint: str = "") -> None:
@@ -286,14 +294,3 @@ class Collector:
         self, code: str, what: str, source: Source, hint: str, found: str = "", severity: Severity = Severity.NOTE
     ) -> None:
         self.notes.append(Diagnostic(code, what, where=source.place(), found=found, hint=hint, severity=severity))
-
-
-def _leaves(name: str, node: Node) -> Iterator[tuple[str, Node]]:
-    if isinstance(node.value, dict):
-        for key, child in node.value.items():
-            yield from _leaves(key, child)
-    elif isinstance(node.value, list):
-        for child in node.value:
-            yield from _leaves(name, child)
-    else:
-        yield name, node

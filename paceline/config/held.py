@@ -15,9 +15,7 @@ def held_secrets(
 ) -> Iterator[Diagnostic]:
     """A finding for each setting of the effective config (JSON) that holds the value of a variable named like a secret."""
     secrets = secrets_in(environ, certain=True)
-    if not secrets:
-        return
-    for path, text in _leaves("", config):
+    for path, text in _leaves("", config) if secrets else ():
         for secret in secrets:
             if secret in text:
                 source = next((provenance[p] for p in _upwards(path) if p in provenance), None)

@@ -26,6 +26,7 @@ class Merged:
     winners: dict[str, Entry] = field(default_factory=dict)
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
+    copied: set[str] = field(default_factory=set)  # mappings of this merge's own, which may be written into
 
 
 def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
@@ -111,7 +112,11 @@ def _apply(entry: Entry, merged: Merged) -> None:
     value = entry.value
     if entry.sub:
         base = merged.values.get(entry.path)
-        value = copy.deepcopy(base) if isinstance(base, dict) else {}
+        if not isinstance(base, dict):
+            value = {}
+        else:  # copied once: the mapping of a lower layer stays as it was written
+            value = base if entry.path in merged.copied else copy.deepcopy(base)
+        merged.copied.add(entry.path)
         inner = value
         for part in entry.sub[:-1]:
             inner = inner[part] if isinstance(inner.get(part), dict) else inner.setdefault(part, {})
@@ -123,6 +128,8 @@ def _apply(entry: Entry, merged: Merged) -> None:
         and not same(before.value, value)
     ):
         merged.notes.append(_overridden(before, entry))
+    if not entry.sub:
+        merged.copied.discard(entry.path)
     merged.values[entry.path] = value
     merged.winners[entry.path] = entry
 

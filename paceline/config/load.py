@@ -23,10 +23,12 @@ from paceline.config.layers import Merged, merge
 from paceline.config.reading import read_text
 from paceline.config.rules import check
 from paceline.config.rules.base import Facts
-from paceline.config.schema import SECTIONS, Config, fields
+from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
+from paceline.config.spelling import known_names
+from paceline.config.written import masked
 from paceline.config.yaml_tree import Node, parse_yaml
-from paceline.core.diagnostics import Diagnostic, errors
+from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 
 _PREFIX = "PACELINE_"
@@ -96,7 +98,7 @@ def load_config(
     problems += errors(check(config, Facts(), provenance=provenance))
     problems += held_secrets(config.to_json(), provenance, environ or {})
     if problems:
-        raise ConfigError(*_in_order(problems))
+        raise ConfigError(*map(masked, _in_order(problems)))
     notes = [note for collector in collectors for note in collector.notes]
     return Loaded(config, provenance, (*notes, *launched.notes, *foreign.notes, *merged.notes), path)
 
@@ -123,7 +125,10 @@ def _yaml(path: str | None, collector: Collector) -> None:
 
 def _environment(environ: Mapping[str, str], collector: Collector) -> None:
     for name in sorted(environ):
-        if not name.startswith(_PREFIX) or "__" not in name:
+        if not name.startswith(_PREFIX):
+            continue
+        if "__" not in name:
+            _one_underscore(name, collector)
             continue
         parts = tuple(name.removeprefix(_PREFIX).lower().split("__"))
         source = Source(ENVIRONMENT, text=name)
@@ -135,13 +140,31 @@ def _environment(environ: Mapping[str, str], collector: Collector) -> None:
                 )
             )
             continue
-        collector.setting(parts, _value(environ[name], name), source)
+        node = _value(environ[name], name)
+        collector.look_at(node, source, parts[-1])
+        collector.setting(parts, node, source)
+
+
+def _one_underscore(name: str, collector: Collector) -> None:
+    """``PACELINE_TRAINING_LEARNING_RATE`` would set nothing. Variables of Paceline's own (PACELINE_CACHE) begin with no section."""
+    section, _, key = name.removeprefix(_PREFIX).partition("_")
+    if section.lower() not in SECTIONS or not key:
+        return
+    what = f"{name} sets nothing: between section and key stand two underscores"
+    hint = f"{_PREFIX}{section}__{key}, or unset it"
+    place = Source(ENVIRONMENT, text=name).place()
+    if field_of(f"{section}.{key}".lower()) or f"{key}".lower() in known_names(section.lower()):
+        collector.problems.append(Diagnostic("config.unknown_variable", what, place, name, hint))
+    else:
+        collector.notes.append(Diagnostic("config.unknown_variable", what, place, name, hint, Severity.WARNING))
 
 
 def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collector: Collector) -> None:
     for path, value in flags.items():
         if value is not None:
-            collector.setting(tuple(path.split(".")), _as_node(value), Source(COMMAND_LINE, text=path))
+            node, source = _as_node(value), Source(COMMAND_LINE, text=path)
+            collector.look_at(node, source, path.rpartition(".")[2])
+            collector.setting(tuple(path.split(".")), node, source)
     for override in overrides:
         key, equals, value = override.partition("=")
         key = key.strip().lstrip("-")
@@ -157,11 +180,10 @@ def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collect
                 )
             )
             continue
-        collector.setting(
-            tuple(key.split(".")),
-            _value(value, f"command line {key}"),
-            Source(COMMAND_LINE, text=f"{key}=…" if len(override) > 60 else override),
-        )
+        node = _value(value, f"command line {key}")
+        source = Source(COMMAND_LINE, text=f"{key}=…" if len(override) > 60 else override)
+        collector.look_at(node, source, key.rpartition(".")[2])
+        collector.setting(tuple(key.split(".")), node, source)
 
 
 def _value(text: str, name: str) -> Node:

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.secrets import SHAPED
+
 DEFAULTS = "default"
 FOREIGN = "foreign file"
 YAML = "yaml"
@@ -84,5 +86,5 @@ def shown(name: str, value: Any, limit: int = 120) -> str:
             if isinstance(value, (list, tuple, dict))
             else repr(value)
         )
-    text = _USER_INFO.sub(r"\1***@", text)
+    text = SHAPED.sub("***", _USER_INFO.sub(r"\1***@", text))
     return text if len(text) <= limit else text[: limit - 1] + "…"

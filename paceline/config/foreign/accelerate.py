@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.config.foreign import accelerate_blocks as blocks
 from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.nearest import nearest
 from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic, Severity
 
@@ -141,7 +141,7 @@ def _unknown(document: Document, found: Foreign) -> None:
     for key in document.data:
         if key in KNOWN or key.startswith(("_", "//", "#")):
             continue
-        near = difflib.get_close_matches(key, sorted(KNOWN), n=1)
+        near = nearest(key, sorted(KNOWN))
         found.problems.append(
             Diagnostic(
                 "accelerate.unknown_key",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.nearest import nearest
 from paceline.core.diagnostics import Diagnostic
 
 # Accelerate's DeepSpeedPlugin: the field → the path in DeepSpeed's JSON.
@@ -59,7 +59,7 @@ _MEGATRON_OFF = (
 
 
 def _unknown(document: Document, found: Foreign, block: str, key: str, known: list[str]) -> None:
-    near = difflib.get_close_matches(key, known, n=1)
+    near = nearest(key, tuple(known))
     hint = f"did you mean '{near[0]}'?" if near else "remove it"
     what = f"Accelerate's {block} has no setting '{key}'"
     found.problems.append(Diagnostic("accelerate.unknown_key", what, where=document.place(key), found=key, hint=hint))

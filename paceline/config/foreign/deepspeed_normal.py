@@ -5,7 +5,6 @@ DeepSpeed itself reads its top level with ``dict.get`` (a misspelt key is ignore
 
 from __future__ import annotations
 
-import difflib
 import json
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from paceline.config.foreign.deepspeed_verdicts import (
     is_on,
 )
 from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.nearest import MOST_UNKNOWN, nearest
 from paceline.config.source import holds_secret, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -48,6 +48,7 @@ class Normaliser:
         self.document = document
         self.found = found
         self.result: dict[str, Any] = {}
+        self._unknown_keys = 0
 
     def run(self) -> dict[str, Any]:
         """The normal form. What is wrong stands in ``found.problems``, what is translated or left out in ``found.notes``."""
@@ -60,6 +61,9 @@ class Normaliser:
             self._note(neox[0], f"{', '.join(foreign)}: {what}", hint, Severity.WARNING)
             data = {key: value for key, value in data.items() if key not in foreign}
         self.result = self._block(data, table(), "")
+        if self._unknown_keys > MOST_UNKNOWN:
+            what = f"{self._unknown_keys - MOST_UNKNOWN:,} more keys that DeepSpeed does not have"
+            self._problem("zero.unknown_toplevel", what, "", "", "is this a DeepSpeed config?")
         zero = self.result.get("zero_optimization")
         if isinstance(zero, dict):
             self._zero(zero)
@@ -244,7 +248,10 @@ class Normaliser:
             self._note(path, "switched off")
 
     def _unknown(self, key: str, path: str, spec: dict[str, Any]) -> None:
-        near = difflib.get_close_matches(key, sorted(spec), n=1)
+        self._unknown_keys += 1
+        if self._unknown_keys > MOST_UNKNOWN:
+            return
+        near = nearest(key, sorted(spec))
         hint = f"did you mean '{near[0]}'?" if near else "remove it"
         if path != key:
             block = path.rpartition(".")[0]

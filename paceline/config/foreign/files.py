@@ -12,6 +12,8 @@ from paceline.config.foreign.launched import Launched, Variables
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.layers import Merged
 from paceline.config.reading import read_text
+from paceline.config.source import FOREIGN
+from paceline.config.written import leaves_of_data, misplaced
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
@@ -100,6 +102,7 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
         raise ConfigError(
             Diagnostic("config.not_a_mapping", f"the {what} must hold keys and values", where=f"{name}:1", hint="{ … }")
         )
+    found.problems += misplaced(leaves_of_data(data, lines, name), FOREIGN)
     return Document(data, name, lines)
 
 

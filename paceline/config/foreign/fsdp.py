@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from paceline.config.foreign.layer import Document, Foreign
+from paceline.config.nearest import nearest
 from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
 from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic
@@ -158,7 +159,7 @@ class FsdpReader:
             if key.startswith(("_", "//", "#")) or key == "comment":
                 continue
             if name not in KNOWN:
-                near = difflib.get_close_matches(name, sorted(KNOWN), n=1)
+                near = nearest(name, sorted(KNOWN))
                 hint = f"did you mean '{near[0]}'?" if near else "remove it"
                 self._problem("fsdp.unknown_key", f"FSDP has no setting '{key}'", self.document.place(path), key, hint)
             elif value is None:

@@ -1,0 +1,123 @@
+"""What may stand in no value, whatever its key: a secret, known by its shape, and a variable of a shell, which nobody expands here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from paceline.config.source import ENVIRONMENT, FOREIGN, Source, holds_secret
+from paceline.config.yaml_tree import Node
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.secrets import SHAPED, is_bare_key, shape_of_secret
+
+#: (path of keys, the text that stands there, its place, whether it is a key itself)
+Leaf = tuple[tuple[str, ...], str, str, bool]
+
+# ``${NAME…}``, ``$NAME``, ``$(command)``, ``%NAME%``; ``$name`` only as a whole part of a path. ``\$`` and ``$$`` are a dollar sign.
+_VARIABLE = re.compile(
+    r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
+)
+# Keys whose text is the user's own: a dollar sign there belongs to a template, a prompt or a regular expression.
+_TEXT = ("template", "prompt", "pattern", "regex", "text", "stop", "token", "modules", "delimiter", "separator", "prefix", "suffix", "tags", "system", "instruction")  # fmt: skip
+_COMMIT = ("revision", "commit", "sha", "hash", "digest", "fingerprint", "ref", "version")
+_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+
+
+def leaves(node: Node, source: Source, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """Every text under ``node``, and every key."""
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            line = node.key_lines.get(key, node.line)
+            yield (*path, key), key, _place(source, line), True
+            yield from leaves(child, source, (*path, key))
+    elif isinstance(node.value, list):
+        for child in node.value:
+            yield from leaves(child, source, path)
+    elif isinstance(node.value, (str, int, float)) and not isinstance(node.value, bool):
+        yield path, node.raw or str(node.value), _place(source, node.line), False
+
+
+def leaves_of_data(data: Any, places: dict[str, int], file: str, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """The same of plain data whose lines are known by dotted path."""
+    place = f"{file}:{places[name]}" if (name := ".".join(path)) in places else file
+    if isinstance(data, dict):
+        for key, value in data.items():
+            line = places.get(".".join((*path, str(key))))
+            yield (*path, str(key)), str(key), f"{file}:{line}" if line else place, True
+            yield from leaves_of_data(value, places, file, (*path, str(key)))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from leaves_of_data(value, places, file, (*path, str(index)))
+    elif isinstance(data, (str, int)) and not isinstance(data, bool):
+        yield path, str(data), place, False
+
+
+def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
+    """A finding for each leaf that holds a secret or a variable."""
+    for path, text, place, is_key in found:
+        name = next((part for part in reversed(path) if not part.isdecimal()), "")
+        if is_key:
+            if kind := shape_of_secret(text):
+                yield _secret("a key", kind, place)
+            continue
+        if kind := _kind_of_secret(name, text, layer):
+            yield _secret(f"'{name}'", kind, place)
+        elif "$" in text or "%" in text:
+            yield from _variable(name, text, place)
+
+
+def masked(finding: Diagnostic) -> Diagnostic:
+    """The finding without the secrets that its texts quote."""
+    what, where, found, hint = (
+        SHAPED.sub("***", s) for s in (finding.what, finding.where, finding.found, finding.hint)
+    )
+    return replace(finding, what=what, where=where, found=found, hint=hint)
+
+
+def _place(source: Source, line: int) -> str:
+    return f"{source.file}:{line}" if source.file else f"{source.layer} {source.text.split('=')[0]}"
+
+
+def _kind_of_secret(name: str, text: str, layer: str) -> str | None:
+    if kind := shape_of_secret(text):
+        return kind
+    if is_bare_key(text) and _is_of_wandb(name):
+        return "a Weights & Biases key"
+    named = layer not in (ENVIRONMENT, FOREIGN) and holds_secret(name, text)
+    return "a secret" if named else None
+
+
+def _is_of_wandb(name: str) -> bool:
+    plain = name.lower()
+    return any(word in plain for word in ("wandb", "api", "key", "login", "report_to")) and not plain.endswith(_COMMIT)
+
+
+def _secret(where: str, kind: str, place: str) -> Diagnostic:
+    what = f"{where} holds {kind} in plain text; it would reach logs, trackers and saved configs"
+    hint = "remove it; set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment"
+    return Diagnostic("sec.secret_on_cli", what, place, "*** (not shown)", hint)
+
+
+def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
+    plain = name.lower()
+    is_text = any(word in plain for word in _TEXT) and not ("template" in plain and _may_be_a_path(text))
+    match = None if is_text else _VARIABLE.search(text)
+    if match is None:
+        return
+    variable = match[0]
+    what = f"'{name}' holds {variable}, and nothing expands it here: it would be taken letter by letter"
+    if any(word in variable.upper() for word in _SECRET_WORDS):
+        hint = "remove the line: programs read such variables from the environment themselves"
+    elif variable.strip("${}%") in ("HOME", "USERPROFILE", "home"):
+        hint = f"{name}: {text.replace(variable, '~', 1)}"
+    else:
+        hint = (
+            f'the value itself; or on the command line, where the shell expands it in double quotes: "…{name}={text}"'
+        )
+    yield Diagnostic("config.variable", what, place, text if len(text) <= 120 else f"{text[:119]}…", hint)
+
+
+def _may_be_a_path(text: str) -> bool:
+    return "\n" not in text and "{{" not in text and "{%" not in text

@@ -1,0 +1,132 @@
+"""A misspelt key is answered with the key that was meant, by spelling or by meaning; an unrelated word with nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from paceline.config.nearest import MOST_UNKNOWN, nearest
+from paceline.config.schema import SECTIONS, field_of, fields
+from paceline.config.spelling import known_names
+from paceline.config.suggest import suggestion
+from paceline.config.synonyms import INSIDE, SYNONYMS
+
+SHORTEST = 5  # letters of a key for which each slip is found
+
+
+def slips(name: str) -> set[str]:
+    """Every slip of one letter in the middle: left out, doubled, changed, swapped with its neighbour; and other ways to part words."""
+    found = {name.replace("_", "-"), name.replace("_", ""), name.upper(), name.title().replace("_", "")}
+    for i in range(1, len(name) - 1):
+        found |= {name[:i] + name[i + 1 :], name[:i] + name[i] + name[i:], name[:i] + "w" + name[i + 1 :]}
+        found.add(name[:i] + name[i + 1] + name[i] + name[i + 2 :])
+    return found - {name}
+
+
+def keys() -> list[tuple[str, str]]:
+    return [(path.rpartition(".")[0], path.rpartition(".")[2]) for path in fields()]
+
+
+def known(section: str) -> tuple[str, ...]:
+    if section in SECTIONS:
+        return known_names(section)
+    return tuple(path.rpartition(".")[2] for path in fields() if path.rpartition(".")[0] == section)
+
+
+def test_the_key_that_was_meant_is_suggested_for_every_slip() -> None:
+    wrong, tried = [], 0
+    for section, name in keys():
+        if len(name.replace("_", "")) < SHORTEST:
+            continue
+        names = known(section)
+        for slip in sorted(slips(name) - set(names)):
+            tried += 1
+            hint = suggestion(slip, section, names)
+            if hint is None or f"'{name}'" not in hint.replace(f"{section}.", ""):
+                wrong.append((section, slip, hint))
+    assert tried > 4000
+    others = [w for w in wrong if w[2] and w[1].lower().replace("_", "") not in map(_plain, SYNONYMS)]
+    assert len(wrong) <= tried * 0.01, wrong[:20]
+    assert len(others) <= tried * 0.005, others[:20]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "")
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["banana", "elephant", "horizontal", "purple", "weather", "kitchen", "optimal", "storage", "monkey", "house", "python", "yesterday",
+     "foobar", "xyzzy", "my_setting", "color", "loops", "hidden_size", "vocab_size", "num_layers", "use_magic", "turbo", "verbose_mode", "cuda_graphs"],
+)  # fmt: skip
+def test_an_unrelated_word_gets_no_suggestion(word: str) -> None:
+    for section in ("", *SECTIONS):
+        assert suggestion(word, section, known_names(section)) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "line", "hint"),
+    [
+        ("training:\n  per_device_batch_size: 2\n", 2, "per_device_train_batch_size"),
+        ("training:\n  lora: {r: 4}\n", 2, "section of its own"),
+        ("training:\n  use_lora: true\n", 2, "lora: section"),
+        ("training:\n  eval_every: 5\n", 2, "'eval_steps'"),
+        ("training:\n  save_freq: 5\n", 2, "'save_steps'"),
+        ("training:\n  max_restarts: 5\n", 2, "--max-restarts"),
+        ("training:\n  ep_size: 5\n", 2, "expert parallelism is not built"),
+        ("training:\n  log_interval: 5\n", 2, "'logging_steps'"),
+        ("training:\n  max_gradient_norm: 5\n", 2, "'max_grad_norm'"),
+        ("training:\n  tensor_parallel_size: 2\n", 2, "'training.parallelism.tp_size'"),
+        ("training:\n  rollout: {max_tokens: 2}\n", 2, "'max_completion_length'"),
+        ("training:\n  grpo: {kl_coef: 2}\n", 2, "'beta'"),
+        ("model:\n  learning_rat: 2\n", 2, "'training.learning_rate'"),
+        ("data:\n  model: x\n", 2, "section of its own"),
+        ("epochs: 3\n", 1, "'num_train_epochs'"),
+    ],
+)
+def test_a_key_of_another_program_is_answered_by_meaning(refuse, written: str, line: int, hint: str) -> None:
+    (found,) = [d for d in refuse(written).diagnostics if d.code == "config.unknown_key"]
+    assert found.where.endswith(f":{line}")
+    assert hint in found.hint
+
+
+def test_each_synonym_leads_to_a_key_and_is_none_itself() -> None:
+    taken = {name for section in ("", *SECTIONS) for name in known_names(section)}
+    for table in (SYNONYMS, *INSIDE.values()):
+        for written, meant in table.items():
+            assert " " in meant or field_of(meant) is not None, (written, meant)
+            assert table is not SYNONYMS or written not in taken - {"train_path", "eval_path"}, written
+
+
+def test_what_lies_further_than_its_slips_is_not_suggested() -> None:
+    names = ("nebula", "run_name", "rl_beta", "seed")
+    assert [nearest(word, names) for word in ("bf_abnine", "erboemoa", "rlrr_satj", "set")] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("kind", ["section", "json", "overrides", "kwargs", "secrets"])
+def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
+    """20,000 keys took a minute; the first are named one by one, the others counted."""
+    many = 20_000
+    names = [f"key_{number * 7919 % 104_729:x}_of_mine" for number in range(many)]
+    overrides: tuple[str, ...] = ()
+    if kind == "section":
+        text = "training:\n" + "".join(f"  {name}: 1\n" for name in names)
+    elif kind == "json":
+        (tmp_path / "many.json").write_text(json.dumps(dict.fromkeys(names, 1), indent=1))
+        text = "training: {deepspeed: many.json}\n"
+    elif kind == "secrets":
+        text = "data: {" + ", ".join(f"api_key_{n}: hf_{'a1' * 17}" for n in range(2_000)) + "}\n"
+    else:
+        text = "training: {seed: 1}\n"
+        inside = "lr_scheduler_kwargs." if kind == "kwargs" else ""
+        overrides = tuple(f"training.{inside}{name}=1" for name in names)
+    began = time.process_time()
+    found = refuse(text, *overrides).diagnostics if kind != "kwargs" else ()
+    if kind == "kwargs":
+        refuse(text, *overrides, "training.seed=x")
+    assert time.process_time() - began < 6.0  # 2 s here; before: 60 s and more
+    if kind in ("section", "overrides"):
+        assert len(found) == MOST_UNKNOWN + 1
+        assert any(f"{many - MOST_UNKNOWN:,} more keys" in d.what for d in found)
