@@ -18,8 +18,18 @@ TESTS = "assert f(2) == 4\nassert f(3) == 9\nassert f(10) == 100"
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeReward]:
+    yield from _made(seconds=2)
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[CodeReward]:
+    """For honest answers: an import of NumPy or pytest on a busy machine takes longer than a cheat is worth waiting for."""
+    yield from _made(seconds=60)
+
+
+def _made(seconds: int) -> Iterator[CodeReward]:
     try:
-        reward = CodeReward(seconds=2)
+        reward = CodeReward(seconds=seconds)
     except ConfigError as error:
         assert error.diagnostics[0].code == "rewards.no_isolation"
         pytest.skip(f"no sandbox here: {error.diagnostics[0].found}")
@@ -64,15 +74,15 @@ HONEST: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("case", range(len(HONEST)))
-def test_an_honest_answer_earns_it(reward: CodeReward, case: int) -> None:
-    assert score(reward, *HONEST[case]) == 1.0
+def test_an_honest_answer_earns_it(patient: CodeReward, case: int) -> None:
+    assert score(patient, *HONEST[case]) == 1.0
 
 
-def test_the_entry_point_is_another_column(reward: CodeReward) -> None:
+def test_the_entry_point_is_another_column(patient: CodeReward) -> None:
     check = "METADATA = {}\ndef check(candidate):\n    assert candidate(3) == 9"
-    assert score(reward, SQUARE, check, entry_point="f") == 1.0
-    assert score(reward, SQUARE.replace("*", "+"), check, entry_point="f") == 0.0
-    assert score(reward, "def sum(a): return a * a", check, entry_point="sum") == 1.0
+    assert score(patient, SQUARE, check, entry_point="f") == 1.0
+    assert score(patient, SQUARE.replace("*", "+"), check, entry_point="f") == 0.0
+    assert score(patient, "def sum(a): return a * a", check, entry_point="sum") == 1.0
 
 
 EVERY_FILE = "import os, json, struct\ndef tell(data):\n    for number in range(64):\n        try: os.write(number, data)\n        except OSError: pass\n"
@@ -138,10 +148,10 @@ class Both(int): pass
 """
 
 
-def test_what_the_cheats_are_held_against_can_be_passed(reward: CodeReward) -> None:
+def test_what_the_cheats_are_held_against_can_be_passed(patient: CodeReward) -> None:
     for tests in dict.fromkeys(tests for _, tests in CHEATS):
         if not any(odd in tests for odd in ("4 in f(2)", "f(1) == 4", "sum(f(2))")):
-            assert score(reward, SOLVES, tests) == 1.0, tests
+            assert score(patient, SOLVES, tests) == 1.0, tests
 
 
 @pytest.mark.parametrize("case", range(len(CHEATS)))

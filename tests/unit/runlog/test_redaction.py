@@ -137,7 +137,7 @@ def test_a_traceback_of_a_main_is_redacted(tmp_path: Path) -> None:
     "text",
     [
         f"training:\n  run_name: my-{CANARY}\n", f"training:\n  rollout: {{rewards: [{{name: 'a:b', options: {{x: [{CANARY}]}}}}]}}\n",
-        f"data:\n  train: [{{path: 'data/{CANARY}'}}]\n", f"training:\n  lr_scheduler_kwargs: {{{CANARY}: 1}}\n",
+        f"data:\n  train: [{{path: 'data/{CANARY}'}}]\n", f"training:\n  rollout: {{rewards: [{{name: 'a:b', options: {{{CANARY}: 1}}}}]}}\n",
     ],
 )  # fmt: skip
 def test_a_config_with_a_secret_of_the_environment_is_refused_by_its_place(text: str, tmp_path: Path) -> None:
