@@ -68,7 +68,9 @@ def start(
         tell(notes)
     worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
     try:
-        code = launch(worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings)
+        code = launch(
+            worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings, run_dir=run_dir
+        )
     except ConfigError as error:
         raise ConfigError(*merged((), error.diagnostics, loaded.provenance)) from error
     if code == 0 and cluster.node_rank == 0:

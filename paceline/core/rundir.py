@@ -63,6 +63,10 @@ class RunDir:
     def heartbeat(self, rank: int) -> Path:
         return self.events_dir / f"rank-{rank:05d}.heartbeat"
 
+    def exits(self, node_rank: int = 0) -> Path:
+        """How the ranks of a node have ended, written by the launcher there."""
+        return self.events_dir / ("exits.json" if node_rank == 0 else f"exits-node-{node_rank}.json")
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"

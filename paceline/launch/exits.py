@@ -1,14 +1,50 @@
-"""Exit codes of many processes to one."""
+"""Exit codes of many processes to one, and the error that it stands for.
+
+A rank's own named error wins over what it took along, and so does the first death by a signal that nobody here has sent. Which of the two
+came first is not always the order in which they are seen: the ranks that lose a peer may fail, in words that nobody foresaw, a moment before the launcher sees
+the dead process; and a library may abort (SIGABRT) a rank whose peer has just named its error. So a signal that is never an echo
+wins over errors up to ``ECHO_SECONDS`` older, and one that may be an echo gives way to them.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode
 
 CALM = frozenset({int(ExitCode.OK), int(ExitCode.STOPPED)})
+ECHOES = frozenset({int(ExitCode.PEER_FAILED), int(ExitCode.CLOSING)})
+ECHO_SECONDS = 2.0
+_MAY_ECHO = frozenset({int(signal.SIGABRT), int(signal.SIGTERM), int(signal.SIGPIPE)})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that failed by itself: ``code`` as ``Popen`` says it (negative: by that signal), ``at`` in seconds of a clock that never goes back.
+    ``finding`` is None where the rank has told its error itself."""
+
+    rank: int
+    code: int
+    at: float
+    finding: Diagnostic | None = None
+
+    @property
+    def answer(self) -> int:
+        """The run's exit code when this is its cause."""
+        return self.code if self.code > 0 else 128 - self.code
+
+
+def root_of(failures: Sequence[Failure]) -> Failure | None:
+    """The failure that the others follow from; None where there is none."""
+    named = min((f for f in failures if f.code > 0), key=lambda f: f.at, default=None)
+    killed = min((f for f in failures if f.code < 0), key=lambda f: (f.at, -f.code in _MAY_ECHO), default=None)
+    if named is None or killed is None:
+        return named or killed
+    slack = -ECHO_SECONDS if -killed.code in _MAY_ECHO else ECHO_SECONDS
+    return killed if killed.at <= named.at + slack else named
 
 
 def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) -> int:
@@ -19,9 +55,7 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     the answer is 128 + ``stop_signal``.
     """
     values = [codes[rank] for rank in sorted(codes)]
-    own = [
-        code for code in values if code > 0 and code not in (ExitCode.STOPPED, ExitCode.PEER_FAILED, ExitCode.CLOSING)
-    ]
+    own = [code for code in values if code > 0 and code not in (ExitCode.STOPPED, *ECHOES)]
     if own:
         return own[0]
     killed = [code for code in values if code < 0 and not (stop_signal is not None and code == -signal.SIGTERM)]
@@ -35,18 +69,35 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     return int(ExitCode.OK)
 
 
-def killed_diagnostic(rank: int, code: int) -> Diagnostic:
-    """The name for a worker that died of signal ``-code`` and could not say anything itself."""
-    number = -code
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; ``signal 63`` where it has no name."""
     try:
-        name = signal.Signals(number).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {number}"
+        return f"signal {number}"
+
+
+def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, log: str = "") -> Diagnostic:
+    """The name for a worker that died of signal ``-code`` and could not say anything itself.
+
+    ``out_of_memory``: whether its cgroup has counted such a kill, None where that is not known; ``log``: where its last words are.
+    """
+    number, name = -code, signal_name(-code)
+    log = log or "the rank's log"
+    less = "a smaller training.per_device_train_batch_size or data.max_length, training.gradient_checkpointing: true, or more memory"
+    evidence = {"rank": rank, "signal": name, "out_of_memory": out_of_memory}
+    if number == signal.SIGKILL and out_of_memory:
+        what = f"rank {rank} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup has counted the kill"
+        return Diagnostic("launch.out_of_memory", what, f"rank {rank}", name, less, evidence=evidence)
+    not_known = f"not known whether memory ran out (no count can be read; `dmesg` tells): if it did, {less}"
     hints: dict[int, str] = {
-        signal.SIGKILL: "most often the kernel's out-of-memory killer (see `dmesg`): a smaller per_device_train_batch_size or data.max_length",
-        signal.SIGSEGV: "a crash in native code: see the rank's log for the stack",
-        signal.SIGABRT: "native code gave up: see the lines above and the rank's log",
-        signal.SIGBUS: "most often /dev/shm is full, or a file became shorter while it was mapped",
-    }
-    hint = hints.get(number, "see the rank's log")
-    return Diagnostic("launch.worker_killed", f"rank {rank} was ended by {name}", f"rank {rank}", name, hint)
+        signal.SIGKILL: not_known if out_of_memory is None else "its cgroup has counted no out-of-memory kill: look for who sent the signal (kill -9, a scheduler's limit)",
+        signal.SIGSEGV: f"a crash in native code: the stack of each thread is in {log}",
+        signal.SIGFPE: f"a crash in native code: the stack of each thread is in {log}",
+        signal.SIGILL: f"native code for another processor: the stack of each thread is in {log}",
+        signal.SIGABRT: f"native code gave up: its reason stands above, the stack of each thread in {log}",
+        signal.SIGBUS: f"most often /dev/shm is full, or a file became shorter while it was mapped: the stack is in {log}",
+    }  # fmt: skip
+    hint = hints.get(number, f"look for who sent the signal, and at {log}")
+    what = f"rank {rank} was ended by {name}"
+    return Diagnostic("launch.worker_killed", what, f"rank {rank}", name, hint, evidence=evidence)

@@ -33,13 +33,14 @@ class Cluster:
 class LaunchSpec:
     """One process to start on this node: ``argv`` and what is added to the environment.
 
-    ``rank`` is the global rank when the process is a worker, None when it is an agent that starts the workers of its node itself.
+    ``rank`` is the global rank when the process is a worker, None when it is an agent that starts the ``ranks`` workers of its node itself.
     """
 
     argv: tuple[str, ...]
     env_additions: Mapping[str, str] = field(default_factory=dict)
     node_rank: int = 0
     rank: int | None = 0
+    ranks: int = 1
 
     def shell_line(self) -> str:
         """The same as a line for a POSIX shell (``--dry-run``)."""

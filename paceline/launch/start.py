@@ -9,12 +9,15 @@ from typing import Protocol
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.rundir import RunDir
 from paceline.launch import single, spawn, torchrun
 from paceline.launch.addresses import await_node_0
 from paceline.launch.ports import check_cluster, resolve_port
+from paceline.launch.record import Record
 from paceline.launch.secret import handed_out
 from paceline.launch.spec import Cluster, LaunchSpec
 from paceline.launch.supervise import run, say_to_stderr
+from paceline.runlog.redact import Redactor
 
 
 class Specs(Protocol):
@@ -65,8 +68,12 @@ def launch(
     cores: int,
     settings: Mapping[str, str] | None = None,
     say: Callable[[str], None] = say_to_stderr,
+    run_dir: RunDir | None = None,
 ) -> int:
-    """Starts ``worker`` (see ``spec.worker_argv``) on this node and waits. Returns the exit code; raises ConfigError before any start."""
+    """Starts ``worker`` (see ``spec.worker_argv``) on this node and waits. Returns the exit code; raises ConfigError before any start.
+
+    ``run_dir``: where it is written how the ranks ended.
+    """
     check_cluster(cluster)
     if launcher != "single":
         cluster = resolve_port(cluster)
@@ -79,5 +86,6 @@ def launch(
         say(
             f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)"
         )
+    record = Record(run_dir, cluster.node_rank, Redactor.of(environ)) if run_dir is not None else None
     with handed_out(environ, cluster.num_nodes, cluster.world_size) as secret:
-        return run(specs, environ={**environ, **secret}, say=say)
+        return run(specs, environ={**environ, **secret}, say=say, record=record)

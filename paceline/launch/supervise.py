@@ -4,8 +4,11 @@ Signals. The first SIGTERM, SIGHUP or Ctrl-C asks every *worker* for a graceful 
 own handling would kill them after a fixed time); a worker saves after its step and exits with 75. A Ctrl-C after that kills
 everything and the answer is 130. Every child has a session of its own, so a terminal's Ctrl-C reaches only the supervisor.
 
-Exit codes. The workers' own, see ``exits.overall_code``. When one has failed, the others get ``PEER_SECONDS`` to end by
-themselves (the alarm between ranks tells them the error), then SIGTERM, then SIGKILL.
+Exit codes. The workers' own, see ``exits``. When one has died of a signal, the others are told at once by their line (``line.py``), write it down
+and leave; those that do not within ``WORD_SECONDS``, or have no line yet, are ended. When one has failed with an error of its own, the others get
+``NAMED_SECONDS`` to hear it from the rank itself (the alarm between ranks), then it is passed on in the same way; ``PEER_SECONDS``, then SIGTERM, then
+SIGKILL are for those who only lost a peer of another node. How each ended is
+kept in the run folder (``record.py``).
 
 Nothing is left behind. All descendants carry a mark in their environment, by which the rest is found and ended at the end, detached or
 not; and should the supervisor itself be killed, the kernel sends its children SIGTERM (Linux).
@@ -26,10 +29,18 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch import processes
-from paceline.launch.exits import CALM, killed_diagnostic, overall_code
+from paceline.launch.exchange import Exchange
+from paceline.launch.exits import CALM, ECHOES, Failure, killed_diagnostic, overall_code, root_of
+from paceline.launch.line import AGENT, SOCKET, Word
+from paceline.launch.memory_kills import MemoryKills
+from paceline.launch.record import Exit, Record
 from paceline.launch.spec import LaunchSpec
 
+WORD_SECONDS = 1.2  # for the other ranks to write down which rank was killed, and leave
+NAMED_SECONDS = 8.0  # for the other ranks to learn of an error from the rank itself; then the launcher passes it on
 PEER_SECONDS = 20.0  # for the other ranks to learn of a failure and name it
+WATCH_SECONDS = 1.0  # how often it is looked up where a rank's memory is counted
+STACKS = getattr(signal, "SIGUSR1", None)  # a worker that gets it writes the stack of each thread into its log
 TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL after a failure
 POLL_SECONDS = 0.05
 # Left over from a launcher around us, they would mislead the workers.
@@ -39,6 +50,7 @@ STALE = (
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_ERROR_FILE",
+    SOCKET,
 )
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,54 +60,76 @@ def say_to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run(specs: Sequence[LaunchSpec], *, environ: Mapping[str, str], say: Callable[[str], None] = say_to_stderr) -> int:
-    """Starts ``specs`` and waits. ``environ`` is what the children inherit. Returns the exit code for the caller.
+def run(
+    specs: Sequence[LaunchSpec],
+    *,
+    environ: Mapping[str, str],
+    say: Callable[[str], None] = say_to_stderr,
+    record: Record | None = None,
+) -> int:
+    """Starts ``specs`` and waits. ``environ`` is what the children inherit; ``record`` where it is written how they ended. Returns the exit code.
 
     Raises ConfigError when a process cannot be started at all; those already started are ended first.
     """
-    return _Supervisor(specs, environ, say).run()
+    return _Supervisor(specs, environ, say, record).run()
 
 
 class _Supervisor:
-    def __init__(self, specs: Sequence[LaunchSpec], environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        specs: Sequence[LaunchSpec],
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+        record: Record | None,
+    ) -> None:
         self._specs = tuple(specs)
         self._environ = {key: value for key, value in environ.items() if key not in STALE}
         self._say = say
+        self._record = record
         self._mark = uuid.uuid4().hex
         self._children: dict[int, subprocess.Popen] = {}  # by position in specs
         self._codes: dict[int, int] = {}
         self._stop_signal: int | None = None
         self._asked: set[int] = set()  # pids that were asked to stop
+        self._ended: set[int] = set()  # pids whose end is our doing: another had failed
         self._led: set[int] = set()  # agents whose workers were asked
         self._kill_now = False
         self._first_failure: float | None = None
+        self._failures: list[Failure] = []
+        self._word: Word | None = None
+        self._word_at = 0.0
+        self._memory = MemoryKills()
+        self._out_of_memory: dict[int, bool | None] = {}  # by rank
+        self._watched = 0.0
+        self._exchange = Exchange(sum(spec.ranks for spec in self._specs))
 
     def run(self) -> int:
         handlers = self._install()
         try:
             self._start()
             while len(self._codes) < len(self._children):
+                self._hear()
                 self._poll()
                 if self._kill_now:
-                    return self._killed()
+                    return self._end(self._killed())
                 self._ask_to_stop()
+                self._pass_word()
                 self._end_stragglers()
                 time.sleep(POLL_SECONDS)
-            code = overall_code(self._codes, stop_signal=self._stop_signal)
-            if self._stop_signal is not None and code == 128 + self._stop_signal:
-                self._say("ended before the workers had started their steps: nothing was saved by this start")
-            return code
+            self._hear()
+            return self._end(self._answer())
         finally:
             processes.end_all([child.pid for child in self._children.values() if child.poll() is None], self._mark)
             for child in self._children.values():
                 child.wait()
+            self._exchange.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _start(self) -> None:
         prepare = processes.die_with_parent()
         for position, spec in enumerate(self._specs):
-            env = {**self._environ, **spec.env_additions, processes.MARK: self._mark}
+            env = {**self._environ, **self._exchange.environ(), **spec.env_additions, processes.MARK: self._mark}
             try:
                 self._children[position] = subprocess.Popen(
                     spec.argv,
@@ -116,28 +150,84 @@ class _Supervisor:
                     )
                 ) from exc
 
+    def _hear(self) -> None:
+        """What the ranks say of themselves; behind an agent also that a rank's process is gone, which only the agent could wait for."""
+        self._exchange.poll()
+        known = {failure.rank for failure in self._failures}
+        for rank, caller in self._exchange.callers.items():
+            if rank == AGENT or rank in known:
+                continue
+            if caller.finding is not None and caller.code is not None and caller.code not in (*CALM, *ECHOES):
+                self._fails(Failure(rank, caller.code, time.monotonic(), caller.finding))
+            elif caller.gone and caller.code is None and self._behind_agent() and not caller.told:
+                what = f"the process of rank {rank} is gone without a word"
+                hint = "what torchrun's agent says of it, and the rank's log"
+                self._fails(Failure(rank, -signal.SIGKILL, time.monotonic(), Diagnostic("launch.rank_gone", what, f"rank {rank}", hint=hint)))  # fmt: skip
+        if time.monotonic() - self._watched > WATCH_SECONDS:
+            self._watched = time.monotonic()
+            for pid in (*(c.pid for c in self._children.values()), *(c.pid for c in self._exchange.callers.values())):
+                self._memory.watch(pid)
+
     def _poll(self) -> None:
         for position, child in self._children.items():
             code = child.poll()
             if code is None or position in self._codes:
                 continue
             self._codes[position] = code
+            self._hear()  # what it said last counts before how it ended
             rank = self._specs[position].rank
             expected = self._stop_signal is not None and code == -signal.SIGTERM
             if code in CALM or expected:
                 continue
-            ended_by_us = self._first_failure is not None and child.pid in self._asked
-            if code < 0 and rank is not None and not ended_by_us:
-                self._say(killed_diagnostic(rank, code).render())
             self._first_failure = self._first_failure or time.monotonic()
+            if rank is None or child.pid in self._ended or rank in {failure.rank for failure in self._failures}:
+                continue
+            if code < 0:
+                self._out_of_memory[rank] = self._memory.killed(child.pid) if code == -signal.SIGKILL else None
+                finding = killed_diagnostic(rank, code, self._out_of_memory[rank], self._log(rank))
+                self._say(finding.render())
+                self._fails(Failure(rank, code, time.monotonic(), finding))
+            elif code not in ECHOES:
+                self._fails(Failure(rank, code, time.monotonic()))
+
+    def _fails(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        self._first_failure = self._first_failure or failure.at
+        if failure.code < 0 and failure.finding is not None and self._word is None:
+            self._word, self._word_at = Word(failure.rank, failure.answer, failure.finding), failure.at
+
+    def _pass_word(self) -> None:
+        """A rank has failed: the others hear it and leave; who has no line yet is asked by SIGTERM, who stays is ended."""
+        if self._word is None:
+            named = root_of(self._failures)
+            if named is None or time.monotonic() - named.at < NAMED_SECONDS:
+                return
+            what, hint = f"rank {named.rank} ended with exit code {named.code}", "see that rank's log"
+            finding = named.finding or Diagnostic("launch.rank_failed", what, f"rank {named.rank}", hint=hint)
+            self._word, self._word_at = Word(named.rank, named.answer, finding), time.monotonic()
+        self._exchange.tell(self._word)
+        late = time.monotonic() - self._word_at > WORD_SECONDS
+        for position, child in self._running():
+            rank = self._specs[position].rank
+            if rank is None:
+                self._end_led(child.pid, late)
+                continue
+            self._ended.add(child.pid)
+            if late:
+                processes.send_group(child.pid, signal.SIGKILL)
+            elif rank not in self._exchange.callers:
+                self._ask(child.pid)
+
+    def _end_led(self, agent: int, late: bool) -> None:
+        """The workers of an agent that were told and stay."""
+        for pid in processes.rank_children(agent) if late else ():
+            processes.send(pid, signal.SIGKILL)
 
     def _ask_to_stop(self) -> None:
         """After a stop request: SIGTERM once to each worker, also to those that appear later."""
         if self._stop_signal is None:
             return
-        for position, child in self._children.items():
-            if position in self._codes:
-                continue
+        for position, child in self._running():
             workers = [child.pid]
             if self._specs[position].rank is None:
                 workers = processes.rank_children(child.pid)
@@ -146,30 +236,95 @@ class _Supervisor:
                 elif child.pid not in self._led:  # an agent without workers yet is ended itself, before it starts any
                     workers = [child.pid]
             for pid in workers:
-                if pid not in self._asked:
-                    self._asked.add(pid)
-                    processes.send(pid, signal.SIGTERM)
+                self._ask(pid)
+
+    def _ask(self, pid: int) -> None:
+        if pid not in self._asked:
+            self._asked.add(pid)
+            processes.send(pid, signal.SIGTERM)
 
     def _end_stragglers(self) -> None:
         if self._first_failure is None:
             return
         waited = time.monotonic() - self._first_failure
-        running = [child for position, child in self._children.items() if position not in self._codes]
         if waited > PEER_SECONDS + TERM_SECONDS:
-            for child in running:
+            for _, child in self._running():
                 processes.send_group(child.pid, signal.SIGKILL)
         elif waited > PEER_SECONDS:
-            for child in running:
-                if child.pid not in self._asked:
-                    self._asked.add(child.pid)
-                    processes.send(child.pid, signal.SIGTERM)
+            for position, child in self._running():
+                if STACKS is not None and child.pid not in self._ended and self._specs[position].rank in self._exchange.callers:  # fmt: skip
+                    processes.send(child.pid, STACKS)
+                self._ended.add(child.pid)
+                self._ask(child.pid)
+
+    def _running(self) -> list[tuple[int, subprocess.Popen]]:
+        return [(position, child) for position, child in self._children.items() if position not in self._codes]
+
+    def _behind_agent(self) -> bool:
+        return any(spec.rank is None for spec in self._specs)
+
+    def _log(self, rank: int) -> str:
+        return str(self._record.run.rank_log(rank)) if self._record is not None else ""
 
     def _killed(self) -> int:
         self._say("stopped at once; what was not saved before is lost")
         for child in self._children.values():
             if child.poll() is None:
+                self._ended.add(child.pid)
                 processes.send_group(child.pid, signal.SIGKILL)
         return int(ExitCode.INTERRUPTED)
+
+    def _answer(self) -> int:
+        """The exit code: that of the root where a rank has failed by itself."""
+        root = root_of([failure for failure in self._failures if not self._behind_agent() or failure.code > 0])
+        if root is not None:
+            return root.answer
+        code = overall_code(self._codes, stop_signal=self._stop_signal)
+        if self._stop_signal is not None and code == 128 + self._stop_signal:
+            self._say("ended before the workers had started their steps: nothing was saved by this start")
+        return code
+
+    def _end(self, code: int) -> int:
+        """Write down how each rank has ended."""
+        if self._record is None:
+            return code
+        root = self._as_the_agent_says(root_of(self._failures)) if code not in CALM else None
+        refused = self._record.write(self._exits(), code, root)
+        for finding in refused:
+            self._say(finding.render())
+        path = self._record.run.exits(self._record.node_rank)
+        if root is not None and path.is_file() and not refused:
+            self._say(f"exit code {code}, by rank {root.rank}; how each rank ended: {path}")
+        return code
+
+    def _as_the_agent_says(self, root: Failure | None) -> Failure | None:
+        """Behind torchrun's agent only the agent knows by which signal a rank ended."""
+        callers = self._exchange.callers
+        code = callers[AGENT].codes.get(root.rank, 0) if root is not None and AGENT in callers else 0
+        if root is None or root.code >= 0 or code >= 0:
+            return root
+        memory = self._memory.killed(callers[root.rank].pid) if code == -signal.SIGKILL else None
+        return Failure(root.rank, code, root.at, killed_diagnostic(root.rank, code, memory, self._log(root.rank)))
+
+    def _exits(self) -> list[Exit]:
+        callers = self._exchange.callers
+        exits = []
+        for position, spec in enumerate(self._specs):
+            if spec.rank is None:
+                told = callers[AGENT].codes if AGENT in callers else {}
+                for rank in sorted({*told, *callers} - {AGENT}):
+                    caller = callers.get(rank)
+                    code = told.get(rank, caller.code if caller else None)
+                    exits.append(Exit.of(rank, caller.pid if caller else 0, code, finding=caller.finding if caller else None))  # fmt: skip
+                continue
+            child, caller = self._children[position], callers.get(spec.rank)
+            by_us = child.pid in self._asked | self._ended and spec.rank not in {one.rank for one in self._failures}
+            finding = caller.finding if caller is not None else None
+            memory = self._out_of_memory.get(spec.rank)
+            exits.append(
+                Exit.of(spec.rank, child.pid, child.wait(), by_us=by_us, out_of_memory=memory, finding=finding)
+            )
+        return exits
 
     def _install(self) -> dict[int, Any]:
         """Our handlers; only a main thread may set them (elsewhere the caller keeps its own)."""

@@ -31,4 +31,4 @@ def specs(worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str]
     """The one agent of node ``cluster.node_rank``."""
     env = {**import_path(environ), **thread_count(environ, cores, cluster.nproc), **gloo_interface(cluster, environ)}
     argv = (worker[0], "-m", AGENT_MODULE, *flags(cluster), *module_and_args(worker))
-    return (LaunchSpec(argv, env, cluster.node_rank, rank=None),)
+    return (LaunchSpec(argv, env, cluster.node_rank, rank=None, ranks=cluster.nproc),)

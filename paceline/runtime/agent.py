@@ -16,7 +16,9 @@ from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
 from paceline.core.errors import ExitCode
+from paceline.launch.environ import current
 from paceline.launch.exits import CALM, killed_diagnostic, overall_code
+from paceline.launch.line import AGENT, Line
 from paceline.launch.outlet import redacted
 
 SHUTDOWN_SECONDS = 60  # torch's 30 s are short for ranks that are publishing a checkpoint when the first one has ended
@@ -29,10 +31,12 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     config, command, args = config_from_args(parse_args(list(argv)))  # type: ignore[no-untyped-call]
     config.shutdown_timeout = max(config.shutdown_timeout or 0, SHUTDOWN_SECONDS)
+    line = Line.join(current(), AGENT, lambda word: None)  # the workers hear the launcher's word themselves
     try:
         elastic_launch(config, command)(*args)
     except ChildFailedError as exc:
         codes = {rank: failure.exitcode for rank, failure in exc.failures.items()}
+        line.codes(codes)
         return _report(codes)
     except SignalException as exc:
         return 128 + int(exc.sigval)

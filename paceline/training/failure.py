@@ -56,6 +56,12 @@ def diagnose(error: BaseException, rank: int, silent_ranks: Sequence[int] = ()) 
     )
 
 
-def exit_code_of(error: BaseException) -> int:
-    """What the process answers."""
-    return int(error.exit_code) if isinstance(error, PacelineError) else int(ExitCode.FAILED)
+def exit_code_of(error: BaseException, *, echo: bool = False) -> int:
+    """What the process answers; ``echo``: the error only says that another rank is gone."""
+    return (
+        int(ExitCode.PEER_FAILED)
+        if echo
+        else int(error.exit_code)
+        if isinstance(error, PacelineError)
+        else int(ExitCode.FAILED)
+    )

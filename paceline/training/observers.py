@@ -123,11 +123,10 @@ class Observers:
         self.log.close()
 
     def failed(self, event: events.Error, trace: str) -> None:
-        """The run ended badly."""
+        """The run ended badly: it stands in the log when this returns. Trackers are let go by ``close``: they may take their time."""
         if trace:
             self.log.rank_text.line(trace, "error")
         self.log.write(event)
-        self.close()
         self.log.close()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ trainer → train → result and last checkpoint durable → teardown → exit. 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim, in_use
 from paceline.launch.environ import cache_folder, current, keep_compiled_code_private
+from paceline.launch.line import Line, Word
+from paceline.launch.managers import whole
 from paceline.launch.outlet import redacted, terminal
 from paceline.launch.processes import MARK
 from paceline.launch.secret import read_secret, unsigned
@@ -34,6 +37,8 @@ from paceline.plan.roles import named_shapes, reads_pairs, reads_prompts
 from paceline.plan.shape import shape_of
 from paceline.runlog import events
 from paceline.runlog.redact import Redactor
+from paceline.runlog.result import write_result
+from paceline.runlog.stacks import stacks_to
 from paceline.runtime.alarm import Alarm, is_cascade, leave
 from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.world import RankEnv, World
@@ -41,7 +46,6 @@ from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.last_words import leave_word
 from paceline.training.observers import Observers
-from paceline.training.result import write_result
 from paceline.training.resuming import open_resume
 from paceline.training.saving import run_state
 from paceline.training.session import Session
@@ -50,6 +54,7 @@ from paceline.training.start import Start, parse_start
 from paceline.training.state import TrainState
 from paceline.training.trainer import Trainer
 
+ECHO_SECONDS = 1.0  # how long a rank that cannot meet the others waits for the launcher to say why
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
 
 
@@ -57,9 +62,18 @@ ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the on
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Returns the exit code; never raises for an error that has a name."""
     environ = current()
+    stacks_to(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
+    line = Line.join(environ, whole(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED))
+    code = run_rank(sys.argv[1:] if argv is None else argv, environ, line)
+    line.ended(code)
+    return code
+
+
+def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int:
+    """The rank's life. What its launcher says it hears by ``line``."""
     rank = 0
     try:
-        start = parse_start(sys.argv[1:] if argv is None else argv, environ)
+        start = parse_start(argv, environ)
         env = RankEnv.from_environ(environ, start.local_rank)
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)
@@ -68,12 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = time.monotonic() - begun
     except PacelineError as exc:
         tell(exc.diagnostics, rank, only_first=True)
+        line.failed(exc.exit_code, exc.diagnostics[0])
         return int(exc.exit_code)
     keep_compiled_code_private(environ)
     if "OMP_NUM_THREADS" not in environ:
         set_threads(threads_per_rank(env.local_world_size))
     with written_for(Path(plan.run_dir), start.config.training.output_access):
-        return Worker(start, env, plan, prepared, seconds, environ).run()
+        return Worker(start, env, plan, prepared, seconds, environ, line).run()
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
@@ -128,8 +143,11 @@ class Worker:
         prepared: Prepared,
         prepare_seconds: float,
         environ: Mapping[str, str],
+        line: Line,
     ) -> None:
         self.start, self.env, self.plan, self.prepared, self.environ = start, env, plan, prepared, environ
+        self.line = line
+        self.own_error = threading.Event()  # this rank tells an error of its own: another's keeps out
         self.prepare_seconds = prepare_seconds
         self.config = start.config
         self.run_dir = RunDir.at(plan.run_dir)
@@ -152,10 +170,14 @@ class Worker:
                 secret=read_secret(self.environ),
             )
         except PacelineError as exc:
+            if self.line.held and exc.__cause__ is not None and is_cascade(exc.__cause__):
+                time.sleep(ECHO_SECONDS)  # a rank may have been killed: then the launcher's word ends this one
             tell(exc.diagnostics, self.env.rank)
+            self.line.failed(exc.exit_code, exc.diagnostics[0])
             return int(exc.exit_code)
         signals = StopSignals()
         alarm = Alarm(world, on_foreign=self.peer_failed)
+        self.line.on_word = lambda word: self.peer_died(word, alarm)
         alarm.start()
         try:
             outcome = self.train(world, signals)
@@ -176,6 +198,7 @@ class Worker:
         self.observers = Observers(
             self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared, self.redact
         )
+        stacks_to(self.run_dir.rank_log(world.rank))
         said = MARK in self.environ  # by our own launcher, before the start
         open_port = None if said else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
         for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
@@ -311,10 +334,14 @@ class Worker:
 
     def fail(self, world: World, alarm: Alarm, error: BaseException) -> int:
         """Publish the error for the other ranks, write it down, end: without destructors when a group is broken (they can hang)."""
-        if is_cascade(error):
-            alarm.await_root_cause(ROOT_CAUSE_SECONDS)
-        code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error)
+        echo = world.world_size > 1 and is_cascade(error)
+        if echo:
+            alarm.await_root_cause(ROOT_CAUSE_SECONDS)  # the launcher's word, too, ends this process meanwhile
+        self.own_error.set()
+        code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)
         finding = self.redact.diagnostic(diagnose(error, world.rank, alarm.silent_ranks))
+        if not echo:
+            self.line.failed(code, finding)
         alarm.raise_error(finding, code)
         shared = isinstance(error, PacelineError) and error.exit_code == ExitCode.CONFIG
         found = error.diagnostics if isinstance(error, PacelineError) else (finding,)
@@ -330,6 +357,17 @@ class Worker:
         print(f"rank {rank} failed:\n{finding.render()}", file=sys.stderr, flush=True)
         if self.observers is not None:
             self.write_down(rank, finding, int(ExitCode.PEER_FAILED), None)
+        self.line.ended(ExitCode.PEER_FAILED)
+
+    def peer_died(self, word: Word, alarm: Alarm) -> None:
+        """Called by the line's thread: the launcher has said on the console which rank was killed; it stands in this rank's log too, then it leaves."""
+        if self.own_error.is_set():
+            return
+        self.write_down(word.rank, word.finding, word.code, None)
+        if self.env.num_nodes > 1:
+            alarm.raise_error(word.finding, ExitCode.PEER_FAILED)  # the other nodes' launchers do not know it
+        self.line.ended(ExitCode.PEER_FAILED)
+        leave(ExitCode.PEER_FAILED)
 
     def write_down(self, rank: int, finding: Diagnostic, code: int, error: BaseException | None) -> None:
         trace = "".join(traceback.format_exception(error)) if error is not None else ""
@@ -340,6 +378,7 @@ class Worker:
                     write_result(self.run_dir, "failed", code, self.facts(), (finding,), redact=self.redact)
                 except OSError as exc:  # the disk that ended the run may refuse this too: the error was told above
                     print(f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True)
+            self.observers.close()
         elif trace and not isinstance(error, PacelineError):
             print(trace, file=sys.stderr, flush=True)
 

@@ -61,6 +61,18 @@ elif mode == "deaf-unless-killed":
     if rank == 1:
         time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN); up(); time.sleep(600)
+elif mode == "killed":  # rank 1 of 3 dies; rank 0 listens, rank 2 has no line yet
+    if rank == 1:
+        while len([n for n in os.listdir(folder) if n.startswith("up-")]) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), int(sys.argv[3]))
+    if rank == 0:
+        from paceline.launch.line import Line
+        def leave(word):
+            line(f"heard of rank {word.rank}: {word.code} {word.finding.found}"); os._exit(76)
+        Line.join(os.environ, rank, leave)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    up(); time.sleep(600)
 elif mode == "early":
     up(); time.sleep(600)
 elif mode == "daemon":
@@ -215,6 +227,27 @@ def test_a_killed_worker_is_named_and_takes_the_others_along(job: Callable[..., 
     code, _, err = one.end()
     assert code == 128 + signal.SIGKILL and "launch.worker_killed" in err and "rank 1 was ended by SIGKILL" in err
     assert err.count("launch.worker_killed") == 1  # rank 0, which we ended, is no finding
+    assert none_left(one.pids())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+def test_the_others_hear_which_rank_was_killed_and_the_run_answers_its_signal(
+    job: Callable[..., Job], number: int
+) -> None:
+    one = job("spawn", 3, "killed", str(int(number)), peer=60)  # not the minute that a rank's own error is waited for
+    code, out, err = one.end()
+    assert code == 128 + number, err
+    assert out.strip() == f"heard of rank 1: {128 + number} {signal.Signals(number).name}"
+    assert err.count("launch.worker_killed") == 1 and none_left(one.pids())
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_hang_up_asks_for_a_stop_too(job: Callable[..., Job], number: int) -> None:
+    one = job("spawn", 2, "wait")
+    one.wait_for("up-0", "up-1")
+    one.process.send_signal(number)
+    code, out, err = one.end()
+    assert (code, out.count("saved")) == (75, 2), err
     assert none_left(one.pids())
 
 

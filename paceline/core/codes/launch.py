@@ -25,7 +25,11 @@ _STARTING = {
     "launch.store_unsigned": "Ranks on several nodes, or started by another program, have no secret in common, so whoever reaches the port where they meet can speak for a rank and end the run. Name a secret on every node by PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET.",
     "launch.torch_debug": "torch refuses this value of TORCH_DISTRIBUTED_DEBUG when it is imported. Use OFF, INFO or DETAIL.",
     "launch.unknown": "No launcher has this name. The known ones are listed.",
-    "launch.worker_killed": "A rank was ended by a signal. SIGKILL most often comes from the kernel for want of memory (see dmesg) or from a job manager; SIGSEGV, SIGABRT and SIGFPE come from a library's native code. The rank's log has its last lines.",
+    "launch.worker_killed": "A rank was ended by a signal, and the run answers 128 and its number. Whether SIGKILL came from the kernel for want of memory is read from the count of the memory cgroup; SIGSEGV, SIGABRT, SIGBUS and SIGFPE come from a library's native code, and the stack of each thread is in the rank's log. events/exits.json has every rank's end.",
+    "launch.out_of_memory": "The kernel's out-of-memory killer has ended a rank: the memory cgroup of the process has counted it (oom_kill). The run answers 137. Take a smaller batch or shorter rows, turn on gradient checkpointing, or give the job more memory.",
+    "launch.rank_failed": "A rank ended with an error of its own and the others had not heard of it: the launcher has told them and ended them. See that rank's log.",
+    "launch.rank_gone": "Behind torchrun's agent a rank's process went away without a word: the launcher has told the others. The agent says by which signal.",
+    "launch.exits_lost": "How the ranks ended could not be written into the run folder (events/exits.json, the killed rank's log, result.json): the system refused it. What stands on the console is all that is known.",
 }
 _FOLDER = {
     "run.exists": "The output directory already holds a run, and nothing is overwritten silently. Go on with it by training.resume_from_checkpoint: latest, take another training.experiment_name, or set the old one aside by training.overwrite_output_dir: true.",

@@ -100,6 +100,6 @@ def test_one_code_of_many(codes: list[int], stop: int | None, expected: int) -> 
 
 
 def test_a_death_by_signal_has_a_name() -> None:
-    assert "out-of-memory" in killed_diagnostic(1, -9).hint and "rank 1" in killed_diagnostic(1, -9).what
+    assert "memory" in killed_diagnostic(1, -9).hint and "rank 1" in killed_diagnostic(1, -9).what
     assert "signal 63" in killed_diagnostic(0, -63).what
     assert ExitCode.STOPPED == 75

@@ -23,7 +23,7 @@ from paceline.core.secrets import SHAPES
 from paceline.launch.claim import claim
 from paceline.launch.outlet import Outlet, redacted
 from paceline.runlog.redact import Redactor
-from paceline.training.result import write_result
+from paceline.runlog.result import write_result
 
 CANARY = "canary-7h5g3f1d"
 SHAPED = [

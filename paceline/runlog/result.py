@@ -1,7 +1,8 @@
-"""``result.json``: how the run ended, written once by rank 0 before anything is torn down (contract 10)."""
+"""``result.json``: how the run ended, written once by rank 0 before anything is torn down (contract 10); by the launcher where rank 0 could not."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,14 @@ def write_result(
     found = [redact.diagnostic(d).to_json() for d in diagnostics]
     data = redact.data({"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": found})
     staged = run.result_json.with_suffix(".json.tmp")
-    with staged.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(run.result_json)
+    try:
+        with staged.open("w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(run.result_json)
+    except OSError:
+        with contextlib.suppress(OSError):  # a full disk may hold half of it
+            staged.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,145 @@
+"""The line from a worker to the launcher of its node: the worker says when it fails, the launcher says at once which rank has died.
+
+A UNIX socket in a folder of the user's own, named by the environment so that it is found behind torchrun's agent too. Messages are JSON, a line each:
+
+    worker → launcher   {"rank": 1, "pid": 4711}, then at most one of {"failed": 1, "finding": {…}} and {"ended": 0}
+    agent → launcher    {"rank": AGENT, "pid": 4710}, then {"codes": {"1": -9}}
+    launcher → worker   {"rank": 0, "code": 137, "finding": {…}}: rank 0 is dead; the launcher ends who does not leave by itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+
+SOCKET = "PACELINE_LAUNCH_LINE"  # the launcher's socket, in the environment of what it starts
+AGENT = -1  # torchrun's agent in the place of a rank
+MESSAGE_BYTES = 64 * 1024
+_CONNECT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Word:
+    """What the launcher knows: ``rank`` has ended and takes the run along, which answers ``code``."""
+
+    rank: int
+    code: int
+    finding: Diagnostic
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rank": self.rank, "code": self.code, "finding": self.finding.to_json()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Word:
+        return Word(int(data["rank"]), int(data["code"]), Diagnostic.from_json(data["finding"]))
+
+
+class Line:
+    """A worker's end. Without a launcher (started by torchrun, srun …) it does nothing: ``held`` is False."""
+
+    def __init__(self, link: socket.socket | None, on_word: Callable[[Word], None]) -> None:
+        self._link = link
+        self.on_word = on_word
+        if link is not None:
+            threading.Thread(target=self._listen, args=(link,), name="paceline-launch-line", daemon=True).start()
+
+    @staticmethod
+    def join(environ: Mapping[str, str], rank: int, on_word: Callable[[Word], None]) -> Line:
+        """Say who this is and listen: ``on_word`` is called from a thread of its own. It may be exchanged later."""
+        path = environ.get(SOCKET, "")
+        if not path:
+            return Line(None, on_word)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.settimeout(_CONNECT_SECONDS)
+            link.connect(path)
+            if not is_own(link):
+                raise ConnectionError("another user's socket")
+            link.sendall(encoded({"rank": rank, "pid": os.getpid()}))
+            link.settimeout(None)
+        except OSError:  # the launcher is gone, or the variable is an older one's: its absence is no reason to fail
+            link.close()
+            return Line(None, on_word)
+        return Line(link, on_word)
+
+    @property
+    def held(self) -> bool:
+        """Whether there is a launcher at the other end."""
+        return self._link is not None
+
+    def failed(self, code: int, finding: Diagnostic) -> None:
+        """This rank has an error of its own, and will end with ``code``."""
+        self._send({"failed": int(code), "finding": finding.to_json()})
+
+    def ended(self, code: int) -> None:
+        """This rank ends in order, with ``code``."""
+        self._send({"ended": int(code)})
+
+    def codes(self, codes: Mapping[int, int]) -> None:
+        """torchrun's agent: what its ranks have ended with, as ``Popen`` says it."""
+        self._send({"codes": {str(rank): int(code) for rank, code in codes.items()}})
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._link is not None:
+            with contextlib.suppress(OSError):  # the launcher has hung up before
+                self._link.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.sendall(encoded(message))
+        except OSError:  # nobody listens any more
+            return
+
+    def _listen(self, link: socket.socket) -> None:
+        rest = b""
+        with link:
+            while block := self._received(link):
+                *lines, rest = (rest + block).split(b"\n")
+                for message in decoded(lines):
+                    self.on_word(Word.from_json(message))
+
+    def _received(self, link: socket.socket) -> bytes:
+        try:
+            return link.recv(MESSAGE_BYTES)
+        except OSError:
+            return b""
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """A message as a line of at most MESSAGE_BYTES; evidence goes first where it is too long, then text is cut."""
+    line = json.dumps(message, default=str).encode() + b"\n"
+    if len(line) > MESSAGE_BYTES and isinstance(message.get("finding"), Mapping):
+        short = {k: v[:2000] if isinstance(v, str) else v for k, v in message["finding"].items() if k != "evidence"}
+        line = json.dumps({**message, "finding": short}, default=str).encode() + b"\n"
+    return line
+
+
+def decoded(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """The messages of whole lines; what is none is left out."""
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def is_own(link: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this user or to root; True where the system does not tell (not Linux)."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, uid, _ = struct.unpack("3I", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3I")))
+    return uid in (os.geteuid(), 0)

@@ -1,0 +1,21 @@
+"""The stack of each thread where native code crashes (SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL), and on request while a process hangs: kill -USR1 PID."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+ON_REQUEST = getattr(signal, "SIGUSR1", None)
+
+
+def stacks_to(file: int | Path) -> None:
+    """From now on they are written to ``file``: a descriptor, or a file that is appended to. Raises OSError.
+
+    A file is opened here and stays open until the process ends: a crash may come when everything else is closed.
+    """
+    fd = file if isinstance(file, int) else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    faulthandler.enable(fd, all_threads=True)
+    if ON_REQUEST is not None:
+        faulthandler.register(ON_REQUEST, fd, all_threads=True, chain=False)

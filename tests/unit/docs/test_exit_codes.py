@@ -1,0 +1,41 @@
+"""The tables of exit codes in the guide and its Chinese twin name every code that a program of ours answers, and no other."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import ExitCode
+from paceline.launch.exits import Failure
+
+ROOT = Path(__file__).resolve().parents[3]
+GUIDES = ("docs/guide.md", "docs/guide.zh-CN.md")
+
+
+def table(guide: str) -> dict[str, str]:
+    """code → meaning, from the only table whose first column holds exit codes."""
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    (found,) = [part for part in section if part.startswith(("Exit codes", "退出码"))]
+    return dict(re.findall(r"^\| ([0-9]+(?: \+ N)?) \| (.+) \|$", found, re.MULTILINE))
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_code_of_ours_is_in_the_table(guide: str) -> None:
+    rows = table(guide)
+    assert {int(code) for code in rows if code.isdigit()} == {int(code) for code in ExitCode}
+    named = {name: int(number) for number, name in re.findall(r"([0-9]{3}) (SIG[A-Z]+)", rows["128 + N"])}
+    assert {"SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE"} <= set(named)
+    assert named == {name: Failure(0, -signal.Signals[name], 0.0).answer for name in named}
+    assert "143" in rows["128 + N"]
+
+
+def test_the_guide_names_the_causes_that_the_file_of_exits_holds() -> None:
+    source = (ROOT / "paceline/launch/record.py").read_text(encoding="utf-8")
+    for guide in GUIDES:
+        text = (ROOT / guide).read_text(encoding="utf-8")
+        for cause in ("finished", "stopped", "error", "signal", "out_of_memory", "another_rank", "the_launcher"):
+            assert f"`{cause}`" in text and cause in source
