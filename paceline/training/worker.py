@@ -54,6 +54,7 @@ from paceline.training.start import Start, parse_start
 from paceline.training.state import TrainState
 from paceline.training.trainer import Trainer
 
+STDERR = 2  # where native crashes are told until the log of this rank is open
 ECHO_SECONDS = 1.0  # how long a rank that cannot meet the others waits for the launcher to say why
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
 
@@ -62,7 +63,7 @@ ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the on
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Returns the exit code; never raises for an error that has a name."""
     environ = current()
-    stacks_to(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
+    stacks_to(STDERR)
     line = Line.join(environ, whole(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED))
     code = run_rank(sys.argv[1:] if argv is None else argv, environ, line)
     line.ended(code)
