@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from paceline.config.layers import Merged
 from paceline.config.nearest import nearest
+from paceline.config.remedies import number_meant
 from paceline.config.schema import SECTIONS, Config, field_of, homes_of, item_model, nested_model
 from paceline.config.source import Entry, shown
 from paceline.core.diagnostics import Diagnostic
@@ -110,7 +111,7 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
             f"{full} {expected}",
             where=where,
             found=found,
-            hint=_example(path) if "one of" not in expected else f"{loc[-1]}: one of these words",
+            hint=_instead(path, loc[-1], error["input"], expected),
         )
     if error["type"] in _LIMITS:
         return Diagnostic(
@@ -124,6 +125,14 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
     return Diagnostic(
         "config.type", f"{full}: {message[0].lower()}{message[1:]}", where=where, found=found, hint=_example(path)
     )
+
+
+def _instead(path: str, key: str, value: Any, expected: str) -> str:
+    """What to write for a value that is none of the expected ones."""
+    if "one of" in expected:
+        return f"{key}: one of these words"
+    meant = number_meant(key, value) if "number" in expected and isinstance(value, str) else None
+    return f"{key}: {meant}" if meant else _example(path)
 
 
 def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[str, Entry | None]:

@@ -26,6 +26,7 @@ _READING = {
     "config.override": "Overrides on the command line are written `section.key=value`, for example `training.learning_rate=1e-4`.",
     "config.variable": "A value holds a variable of a shell ($NAME, the same in braces, or %NAME%), and nothing expands it in a config: a folder of that very name would be made. Write the value itself, or ~ for your home; on the command line the shell expands it before.",
     "config.extension": "A block at the top level whose name begins with x- holds anchors for the rest of the file. Nothing of it is read by itself.",
+    "config.lookalike": "A character that looks like one of YAML's, of JSON's or of a number is another one: a full-width colon or comma, a curly quote, a space that is none, something invisible. Write the plain one that the message shows.",
     "config.unknown_variable": "Variables `PACELINE_<SECTION>__<KEY>` set config keys; this one names no section, or has one underscore where two belong and so would set nothing.",
     "config.section": "A section (model, data, training, lora, generation, launch) holds keys; a bare value was given.",
     "config.not_a_config": "A stored effective config (config.json of a run) does not fit this version of Paceline.",

@@ -20,9 +20,11 @@ from paceline.config.foreign.launched import launched_layer, overridden
 from paceline.config.foreign.programs import another_structure, gathered
 from paceline.config.held import held_secrets
 from paceline.config.layers import Merged, merge
+from paceline.config.lookalikes import in_value, plain
 from paceline.config.reading import read_text
 from paceline.config.rules import check
 from paceline.config.rules.base import Facts
+from paceline.config.scalars import resolve_plain
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
 from paceline.config.spelling import known_names
@@ -170,13 +172,14 @@ def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collect
         key = key.strip().lstrip("-")
         if not equals or not key or not all(key.split(".")):
             found = override.split("=")[0] if equals else override
+            hint = plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
             collector.problems.append(
                 Diagnostic(
                     "config.override",
                     "an override is written key=value",
                     where=COMMAND_LINE,
                     found=found,
-                    hint="training.learning_rate=1e-4",
+                    hint=hint,
                 )
             )
             continue
@@ -191,8 +194,9 @@ def _value(text: str, name: str) -> Node:
     stripped = text.strip()
     if stripped[:1] in ("[", "{", '"', "'"):
         return parse_yaml(stripped, name) or Node(None, 1)
-    from paceline.config.scalars import resolve_plain
-
+    if character := in_value(stripped):
+        what = f"{character} stands where a plain character belongs"
+        raise ConfigError(Diagnostic("config.lookalike", what, name, stripped[:80], plain(stripped)[:80]))
     return Node(resolve_plain(stripped), 1, raw=stripped)
 
 

@@ -21,6 +21,7 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
+from paceline.config import lookalikes
 from paceline.config.scalars import resolve_plain
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -82,7 +83,7 @@ class _Builder:
         self._text = text
         self._anchors: dict[str, Node] = {}
         self._open_anchors: set[str] = set()
-        self._duplicates: list[Diagnostic] = []
+        self._slips: list[Diagnostic] = []  # said together: keys given twice, characters that only look right
 
     def build(self) -> Node | None:
         root: Node | None = None
@@ -103,8 +104,8 @@ class _Builder:
                     root = self._node(event, events, 1)
         except YAMLError as exc:
             raise self._syntax(exc) from exc
-        if self._duplicates:
-            raise ConfigError(*self._duplicates)
+        if self._slips:
+            raise ConfigError(*self._slips)
         if root is not None and root.value is None and documents <= 1 and not root.raw.strip():
             return None
         return root
@@ -135,6 +136,8 @@ class _Builder:
                 found=repr(text[:60]),
                 hint="indent with spaces (two per level)",
             )
+        if slip := lookalikes.near_line(lines, line):
+            return ConfigError(*self._slips, self._lookalike(slip[1], slip[0], lines[slip[0] - 1]))
         problem = str(getattr(exc, "problem", None) or exc).splitlines()[0]
         column = f", column {mark.column + 1}" if mark else ""
         return self._error(
@@ -144,6 +147,22 @@ class _Builder:
             found=repr(text.strip()[:80]),
             hint="key: value, one per line, same indent for one level",
         )
+
+    def _lookalike(self, character: str, line: int, text: str) -> Diagnostic:
+        what = f"{character} stands where a plain character belongs"
+        found, hint = repr(text.strip()[:80]), lookalikes.plain(text.strip())[:80]
+        return Diagnostic("config.lookalike", what, f"{self._name}:{line}", found, hint)
+
+    def _look_at(self, event: Any, line: int) -> None:
+        """Adds what a value's characters give away."""
+        style = event.style in (None, "")
+        character = lookalikes.in_value(event.value, style) if event.style not in ("|", ">") else None
+        if character is None:
+            return
+        lines = self._text.splitlines()
+        keys = lookalikes.key_lines(lines, line) if style else []
+        texts = [(number, lines[number - 1]) for number in keys] or [(line, event.value)]
+        self._slips += [self._lookalike(character, number, text) for number, text in texts]
 
     def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
         line = self._line(event)
@@ -161,6 +180,8 @@ class _Builder:
             self._open_anchors.add(event.anchor)
         if isinstance(event, ScalarEvent):
             node = Node(self._scalar(event, kind), line, raw=event.value)
+            if not event.value.isascii():
+                self._look_at(event, line)
         elif isinstance(event, SequenceStartEvent):
             node = self._sequence(events, line, depth)
         else:
@@ -261,8 +282,10 @@ class _Builder:
         return node
 
     def _put(self, node: Node, key: str, child: Node, line: int) -> None:
+        if not key.isascii() and (character := lookalikes.in_key(key)):
+            self._slips.append(self._lookalike(character, line, f"{key}:"))
         if key in node.value:
-            self._duplicates.append(
+            self._slips.append(
                 Diagnostic(
                     "config.duplicate_key",
                     f"'{key}' is given twice, first in line {node.key_lines[key]}",

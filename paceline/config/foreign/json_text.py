@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from paceline.config.foreign.json_places import Places, line_of
+from paceline.config.lookalikes import near_line, plain
 from paceline.config.yaml_tree import MAX_DEPTH
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -91,6 +92,10 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> Confi
     if exc.pos >= len(text.rstrip()):
         hint = "the text ends too early: a closing bracket or quote is missing" if text.strip() else "{ … }"
     found = repr(line.strip()[:80])
+    if slip := near_line(lines, number):
+        line = lines[slip[0] - 1].strip()
+        what = f"{slip[1]} stands where a plain character belongs"
+        return _problem("config.lookalike", what, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
     return _problem("config.json_syntax", f"the {what} is not valid JSON: {exc.msg}", f"{name}:{number}", found, hint)
 
 

@@ -1,0 +1,89 @@
+"""Characters that look like plain ones and are others: full-width signs, curly quotes, spaces that are none, what cannot be seen."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from paceline.config.scalars import resolve_plain
+
+_WIDE = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {"。": ".", "、": ",", "“": '"', "”": '"', "„": '"', "‟": '"'}  # fmt: skip
+_SPACES = dict.fromkeys(
+    "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "
+)
+_UNSEEN = dict.fromkeys("\u00ad\u200b\u200e\u200f\u2060\ufeff", "")
+_JOINERS = dict.fromkeys("\u200c\u200d", "")  # they belong to emoji and to Persian; never to a key
+_PROSE = dict.fromkeys("‐‑‒–—―−", "-") | {"‘": "'", "’": "'", "‚": "'"}  # right in a text, wrong in a number
+_PLAIN = str.maketrans({**_WIDE, **_SPACES, **_UNSEEN, **_JOINERS, **_PROSE})
+_CERTAIN = frozenset((*_WIDE, *_SPACES, *_UNSEEN))
+_IN_A_KEY = frozenset((*_CERTAIN, *_JOINERS, *_PROSE))
+_KEY = re.compile(r"^(\s*(?:-\s+)?[A-Za-z_][\w.-]*\s*)：\s*(.*)$")
+_STUCK = re.compile(rf"^\s*(?:-\s+)?[A-Za-z_][\w.-]*:[{''.join(_SPACES)}]")  # YAML wants a plain space after the colon
+_QUOTED = re.compile(r"^[“”„‘’].*[“”„‘’]$", re.DOTALL)
+_LOOSE = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|(?:^|\s)#.*$")
+
+
+def plain(text: str) -> str:
+    """The text in plain characters; a full-width colon after a key is followed by a space."""
+    found = _KEY.match(text)
+    return f"{found[1].translate(_PLAIN).rstrip()}: {plain(found[2])}" if found else text.translate(_PLAIN)
+
+
+def in_key(key: str) -> str | None:
+    """The first character of a key that is none of a key's, in words."""
+    return _named(next((c for c in key if c in _IN_A_KEY), None))
+
+
+def in_value(text: str, is_plain: bool = True) -> str | None:
+    """The character of a value that must be a slip, in words; None where the text may mean it.
+
+    ``is_plain``: without quotes around it. Chinese text has its own full-width signs: a sign is a slip where nothing else
+    of the text is outside ASCII, where it makes a key of it, or where a number or ``true`` comes out in plain characters.
+    """
+    if text.isascii():
+        return None
+    certain = next((c for c in text if c in _CERTAIN), None)
+    if not is_plain:
+        unseen = next((c for c in text if c in _UNSEEN or c in _SPACES), None)
+        return _named(unseen) if unseen and " " not in text and "\n" not in text else None
+    if _KEY.match(text):
+        return _named("：")
+    if not isinstance(resolve_plain(plain(text).strip(" ,;.")), str):
+        return _named(certain or next(c for c in text if not c.isascii()))
+    if _QUOTED.match(text):
+        return _named(text[0])
+    unseen = next((c for c in text if c in _UNSEEN), None)
+    if unseen or (certain and plain(text).isascii() and not any(c in _PROSE for c in text)):
+        return _named(unseen or certain)
+    return None
+
+
+def key_lines(lines: list[str], first: int) -> list[int]:
+    """The numbers (from 1) of the lines from ``first`` on that have a full-width colon after a key, without a gap."""
+    found = []
+    for number in range(first, len(lines) + 1):
+        if not _KEY.match(_LOOSE.sub("", lines[number - 1])):
+            break
+        found.append(number)
+    return found
+
+
+def near_line(lines: list[str], number: int) -> tuple[int, str] | None:
+    """(line, the character in words) of what may have broken the text at line ``number``: on it, or a key above it."""
+    for looked_at in range(number, max(0, number - 20), -1):
+        text = _LOOSE.sub("", lines[looked_at - 1]) if looked_at <= len(lines) else ""
+        certain = next((c for c in text if c in _CERTAIN), None)
+        indent = text[: len(text) - len(text.lstrip())]
+        if certain and (
+            looked_at == number or _KEY.match(text) or _STUCK.match(text) or any(c in _CERTAIN for c in indent)
+        ):
+            return looked_at, str(_named("：" if _KEY.match(text) else certain))
+    return None
+
+
+def _named(character: str | None) -> str | None:
+    if character is None:
+        return None
+    name = unicodedata.name(character, "no name").lower().replace("fullwidth", "full-width")
+    shown = f"'{character}', " if character.isprintable() and character not in _SPACES else ""
+    return f"{shown}U+{ord(character):04X} ({name})"
