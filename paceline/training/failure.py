@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.runtime.alarm import is_cascade
+from paceline.training.out_of_memory import is_out_of_memory
 
 
-def diagnose(error: BaseException, rank: int, silent_ranks: Sequence[int] = ()) -> Diagnostic:
+def diagnose(
+    error: BaseException, rank: int, silent_ranks: Sequence[int] = (), hint: Callable[[], str] | None = None
+) -> Diagnostic:
     """The finding behind an exception: its own first diagnostic, or type, message and the innermost line of code.
 
-    ``silent_ranks`` are those that gave no sign of life while this one waited for the cause of a lost connection.
+    ``silent_ranks`` are those that gave no sign of life while this one waited for the cause of a lost connection; ``hint`` says what would fit
+    where memory ran out.
     """
     if isinstance(error, PacelineError):
         first = error.diagnostics[0]
@@ -21,17 +25,13 @@ def diagnose(error: BaseException, rank: int, silent_ranks: Sequence[int] = ()) 
         return Diagnostic(
             first.code, first.what, place, first.found, first.hint, first.severity, {**first.evidence, "rank": rank}
         )
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
-    ):
+    if is_out_of_memory(error):
         return Diagnostic(
             "training.out_of_memory",
             f"rank {rank} ran out of memory",
             f"rank {rank}",
-            str(error).splitlines()[0][:300],
-            "halve training.per_device_train_batch_size and double gradient_accumulation_steps, set gradient_checkpointing: true, or shorten data.max_length",
+            (str(error).strip() or type(error).__name__).splitlines()[0][:300],
+            hint() if hint else "paceline plan shows what takes the room and what would fit",
             evidence={"rank": rank},
         )
     frames = traceback.extract_tb(error.__traceback__)

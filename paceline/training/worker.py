@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.last_words import leave_word
 from paceline.training.observers import Observers
+from paceline.training.out_of_memory import out_of_memory_hint
 from paceline.training.resuming import open_resume
 from paceline.training.saving import run_state
 from paceline.training.session import Session
@@ -340,7 +342,8 @@ class Worker:
             alarm.await_root_cause(ROOT_CAUSE_SECONDS)  # the launcher's word, too, ends this process meanwhile
         self.own_error.set()
         code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)
-        finding = self.redact.diagnostic(diagnose(error, world.rank, alarm.silent_ranks))
+        hint = partial(out_of_memory_hint, self.plan, self.environ)
+        finding = self.redact.diagnostic(diagnose(error, world.rank, alarm.silent_ranks, hint))
         if not echo:
             self.line.failed(code, finding)
         alarm.raise_error(finding, code)

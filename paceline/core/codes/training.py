@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _RUN = {
     "training.exception": "A rank raised an exception that has no name of its own: from a library, from code of yours, or from a defect. The traceback is in that rank's log.",
-    "training.out_of_memory": "A rank ran out of memory. Halve the micro-batch and double the accumulation, which is the same step, set gradient_checkpointing: true, or shorten data.max_length; `paceline plan` shows what takes the room.",
+    "training.out_of_memory": "A rank ran out of memory. The message names what would fit on this machine by the planner's search (the next strategy, offload, a smaller micro-batch with more accumulation); `paceline plan` shows what takes the room.",
     "training.nonfinite": "The loss or the gradient is not a number any more, and going on would train nothing. Lower the rate, lengthen the warm-up, use bf16 instead of fp16, and resume from the last checkpoint.",
     "training.overflow": "fp16 gradients overflowed: the update was left out and the loss scale lowered. A few at the start are usual; many mean that bf16 is needed.",
     "training.no_gradient": "Steps had a loss and a gradient of exactly 0, so nothing was learnt in them: nothing that is trained takes part, or the weights have run so far away that the softmax is flat. Lower the rate, and go on from a checkpoint before it.",

@@ -1,0 +1,44 @@
+"""A run out of memory: what would fit in its place, by the plan's own search; never what is set already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.plan.hardware import probe_hardware
+from paceline.plan.plan import Plan
+from paceline.plan.remedy import what_fits
+
+OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, on CUDA; its name, for torch need not be loaded to know it
+_WORDS = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, torch's on a card, torch's on a CPU (a RuntimeError of its allocator)."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == OUT_OF_MEMORY
+    return named or any(words in str(error) for words in _WORDS)
+
+
+def out_of_memory_hint(plan: Plan, environ: Mapping[str, str]) -> str:
+    """What would fit on this machine, as YAML; else what makes the same training smaller. Searches a second at most and starts nothing."""
+    hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
+    fits = what_fits(plan, hardware, ran_out=True)
+    return "; or ".join([*fits, *([] if fits else smaller(plan))])
+
+
+def smaller(plan: Plan) -> list[str]:
+    """Generic remedies that this plan has not taken yet."""
+    batch = plan.batch
+    found = []
+    if batch.micro_batch > 1:
+        found.append(
+            f"per_device_train_batch_size: {max(1, batch.micro_batch // 2)} with gradient_accumulation_steps: {batch.accumulation * 2}"
+        )
+    if not plan.recompute:
+        found.append("gradient_checkpointing: true")
+    if plan.adapter is None:
+        found.append("lora: {r: 16}")
+    return [
+        *found,
+        f"data.max_length below {plan.seq_len}",
+        "more ranks that share the states (distributed_strategy: fsdp)",
+    ]

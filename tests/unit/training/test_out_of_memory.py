@@ -1,0 +1,97 @@
+"""Where memory runs out the finding names what fits on this hardware: the next strategy or a gentler layout, never what is set already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config.schema import Config
+from paceline.plan.catalogue import cluster_of
+from paceline.plan.choose import make_plan
+from paceline.plan.hardware import Hardware, probe_hardware
+from paceline.plan.known import known_models
+from paceline.plan.plan import Plan
+from paceline.plan.remedy import what_fits
+from paceline.training.failure import diagnose
+from paceline.training.out_of_memory import is_out_of_memory, out_of_memory_hint, smaller
+
+CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
+
+
+def plan_of(model: str, hardware: Hardware, ranks: int, **training: Any) -> Plan:
+    config = Config.model_validate(
+        {
+            "model": {"config": known_models()[model]["config"], "tokenizer": "none"},
+            "data": {"train": "none.jsonl", "max_length": 1024},
+            "training": {"mixed_precision": "bf16" if hardware.device == "cuda" else "no", **training},
+        }
+    )
+    return make_plan(config, hardware, world_size=ranks, launcher="spawn", run_dir="none")
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama-3.2-1b", "2x4090", {"distributed_strategy": "ddp", "per_device_train_batch_size": 8}),
+    ("llama-3.2-3b", "4x4090", {"distributed_strategy": "zero2", "per_device_train_batch_size": 16}),
+    ("llama-3-8b", "8xA100", {"distributed_strategy": "zero3", "per_device_train_batch_size": 32}),
+    ("llama-3-8b", "8xA100", {"fsdp": "full_shard", "per_device_train_batch_size": 64, "gradient_checkpointing": True}),
+    ("llama-3-8b", "2xH100", {"fsdp": "full_shard", "per_device_train_batch_size": 1, "gradient_checkpointing": True}),
+]
+
+
+@pytest.mark.parametrize(("model", "cards", "training"), CASES)
+def test_a_card_that_is_full_names_what_fits(model: str, cards: str, training: dict[str, Any]) -> None:
+    cluster = cluster_of(cards)
+    plan = plan_of(model, cluster.hardware(), cluster.cards, **training)
+    found = what_fits(plan, cluster.hardware(), ran_out=True)
+    assert found, "something smaller runs on these cards"
+    batch = plan.batch
+    for text in found:
+        assert " fits, " in text and "GiB: training: {" in text
+        own = (
+            f"per_device_train_batch_size: {batch.micro_batch}," in text
+            and f"gradient_checkpointing: {str(plan.recompute).lower()}" in text
+            and f"{plan.strategy} fits" in text
+        )
+        assert not own, "the layout that ran out is named as its own remedy"
+        need, room = (float(word) for word in text.split(" fits, ")[1].split(" GiB")[0].split(" of "))
+        assert need <= 0.9 * room + 0.06
+        rows = [int(text.split(f"{key}: ")[1].split(",")[0]) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")]  # fmt: skip
+        assert rows[0] * rows[1] * cluster.cards >= batch.global_batch, (
+            "the same rows a step, over as many ranks or fewer"
+        )
+
+
+def test_what_ran_out_was_predicted_too_low_so_others_are_raised_by_as_much() -> None:
+    """What the plan thought would take half the card took all of it: a layout of two thirds is no remedy."""
+    hardware = cluster_of("8xA100").hardware()
+    plan = plan_of("llama-3.2-1b", hardware, 8, distributed_strategy="ddp", per_device_train_batch_size=2)
+    needs = [
+        [float(t.split(" fits, ")[1].split(" of ")[0]) for t in what_fits(plan, hardware, ran_out=ran)] for ran in (False, True)
+    ]  # fmt: skip
+    assert needs[1] and min(needs[1]) > min(needs[0]) * 1.5 or needs[1] < needs[0]
+
+
+def test_a_cpu_is_told_as_well_and_by_the_real_exceptions() -> None:
+    small = replace(CPU, memory_bytes=16 * 2**30, host_memory_bytes=16 * 2**30)
+    plan = plan_of("smollm2-360m", small, 2, distributed_strategy="ddp", per_device_train_batch_size=32)
+    fits = what_fits(plan, small, ran_out=True)
+    assert fits and all("of 8.0 GiB" in text for text in fits)
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    for error in (caught.value, MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")):
+        assert is_out_of_memory(error)
+        found = diagnose(error, 1, hint=lambda: "; or ".join(fits))
+        assert found.code == "training.out_of_memory" and found.hint == "; or ".join(fits) and found.found
+    assert not is_out_of_memory(ValueError("shapes differ"))
+
+
+def test_where_nothing_can_be_searched_only_what_is_not_set_is_named() -> None:
+    plan = plan_of("gpt2", CPU, 1, per_device_train_batch_size=1, gradient_checkpointing=True)
+    unknown = replace(plan, shape=None)
+    assert what_fits(unknown, CPU) == []
+    hint = out_of_memory_hint(unknown, {})
+    assert "max_length" in hint and "per_device" not in hint and "gradient_checkpointing" not in hint
+    assert smaller(replace(plan, recompute=False))[0] == "gradient_checkpointing: true"
