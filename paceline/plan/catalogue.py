@@ -14,11 +14,12 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware import Hardware, peak_flops
 from paceline.plan.predict.work import Machine
 
 GIB = 2**30
 USABLE = 0.985  # of the printed memory, where nobody has printed what torch reports (79.15 GiB of an 80 GB A100 is 0.989 of 80 GiB)
+FULL_PRECISION = 0.5  # of the 16-bit peak: fp32 products run on tensor cores as TF32 at best
 FIELDS = ("name", "card", "cards", "cards_per_node", "memory_gb", "tflops", "hbm_gbps", "inside_gbps", "outside_gbps", "host_gbps", "host_memory_gb")  # fmt: skip
 
 
@@ -128,6 +129,16 @@ def card_named(name: str, where: str = "--hardware") -> Card:
             Diagnostic("plan.hardware_unknown", "no accelerator of this name is in the catalogue", where, name, _near(name, known))
         )  # fmt: skip
     return found
+
+
+def data_sheet_peak(name: str, compute: str) -> float | None:
+    """FLOP/s of dense products in the dtype called ``compute`` on the accelerator called ``name``: the number that predictions divide by. None when no
+    data sheet is known here."""
+    try:
+        flops: float | None = card_named(name).tflops * 1e12
+    except ConfigError:
+        flops = max((peak_flops(name) or {}).values(), default=None)
+    return None if flops is None else flops * (1.0 if compute in ("bfloat16", "float16") else FULL_PRECISION)
 
 
 def _plain(name: str) -> str:

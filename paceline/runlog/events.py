@@ -36,7 +36,8 @@ class RunStarted(Event):
 class Step(Event):
     """One optimizer step. ``step`` counts finished steps (the first one is 1); losses are exact global means by term.
 
-    ``memory_bytes`` is the peak of this rank; ``mfu`` a fraction; ``skipped`` is ``no_labels``, ``overflow`` or None.
+    ``memory_bytes`` is the peak of this rank; ``mfu`` a fraction of the data sheet's peak, or, for a device without one, ``of_product`` of a matrix
+    product that was timed at the start; ``skipped`` is ``no_labels``, ``overflow`` or None.
     """
 
     kind: ClassVar[str] = "step"
@@ -55,6 +56,7 @@ class Step(Event):
     skipped: str | None = None
     sample_digest: str = ""
     extras: Mapping[str, float] = field(default_factory=dict)  # e.g. loss_scale
+    of_product: float | None = None
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     parts += [metric_text(k, v) for k, v in event.extras.items() if _is_said(k)]
     if "time/rollout" in event.extras:
         parts.append(f"rollout {event.extras['time/rollout']:.2f}s, train {event.extras.get('time/train', 0.0):.2f}s")
-    if event.mfu is not None:
-        parts.append(f"MFU {event.mfu:.0%}")
+    parts += [" ".join(used) for used in utilisation(event)]
     if event.memory_bytes is not None:
         parts.append(f"memory {human_bytes(event.memory_bytes)}")
     if eta_seconds is not None:
@@ -51,6 +50,18 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     if event.skipped:
         parts.append(f"SKIPPED ({event.skipped})")
     return "  ".join(parts)
+
+
+def utilisation(event: Step) -> list[tuple[str, str]]:
+    """(name, value) of how much of the device a step used, or nothing; a share over 1 with its reason."""
+    if event.mfu is not None:
+        over = " (over the data sheet's peak: the clock runs above its number, or the step does less than is counted)"
+        return [("MFU", f"{event.mfu:.0%}{over if event.mfu > 1 else ''}")]
+    if event.of_product is None:
+        return []
+    if event.of_product > 1:
+        return [("speed", "above the timed product's (the machine was busy when it was timed)")]
+    return [("speed", f"{event.of_product:.0%} of a timed product")]
 
 
 def _is_said(name: str) -> bool:

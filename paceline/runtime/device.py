@@ -62,10 +62,15 @@ def memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def device_name(device: torch.device) -> str:
+    """As its driver calls a CUDA device; the kind of any other."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
+
+
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> float:
     """FLOP/s of square matrix products in ``dtype`` with this process's threads: the best of as many as fit in ``seconds``.
 
-    The ceiling that MFU divides by where no data sheet names one (2 n³ operations a product).
+    What a step's speed is told as a share of where no data sheet names a peak (2 n³ operations a product).
     """
     size = 8192 if device.type == "cuda" else 1024
     left = torch.randn(size, size, device=device).to(dtype)

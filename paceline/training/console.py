@@ -20,7 +20,7 @@ from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.launch.outlet import terminal
 from paceline.runlog.events import Eval, Step
 from paceline.runlog.levels import is_written
-from paceline.runlog.lines import eval_line, step_line
+from paceline.runlog.lines import eval_line, step_line, utilisation
 from paceline.runlog.redact import printable
 
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -156,8 +156,7 @@ def _numbers(event: Step) -> list[tuple[str, str]]:
     if event.grad_norm is not None:
         values.append(("grad", f"{event.grad_norm:.2f}"))
     values.append(("tok/s", human_count(event.tokens_per_second)))
-    if event.mfu is not None:
-        values.append(("MFU", f"{event.mfu:.0%}"))
+    values += utilisation(event)
     if event.memory_bytes is not None:
         values.append(("mem", human_bytes(event.memory_bytes)))
     if event.skipped:

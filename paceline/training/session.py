@@ -30,8 +30,8 @@ from paceline.strategies.registry import make_strategy
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
-from paceline.training.metrics import Throughput, computed_parameters, peak_rate
-from paceline.training.models_of import DTYPES, Models
+from paceline.training.metrics import Peak, Throughput, computed_parameters
+from paceline.training.models_of import Models
 from paceline.training.reference import ask_reference
 from paceline.training.rollout_setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
@@ -180,7 +180,7 @@ class Session:
         t = self.config.training
         total = epochs.total_steps
         shape = self.plan.shape
-        measured = peak_rate(self.world.device, DTYPES[self.plan.precision.compute])
+        peak = Peak.of(self.world.device, self.plan.precision.compute)
         piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout
         trainer = Trainer(
             strategy=strategy,
@@ -199,7 +199,7 @@ class Session:
             throughput=Throughput(
                 computed_parameters(shape, self.plan.adapter, self.plan.reference, len(algorithm.trains)),
                 self.plan.world_size,
-                measured if shape else None,
+                peak if shape else None,
             ),
             memory_bytes=lambda: memory_bytes(self.world.device),
             agree=self.world.any,

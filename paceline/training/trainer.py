@@ -113,7 +113,7 @@ class Trainer:
             tokens=result.tokens,
             step_seconds=seconds,
             tokens_per_second=self.throughput.tokens_per_second(result.tokens, seconds),
-            mfu=self.throughput.mfu(result.tokens, seconds),
+            **self.throughput.utilisation(result.tokens, seconds),
             memory_bytes=self.memory_bytes(),
             skipped=result.skipped,
             sample_digest=window.sample_digest,

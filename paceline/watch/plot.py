@@ -19,7 +19,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
 from paceline.launch.outlet import redacted
 from paceline.runlog.history import History, load_history
-from paceline.runlog.lines import is_share
+from paceline.runlog.lines import is_share, utilisation
 from paceline.runlog.redact import printable
 from paceline.watch.axes import (
     BLUE,
@@ -202,9 +202,9 @@ def _throughput(ax: Any, history: History) -> None:
         typical = sorted(curve.y)[len(curve.y) // 2]
         ax.axhline(typical, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), label=f"median {typical:,.0f}")
         ax.set_ylim(0, 1.15 * max(running_mean(curve.y) + [typical]))
-    mfu = sorted(e.mfu for e in history.steps.values() if e.mfu is not None and math.isfinite(e.mfu))
-    if mfu:
-        ax.set_title(f"median MFU {mfu[len(mfu) // 2]:.0%}", loc="right", fontsize=9, color=QUIET)
+    used = sorted(history.steps.values(), key=lambda e: e.mfu or e.of_product or 0.0)  # never NaN: counts and seconds
+    if used and (said := utilisation(used[len(used) // 2])):
+        ax.set_title("median " + " ".join(said[0]), loc="right", fontsize=9, color=QUIET)
     thousands(ax)
     say_if_empty(ax, bool(curve.y), "no step yet")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.plan.catalogue import Cluster, card_named
+from paceline.plan.catalogue import FULL_PRECISION, Cluster, card_named
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import SIZES
 from paceline.plan.pieces import pieces_of
@@ -228,4 +228,4 @@ def _offload(engine: Mapping[str, Any]) -> str:
 
 def _full_precision(machine: Machine) -> Machine:
     """fp32 products run on tensor cores as TF32 at best: half of the 16-bit peak."""
-    return replace(machine, flops=machine.flops / 2, reached=machine.reached / 2)
+    return replace(machine, flops=machine.flops * FULL_PRECISION, reached=machine.reached * FULL_PRECISION)
