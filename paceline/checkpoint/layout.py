@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.checkpoint.manifest import Manifest, check_sizes, read_manifest
+from paceline.checkpoint.ties import check_name
 from paceline.core.errors import CheckpointError
 
 _STEP = re.compile(r"step-(\d{8,15})")
@@ -57,9 +58,9 @@ def is_step_name(name: str) -> bool:
 
 
 def scan(folder: Path) -> list[Found]:
-    """Every published checkpoint in ``folder``, oldest first. Of a step that was being replaced, the old one counts if the new one is not there."""
+    """Every published checkpoint in ``folder``, oldest first, links to such (on another disk) among them. Of a step that was being replaced, the old one counts if the new one is not there."""
     names = _names(folder)
-    found = [_look(folder / name, name) for name in names if is_step_name(name)]
+    found = [_look(folder / name, name) for name in (*names, *_links(folder)) if is_step_name(name)]
     whole = {f.name for f in found if f.problem is None}
     for name in names:
         match = _REPLACED.fullmatch(name)
@@ -104,10 +105,18 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+def _links(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def _look(path: Path, name: str) -> Found:
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(path)
+        check_name(path, manifest)
         check_sizes(path, manifest)
     except CheckpointError as problem:
         return Found(path, name, manifest, problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import stat
@@ -55,24 +56,27 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         files = {name: {"bytes": e.bytes, "sha256": e.sha256} for name, e in sorted(self.files.items())}
-        return dump_object(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "step": self.step,
-                "sequence": self.sequence,
-                "world_size": self.world_size,
-                "created": self.created,
-                "paceline_version": self.paceline_version,
-                "files": files,
-            },
-            MANIFEST,
-        )
+        said = {
+            "format": FORMAT,
+            "version": VERSION,
+            "step": self.step,
+            "sequence": self.sequence,
+            "world_size": self.world_size,
+            "created": self.created,
+            "paceline_version": self.paceline_version,
+            "files": files,
+        }
+        return dump_object({**said, "digest": digest_of(said)}, MANIFEST)
 
     @staticmethod
     def from_bytes(data: bytes, where: str) -> Manifest:
         """Parse and validate. Raises CheckpointError ``checkpoint.json`` or ``checkpoint.manifest``."""
         return _manifest(parse_object(data, where, max_bytes=MAX_MANIFEST_BYTES, max_depth=4), where)
+
+
+def digest_of(said: Mapping[str, Any]) -> str:
+    """sha256 of what a manifest says: the one file of a checkpoint that no other vouches for."""
+    return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 def is_safe_name(name: str) -> bool:
@@ -201,7 +205,10 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
         f"version {data.get('version')!r}, this Paceline reads {VERSION}",
     )
     known = {"format", "version", "step", "sequence", "world_size", "created", "paceline_version", "files"}
+    data = dict(data)
+    digest = data.pop("digest", None)  # checkpoints of before have none
     need(set(data) == known, f"keys {sorted(set(data) ^ known)[:5]} are missing or unknown")
+    need(digest is None or digest == digest_of(data), "it is not what was written: its digest differs")
     for key, least in (("step", 0), ("sequence", 0), ("world_size", 1)):
         need(type(data[key]) is int and least <= data[key] < 1 << 53, f"{key}: {data[key]!r}"[:200])
     need(type(data["created"]) in (int, float), f"created: {data['created']!r}"[:200])

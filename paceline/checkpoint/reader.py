@@ -25,10 +25,10 @@ from paceline.checkpoint.manifest import (
 from paceline.checkpoint.names import TensorName, decode_place
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import Slot, read_header, read_rows
+from paceline.checkpoint.ties import MAX_STATE_BYTES, check_name, check_state
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
-MAX_STATE_BYTES = 256 * 1024 * 1024
 MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
 
 
@@ -51,6 +51,7 @@ class CheckpointReader:
     def __init__(self, path: Path, *, verify: bool = True) -> None:
         self.path = path
         self.manifest: Manifest = read_manifest(path)
+        check_name(path, self.manifest)
         check_sizes(path, self.manifest)
         self._files = ExitStack()
         self._blocks: dict[TensorName, list[_Block]] = {}
@@ -61,6 +62,7 @@ class CheckpointReader:
             self.state: dict[str, Any] = parse_object(
                 self._side[STATE].read(), str(path / STATE), max_bytes=MAX_STATE_BYTES
             )
+            check_state(path, self.manifest, self.state)
         except BaseException:
             self.close()
             raise

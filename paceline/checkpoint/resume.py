@@ -9,6 +9,7 @@ from typing import Any
 from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
 from paceline.checkpoint.manifest import MANIFEST, read_manifest, verify
 from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.ties import check_name, check_state, read_state
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -99,7 +100,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool) -> Path
         if problem is None:
             problems += [(f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step]
             notes.extend(_passed_over(f, p, candidate) for f, p in problems)
-            if problems or (hint is not None and hint != candidate.name):
+            if problems or candidate.path.is_symlink() or (hint is not None and hint != candidate.name):
                 notes.append(_took(candidate, hint))
             return candidate.path
         problems.append((candidate, problem))
@@ -124,7 +125,10 @@ def _exactly(path: Path) -> Path:
     """A checkpoint named by the user: this one or none."""
     if not path.is_dir():
         raise CheckpointError(_no_such(path))
-    verify(path, read_manifest(path))
+    manifest = read_manifest(path)
+    check_name(path, manifest)
+    verify(path, manifest)
+    check_state(path, manifest, read_state(path))
     return path
 
 
@@ -132,6 +136,7 @@ def _problem(found: Found) -> CheckpointError | None:
     assert found.manifest is not None
     try:
         verify(found.path, found.manifest)
+        check_state(found.path, found.manifest, read_state(found.path))
     except CheckpointError as problem:
         return problem
     return None
@@ -152,6 +157,8 @@ def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagno
 
 def _took(found: Found, hint: str | None) -> Diagnostic:
     said = f" ('latest' says {hint})" if hint and hint != found.name else ""
+    if found.path.is_symlink():
+        said += f", a link to {found.path.resolve()}"
     return Diagnostic(
         "resume.chosen",
         f"resuming from {found.name}, the newest complete checkpoint{said}",

@@ -14,12 +14,12 @@ from paceline.checkpoint.layout import scan, trash_name
 def prune(folder: Path, keep: int | None, kept: Collection[str], crash: CrashPoint = never) -> list[str]:
     """Remove complete checkpoints beyond the newest ``keep``, sparing the names in ``kept``; the removed names.
 
-    Incomplete ones are neither counted nor removed: they are evidence. Raises OSError.
+    Incomplete ones are neither counted nor removed: they are evidence. Links stay: what they lead to was put there by somebody. Raises OSError.
     """
     if keep is None:
         return []
     complete = [f for f in scan(folder) if f.problem is None]
-    gone = [f for f in complete[:-keep] if f.name not in kept]
+    gone = [f for f in complete[:-keep] if f.name not in kept and not f.path.is_symlink()]
     for found in gone:
         trash = folder / trash_name(found.name, os.urandom(6).hex())
         os.rename(found.path, trash)
@@ -30,4 +30,6 @@ def prune(folder: Path, keep: int | None, kept: Collection[str], crash: CrashPoi
 
 def discard(path: Path) -> None:
     """Remove a folder that was never a checkpoint or is none any more; what cannot be removed now is found again at the next save."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

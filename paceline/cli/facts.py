@@ -67,8 +67,8 @@ def count_checkpoints(run: RunDir) -> tuple[int, int]:
     """(complete, begun and never finished): a complete checkpoint has its manifest."""
     if not run.checkpoints.is_dir():
         return 0, 0
-    folders = sum(1 for path in run.checkpoints.iterdir() if path.is_dir() and not path.is_symlink())
-    complete = sum(1 for path in run.checkpoints.glob("*/manifest.json") if not path.parent.is_symlink())
+    folders = sum(1 for path in run.checkpoints.iterdir() if path.is_dir() or path.is_symlink())
+    complete = sum(1 for path in run.checkpoints.glob("*/manifest.json"))
     return complete, folders - complete
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 
+HASHED_BLOCK = 1 << 26
 _BLOCK_BYTES = 1 << 22
 _SETTLED_SECONDS = 2.0  # a file changed this shortly before it was hashed may change again within the clock's grain
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "sentencepiece", "tiktoken")
@@ -46,6 +48,25 @@ def sha256_of(file: Path) -> str:
     return digest.hexdigest()
 
 
+def block_digest(file: Path) -> str:
+    """A digest of a file's bytes that threads work out together: sha256 over the sha256 of each block of 64 MiB, lower-case hex. Raises OSError."""
+    size = file.stat().st_size
+    starts = range(0, size, HASHED_BLOCK)
+    with ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1, len(starts)))) as pool:
+        blocks = list(pool.map(lambda start: _hash_block(file, start), starts))
+    return hashlib.sha256(b"".join(blocks) + size.to_bytes(8, "little")).hexdigest()
+
+
+def _hash_block(file: Path, start: int) -> bytes:
+    digest, left = hashlib.sha256(), HASHED_BLOCK
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(start)
+        while left and (block := stream.read(min(left, _BLOCK_BYTES))):
+            digest.update(block)
+            left -= len(block)
+    return digest.digest()
+
+
 def _digest(file: Path, memo: Path) -> str:
     try:
         status = file.stat()
@@ -72,7 +93,7 @@ def recall(note: Path) -> dict[str, Any] | None:
         value, check = said["value"], said["check"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return value if isinstance(value, dict) and check == _check(value) else None
+    return value if isinstance(value, dict) and check == digest_of(value) else None
 
 
 def remember(note: Path, value: Mapping[str, Any]) -> None:
@@ -80,11 +101,12 @@ def remember(note: Path, value: Mapping[str, Any]) -> None:
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         staged = note.with_name(f"{note.name}.{os.getpid()}")
-        staged.write_text(json.dumps({"value": value, "check": _check(value)}), "utf-8")
+        staged.write_text(json.dumps({"value": value, "check": digest_of(value)}), "utf-8")
         staged.replace(note)
     except OSError:
         return
 
 
-def _check(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def digest_of(value: Any) -> str:
+    """sha256 of canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

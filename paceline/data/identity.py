@@ -7,12 +7,11 @@ remembered by what it was read from (files, library versions, tokens added), for
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.data.digests import digest_files, recall, remember, versions
+from paceline.data.digests import digest_files, digest_of, recall, remember, versions
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot")
@@ -28,7 +27,7 @@ def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
         "code": spec.code_revision,
         "versions": versions(),
     }
-    key = hashed(inputs)
+    key = digest_of(inputs)
     note = cache_dir / "tokenizers" / key[:32]
     known = recall(note)
     if known is not None and known.get("key") == key:
@@ -51,14 +50,9 @@ def state_of(tokenizer: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "class": f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}",
         "backend": None if backend is None else hashlib.sha256(backend.to_str().encode()).hexdigest(),
-        "read": hashed(inputs) if opaque else None,
+        "read": digest_of(inputs) if opaque else None,
         "special": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
         "added": [[i, str(t), bool(t.special)] for i, t in sorted(tokenizer.added_tokens_decoder.items())],
         "split_special": bool(getattr(tokenizer, "split_special_tokens", False)),
-        "template": hashed(tokenizer.chat_template),
+        "template": digest_of(tokenizer.chat_template),
     }
-
-
-def hashed(value: Any) -> str:
-    """sha256 of canonical JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

@@ -81,45 +81,72 @@ def prepare(
     say(PrepareProgress("fingerprint"))
     key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
-    meta, damage = store.find(key)
-    from_cache = meta is not None
-    if meta is None:
-        with store.lock(key, lambda: say(PrepareProgress("waiting"))):
-            meta, damage = store.find(key)  # another process may have published it meanwhile
-            from_cache = meta is not None
-            if meta is None:
-                build(
-                    store,
-                    key,
-                    setup,
-                    train,
-                    evaluation,
-                    data,
-                    seed=seed,
-                    num_proc=_num_proc(data.num_proc, [*train, *evaluation]),
-                    report=say,
-                )
-                meta, why = store.find(key)
-                if meta is None:
-                    raise DataError(
-                        Diagnostic(
-                            "data.cache_write",
-                            "prepared data cannot be read back",
-                            str(store.folder(key)),
-                            why,
-                            "data.cache_dir: a sound disk",
-                        )
-                    )
-    prepared = opened(store, key, meta, data, from_cache=from_cache)
+    settled = _settled(
+        store,
+        key,
+        lambda: say(PrepareProgress("waiting")),
+        lambda: build(
+            store,
+            key,
+            setup,
+            train,
+            evaluation,
+            data,
+            seed=seed,
+            num_proc=_num_proc(data.num_proc, [*train, *evaluation]),
+            report=say,
+        ),
+    )
+    prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
     say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
-    if damage:
-        what = "the prepared data was damaged and has been made anew"
-        note = Diagnostic("data.cache_rebuilt", what, str(prepared.path), damage, severity=Severity.WARNING)
+    if settled.damage:
+        what = "the prepared data in the cache was damaged and has been made anew"
+        hint = "if it happens again: data.cache_dir on another disk"
+        note = Diagnostic(
+            "data.cache_rebuilt", what, str(prepared.path), settled.damage, hint, severity=Severity.WARNING
+        )
         prepared = replace(prepared, notes=(note, *prepared.notes))
     problems = [] if max_positions is None else check_positions(prepared, max_positions)
     if problems:
         raise DataError(*problems)
     return prepared
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """A whole set: what its ``meta.json`` says, whether it was there already, and what was wrong with the one that was there before."""
+
+    meta: dict[str, Any]
+    from_cache: bool
+    damage: str
+
+
+def _settled(store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None]) -> _Settled:
+    """The set of this key, verified, or made (anew). Raises DataError."""
+    if not store.writable() and store.folder(key).is_dir():  # nobody to agree with, nothing to mend
+        meta, damage = store.verified(key)
+        if meta is None:
+            raise DataError(_damaged(store, key, damage))
+        return _Settled(meta, True, "")
+    with store.node_lock(key, waiting):
+        meta, damage = store.verified(key)
+        if meta is not None:
+            return _Settled(meta, True, "")
+        with store.lock(key, waiting):
+            meta, _ = store.verified(key)  # another node may have published it meanwhile
+            if meta is not None:
+                return _Settled(meta, True, "")
+            make()
+            meta, why = store.verified(key)
+            if meta is None:
+                raise DataError(_damaged(store, key, why))
+            return _Settled(meta, False, damage)
+
+
+def _damaged(store: Store, key: str, why: str) -> Diagnostic:
+    what = "the prepared data in this folder is damaged and could not be made anew"
+    hint = "data.cache_dir: a folder on a sound disk that can be written to"
+    return Diagnostic("data.cache_damaged", what, str(store.folder(key)), why, hint)
 
 
 def key_of(

@@ -1,4 +1,4 @@
-"""Prepared sets on disk: one folder a fingerprint, published by a rename, checked when opened."""
+"""Prepared sets on disk: one folder a fingerprint, published by a rename, every byte checked when opened (once a node)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,13 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data.digests import block_digest, digest_of, recall, remember
+from paceline.data.starter import node, stamp_of, starter
 
 TOKENS, TRAIN, EVAL, META, TOKENIZER = "tokens.arrow", "train.npy", "eval.npy", "meta.json", "tokenizer"
+DERIVED = (
+    "reference"  # a folder for what runs work out of the set (log-probabilities), in files with digests of their own
+)
 
 
 class Store:
@@ -25,25 +30,59 @@ class Store:
     def __init__(self, cache_dir: Path) -> None:
         self.root = cache_dir / "prepared"
         self._locks = cache_dir / "locks"
+        self._notes = cache_dir / "verified"
 
     def folder(self, key: str) -> Path:
         """Where the set of this fingerprint lies, or will lie."""
         return self.root / key
 
+    def writable(self) -> bool:
+        """Whether this process may lock and change the cache (or make it)."""
+        there = next(p for p in (self._locks, *self._locks.parents) if p.exists())
+        return os.access(there, os.W_OK | os.X_OK) or not there.is_dir()  # what is no folder is refused by name later
+
     def find(self, key: str) -> tuple[dict[str, Any] | None, str]:
-        """(what ``meta.json`` says, "") of a whole set; (None, why) when there is none or it is damaged."""
+        """(what ``meta.json`` says, "") of a set that looks whole (its list of files, their sizes); (None, why) when there is none or it is damaged."""
         folder = self.folder(key)
         if not folder.is_dir():
             return None, ""
         try:
             meta = json.loads((folder / META).read_text("utf-8"))
-            for name, size in meta["files"].items():
-                if (folder / name).stat().st_size != size:
-                    return None, f"{name} has {(folder / name).stat().st_size} bytes instead of {size}"
+            if meta.pop("check") != digest_of(meta):
+                return None, "meta.json is not what was written"
+            for name, entry in meta["files"].items():
+                if (folder / name).stat().st_size != entry["bytes"]:
+                    return None, f"{name} has {(folder / name).stat().st_size} bytes instead of {entry['bytes']}"
             if meta["fingerprint"] != key:
                 return None, "meta.json belongs to another set"
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+            beside = {p.relative_to(folder) for p in _files(folder)}
+            if foreign := {str(p) for p in beside if p.parts[0] != DERIVED} - {*meta["files"], META}:
+                return None, f"{min(foreign)} is no file of this set"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             return None, f"{type(exc).__name__}: {exc}"
+        return meta, ""
+
+    def verified(self, key: str) -> tuple[dict[str, Any] | None, str]:
+        """``find``, and every byte compared with its digest, unless a process of the same starter has done that here before (``node_lock`` keeps their order)."""
+        meta, why = self.find(key)
+        return (None, why) if meta is None else self._verified(key, meta)
+
+    def node_lock(self, key: str, waiting: Any) -> AbstractContextManager[None]:
+        """Held while the set is verified on this node: others of it wait for the verdict, those of other nodes do not."""
+        return self.lock(f"{key}-{node()}", waiting)
+
+    def _verified(self, key: str, meta: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        folder, note = self.folder(key), self._notes / f"{key}-{node()}"
+        try:
+            now = {"starter": starter(), "files": {n: stamp_of(folder / n) for n in [*meta["files"], META]}}
+            if recall(note) == now:
+                return meta, ""
+            for name, entry in meta["files"].items():
+                if block_digest(folder / name) != entry["sha256"]:
+                    return None, f"{name} is not what was written: its bytes have changed"
+        except (OSError, KeyError, TypeError) as exc:
+            return None, f"{type(exc).__name__}: {exc}"
+        remember(note, now)
         return meta, ""
 
     @contextmanager
@@ -84,9 +123,10 @@ class Store:
 
     def publish(self, stage: Path, key: str, meta: Mapping[str, Any]) -> None:
         """Write ``meta.json``, make everything durable and rename; what was there (damaged) is moved away first."""
-        files = sorted(p for p in stage.rglob("*") if p.is_file())
-        sizes = {str(p.relative_to(stage)): p.stat().st_size for p in files}
-        (stage / META).write_text(json.dumps({**meta, "fingerprint": key, "files": sizes}, indent=1), "utf-8")
+        files = _files(stage)
+        entries = {str(p.relative_to(stage)): {"bytes": p.stat().st_size, "sha256": block_digest(p)} for p in files}
+        whole = json.loads(json.dumps({**meta, "fingerprint": key, "files": entries}))
+        (stage / META).write_text(json.dumps({**whole, "check": digest_of(whole)}, indent=1), "utf-8")
         for path in [*files, stage / META, stage]:
             _sync(path)
         target = self.folder(key)
@@ -97,6 +137,10 @@ class Store:
             shutil.rmtree(damaged, ignore_errors=True)
         stage.rename(target)
         _sync(self.root)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if not p.is_dir())
 
 
 def save_index(path: Path, index: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from paceline.algorithms.dpo import REFERENCE
 from paceline.algorithms.pairs import document_sums
 from paceline.core.units import human_seconds
 from paceline.data.source import PackedSource
+from paceline.data.store import DERIVED
 from paceline.seam.roles import Ask, Role
 from paceline.training.windows import Cut
 
@@ -52,7 +53,7 @@ def ask_reference(session: Any, strategy: Any, handles: dict[Role, Any], policy:
             handles[role] = strategy.prepare(role, session.models.frozen(role), None)
         return reference_column(strategy, handles, role, source, cut)
 
-    cache = ReferenceCache(session.world, session.prepared.path / "reference", key)
+    cache = ReferenceCache(session.world, session.prepared.path / DERIVED, key)
     session.columns, said = cached_columns(cache, sources, compute, time.monotonic)
     session.said.append(f"{'reference':<9} {said}")
     if Role.REFERENCE in handles:
@@ -108,7 +109,7 @@ class ReferenceCache:
         part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: np.ascontiguousarray(column) for name, column in columns.items()}, part)
+            save_file({n: np.ascontiguousarray(c) for n, c in columns.items()}, part, {"sha256": _digest(columns)})
             part.replace(self.path)
         except OSError as error:
             return f"{self.path}: {error.strerror or error}"
@@ -116,15 +117,26 @@ class ReferenceCache:
 
     def _read(self, sizes: Mapping[str, int]) -> dict[str, Column] | None:
         """The file's columns; None where there is none, or not a sound one (it is made anew)."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors import SafetensorError, safe_open
 
         try:
-            found = load_file(self.path)
+            with safe_open(self.path, "np") as file:
+                found: dict[str, Column] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                digest = (file.metadata() or {}).get("sha256")
         except (OSError, SafetensorError):
+            return None
+        if digest != _digest(found):
             return None
         fits = {name: column.shape for name, column in found.items()} == {n: (size,) for n, size in sizes.items()}
         return found if fits and all(column.dtype == np.float64 for column in found.values()) else None
+
+
+def _digest(columns: Mapping[str, Column]) -> str:
+    """sha256 of names and numbers: a flipped bit would be trained on like any other number."""
+    digest = hashlib.sha256()
+    for name, column in sorted(columns.items()):
+        digest.update(f"{name} {column.dtype} {column.shape} ".encode() + column.tobytes())
+    return digest.hexdigest()
 
 
 def cached_columns(

@@ -16,6 +16,7 @@ _SAVING = {
 _READING = {
     "checkpoint.damaged": "A file of the checkpoint is not the one that was published: its size or its digest differs. Resume from another checkpoint; resume_from_checkpoint: latest falls back to the newest complete one by itself.",
     "checkpoint.incomplete": "The checkpoint lacks files: its save was never finished, or some were removed. Resume from another one.",
+    "checkpoint.misplaced": "A checkpoint's folder, its manifest and its state speak of different steps or numbers of ranks: folders were renamed into each other, or files of several checkpoints were put together. Give the folder the name it was saved under, or take another checkpoint; a copy may have any name that is no step's.",
     "checkpoint.manifest": "The checkpoint's manifest is not valid or of another version. Resume from another checkpoint, or with the version of Paceline that wrote it.",
     "checkpoint.json": "A JSON file of the checkpoint is not what Paceline writes: it was damaged or replaced. Resume from another checkpoint.",
     "checkpoint.foreign_file": "A file whose suffix is one of pickle's lies in the checkpoint. Such files can run code when they are read; Paceline writes safetensors and JSON only. Find out who put it there, then remove it.",

@@ -70,6 +70,7 @@ _PREPARING = {
     "data.eval_overlap": "Rows of the evaluation data are in the training data too, so the evaluation loss will look too good. Take them out of one side, or use data.validation_split.",
     "data.too_few_rows": "There are fewer rows than data-parallel processes, so some would never get one. Start fewer processes, switch data.packing off, or give more data.",
     "data.cache_rebuilt": "The prepared data in the cache did not match what was written down about them and have been made anew. If it happens again, suspect the disk of data.cache_dir.",
+    "data.cache_damaged": "Files of the prepared data do not have the bytes that were written, and the cache cannot be written to, or what is written there does not stay as it is. Suspect the disk: set data.cache_dir to another one; the data are then prepared anew.",
     "data.cache_write": "The prepared data cannot be written, or what was written cannot be read back. Set data.cache_dir to a sound folder with room.",
     "data.worker_died": "A process that tokenises was ended, most often by the kernel for want of memory. Lower data.num_proc.",
 }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint.manifest import Manifest, is_safe_name
+from paceline.checkpoint.manifest import Manifest, digest_of, is_safe_name
 from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.errors import CheckpointError
@@ -51,7 +51,8 @@ def forge(checkpoint: Path, name: str, data: bytes) -> None:
         return
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    del manifest["digest"]
+    (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "digest": digest_of(manifest)}))
 
 
 def pickles(canary: Path) -> dict[str, bytes]:
@@ -260,7 +261,7 @@ def test_two_shards_that_disagree_on_a_tensor_are_refused(save: Save) -> None:
     forge(path, SHARD, tensor_file({KEY: GOOD}))
     forge(
         path,
-        "shard-00001-of-00002.safetensors",
+        "shard-00001-of-00001.safetensors",
         tensor_file({KEY: {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}),
     )
     with pytest.raises(CheckpointError, match="another shape or dtype"):

@@ -58,6 +58,17 @@ def test_other_weights_other_rows_and_a_broken_file_are_asked_anew(tmp_path: Pat
     assert model.times == 8  # the broken one was replaced
 
 
+def test_a_flipped_bit_is_no_number_to_train_on(tmp_path: Path) -> None:
+    model = Asked()
+    ask(tmp_path, model, {})
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 5):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        columns = ReferenceCache(WORLD, tmp_path, {})._read({"train": 4, "eval": 2})
+        assert columns is None or all((c == np.arange(len(c)) - 1 / 3).all() for c in columns.values()), place
+
+
 def test_a_folder_that_cannot_be_written_is_said_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     columns, said = ask(tmp_path / "file", Asked(), {})

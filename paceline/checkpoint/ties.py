@@ -1,0 +1,60 @@
+"""A checkpoint's folder, manifest and state speak of the same step: one put under another's name is not taken for it. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.manifest import STATE, Manifest, open_regular
+from paceline.checkpoint.strictjson import parse_object
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+
+MAX_STATE_BYTES = 256 * 1024 * 1024
+_NAMED = re.compile(r"(?:\.replaced-)?step-(\d{8,15})(?:-[0-9a-f]+)?")
+_SHARD = re.compile(r"shard-\d+-of-(\d+)\.safetensors")
+
+
+def check_name(checkpoint: Path, manifest: Manifest) -> None:
+    """Raises CheckpointError when the folder is called after another step, or shards after another number of ranks. Reads nothing."""
+    named = _NAMED.fullmatch(checkpoint.name)
+    if named and int(named[1]) != manifest.step:
+        raise _misplaced(
+            checkpoint, f"the folder is called step {int(named[1])}, its manifest is of step {manifest.step}"
+        )
+    for name in manifest.files:
+        shard = _SHARD.fullmatch(name)
+        if shard and int(shard[1]) != manifest.world_size:
+            raise _misplaced(checkpoint, f"{name} in a checkpoint of {manifest.world_size} ranks")
+
+
+def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Any]) -> None:
+    """Raises CheckpointError when the state is of another step or number of ranks than the manifest (what it does not say is not compared)."""
+    train = state.get("train")
+    step = train.get("step") if isinstance(train, Mapping) else None
+    for what, mine, theirs in (
+        ("step", step, manifest.step),
+        ("world_size", state.get("world_size"), manifest.world_size),
+    ):
+        if mine is not None and mine != theirs:
+            raise _misplaced(checkpoint, f"{what}: {str(mine)[:40]} in state.json, {theirs} in manifest.json")
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """``state.json``. Raises CheckpointError."""
+    with open_regular(checkpoint / STATE) as file:
+        return parse_object(file.read(MAX_STATE_BYTES + 1), str(checkpoint / STATE), max_bytes=MAX_STATE_BYTES)
+
+
+def _misplaced(checkpoint: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        Diagnostic(
+            "checkpoint.misplaced",
+            "folder, manifest and state of the checkpoint are not of one save: it was renamed, or put together from several",
+            str(checkpoint),
+            found,
+            "the name it was saved under, or another checkpoint; a copy may have any name that is no step's",
+        )
+    )

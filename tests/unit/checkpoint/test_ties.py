@@ -1,0 +1,144 @@
+"""Folder, manifest and state are of one save; a checkpoint that was moved, renamed, linked or nibbled at is used for what it is, or named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import FILES, OneRank, sample_shards
+
+from paceline.checkpoint.layout import scan
+from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
+from paceline.checkpoint.store import Checkpointer
+from paceline.cli.facts import count_checkpoints
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+
+Save = Callable[..., Path]
+
+
+def refused(path: Path, run: RunDir) -> str:
+    """Neither by its path nor open; the finding."""
+    with pytest.raises(CheckpointError) as opened:
+        open_checkpoint(path)
+    with pytest.raises(CheckpointError) as found:
+        find_checkpoint(str(path), run)
+    assert opened.value.diagnostics[0].code == found.value.diagnostics[0].code
+    return str(found.value)
+
+
+def swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def test_two_folders_renamed_into_each_other_are_refused_by_name(run: RunDir, save: Save) -> None:
+    save(1)
+    one, other = save(2), save(3)
+    swap(one, other)
+    for path, named, inside in ((one, 2, 3), (other, 3, 2)):
+        assert f"called step {named}, its manifest is of step {inside}" in refused(path, run)
+    notes: list[Diagnostic] = []
+    assert find_checkpoint("latest", run, notes) == run.checkpoint(1)
+    assert [n.evidence.get("cause") for n in notes[:-1]] == ["checkpoint.misplaced"] * 2
+
+
+@pytest.mark.parametrize("name", ["step-00000009", "step-0000000000001"])
+def test_one_under_another_steps_name_is_refused_and_under_any_other_name_taken(
+    run: RunDir, save: Save, name: str
+) -> None:
+    wrong = run.checkpoints / name
+    right = save(2).rename(wrong)
+    assert "checkpoint.misplaced" in refused(right, run)
+    with pytest.raises(CheckpointError, match=r"resume\.only_incomplete.*\n.*called step"):
+        find_checkpoint("auto", run)
+    kept = right.rename(run.checkpoints / "my-favourite")
+    assert find_checkpoint(str(kept), run) == kept
+
+
+@pytest.mark.parametrize("state", [{"train": {"step": 7}}, {"world_size": 4}, {"train": {"step": "2"}}])
+def test_a_state_of_another_save_is_refused(run: RunDir, state: dict) -> None:
+    path = Checkpointer(run, OneRank()).save(2, sample_shards(2), state, FILES)
+    assert "checkpoint.misplaced" in refused(path, run) and "state.json" in refused(path, run)
+
+
+def test_files_of_two_checkpoints_are_not_one(run: RunDir, save: Save) -> None:
+    one, other = save(1), save(2)
+    for name in ("state.json", "shard-00000-of-00001.safetensors", "manifest.json"):
+        whole = (other / name).read_bytes()
+        (other / name).write_bytes((one / name).read_bytes())
+        refused(other, run)
+        (other / name).write_bytes(whole)
+    assert find_checkpoint(str(other), run) == other
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "hf/config.json", "hf/tokenizer.json"])
+def test_a_flip_of_any_byte_of_the_small_files_is_seen(run: RunDir, save: Save, name: str) -> None:
+    path = save(1)
+    whole = (path / name).read_bytes()
+    for place in range(len(whole)):
+        (path / name).write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        with pytest.raises(CheckpointError):
+            open_checkpoint(path).close()
+    for length in range(0, len(whole), 7):
+        (path / name).write_bytes(whole[:length])
+        with pytest.raises(CheckpointError):
+            find_checkpoint(str(path), run)
+    (path / name).write_bytes(whole)
+    assert find_checkpoint(str(path), run) == path
+
+
+def test_a_manifest_of_before_has_no_digest_and_is_read(run: RunDir, save: Save) -> None:
+    path = save(1)
+    text = (path / "manifest.json").read_text()
+    before, _, after = text.partition(',\n "digest"')
+    (path / "manifest.json").write_text(before + "}" if after else "")
+    assert find_checkpoint(str(path), run) == path
+
+
+def test_a_link_to_a_checkpoint_on_another_disk_is_used_and_said(run: RunDir, save: Save, tmp_path: Path) -> None:
+    save(1)
+    save(2).rename(tmp_path / "away")
+    run.checkpoint(2).symlink_to(tmp_path / "away")
+    notes: list[Diagnostic] = []
+    assert find_checkpoint("latest", run, notes) == run.checkpoint(2)
+    assert [n.code for n in notes] == ["resume.chosen"] and str(tmp_path / "away") in notes[0].what
+    assert count_checkpoints(run) == (2, 0)
+    with open_checkpoint(run.checkpoint(2)) as reader:
+        assert reader.step == 2
+
+
+def test_a_link_that_leads_nowhere_or_to_another_step_is_named(run: RunDir, save: Save, tmp_path: Path) -> None:
+    save(1)
+    for target, said in ((tmp_path / "gone", "incomplete"), (run.checkpoint(1), "not of one save")):
+        link = run.checkpoint(2)
+        link.symlink_to(target)
+        notes: list[Diagnostic] = []
+        assert find_checkpoint("latest", run, notes) == run.checkpoint(1)
+        assert notes[0].code == "resume.skipped_incomplete" and said in notes[0].what
+        link.unlink()
+
+
+def test_a_file_inside_replaced_by_a_link_is_refused(run: RunDir, save: Save, tmp_path: Path) -> None:
+    path = save(1)
+    for name in ("manifest.json", "state.json", "hf/config.json"):
+        (path / name).rename(tmp_path / "x")
+        (path / name).symlink_to(tmp_path / "x")
+        refused(path, run)
+        (path / name).unlink()
+        (tmp_path / "x").rename(path / name)
+
+
+def test_links_are_never_pruned_and_a_save_takes_their_place(run: RunDir, save: Save, tmp_path: Path) -> None:
+    save(1).rename(tmp_path / "away")
+    run.checkpoint(1).symlink_to(tmp_path / "away")
+    save(2, keep=1)
+    save(3, keep=1)
+    assert [f.name for f in scan(run.checkpoints)] == ["step-00000001", "step-00000003"]
+    save(1, keep=1)
+    assert not run.checkpoint(1).is_symlink() and (tmp_path / "away" / "manifest.json").is_file()
+    assert [p for p in run.checkpoints.iterdir() if p.name.startswith(".")] == []
