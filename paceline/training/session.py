@@ -210,7 +210,7 @@ class Session:
         )
         if self.world.world_size > 1:
             trainer.inspect = self.inspector(strategy, handles, until=state.step + CHECKED_STEPS)
-        if self.prepared.eval is not None and t.eval_strategy != "no":
+        if self.prepared.eval is not None and (t.eval_strategy != "no" or t.eval_on_start):
             eval_source = self.source(train=False)
             if reads_prompts(self.plan.algorithm):
                 trainer.evaluate = lambda: windows.evaluate(eval_source)

@@ -1,0 +1,386 @@
+"""What a config makes the product do, part by part: each probe drives real code of a run on stand-ins, and answers what came of it.
+
+A probe never answers the config itself, a digest of it, or a sentence about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from paceline.algorithms.registry import ALGORITHMS
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.core.rundir import RunDir
+from paceline.plan.choose import make_plan
+from paceline.plan.hardware import Hardware
+from paceline.plan.plan import Plan
+from paceline.seam.roles import Role
+from paceline.training.session import Session
+from paceline.training.state import TrainState
+from paceline.training.windows import Cut, Epochs
+
+Tree = dict[str, Any]
+GIB = 1 << 30
+CPU = Hardware("cpu", "Some CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 8, None, ("gloo",), packages=("deepspeed", "peft", "bitsandbytes"))  # fmt: skip
+A100 = Hardware("cuda", "NVIDIA A100", 8, 80 * GIB, 512 * GIB, 1, True, True, 64, {"bfloat16": 312e12}, ("nccl", "gloo"), capability=8.0, packages=CPU.packages)  # fmt: skip
+MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 4096}  # fmt: skip
+#: What of a plan the ranks go by; ``test_what_a_plan_decides_is_read_by_the_ranks`` holds that each is read below the plan.
+DECIDES = ("algorithm", "strategy", "mesh", "world_size", "device", "backend", "timeout_seconds", "precision", "batch", "seq_len", "packing",
+           "attention", "recompute", "compile", "optimizer", "engine", "adapter", "reference", "models", "run_dir")  # fmt: skip
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> Tree:
+    """``base`` with the dotted keys of ``more`` set."""
+    tree: Tree = json.loads(json.dumps(base))
+    for path, value in more.items():
+        *sections, name = path.split(".")
+        inner = tree
+        for section in sections:
+            inner[section] = inner.get(section) or {}
+            inner = inner[section]
+        inner[name] = value
+    return tree
+
+
+def plain(tree: Tree) -> Tree:
+    """The smallest whole config, and ``tree`` in it."""
+    base = {
+        "model": {"config": MODEL, "tokenizer": "t"},
+        "data": {"train": [{"path": "rows.jsonl"}]},
+        "training": {"max_steps": 40},
+    }
+    flat = {f"{s}.{k}": v for s, keys in tree.items() for k, v in keys.items()}
+    return merged(base, flat)
+
+
+def plan_of(config: Config, world: int = 1, hardware: Hardware = CPU) -> Plan:
+    return make_plan(config, hardware, world_size=world, launcher="spawn", run_dir="/nowhere/run")
+
+
+def plan(world: int = 1, hardware: Hardware = CPU) -> Callable[[Tree], Any]:
+    """What the ranks are told to do."""
+
+    def probe(tree: Tree) -> Any:
+        made = plan_of(Config.from_json(plain(tree)), world, hardware).to_json()
+        made["precision"].pop("reason")
+        return {name: made[name] for name in DECIDES}
+
+    return probe
+
+
+def loaded(world: int = 2) -> Callable[[Tree], Any]:
+    """The same, of a YAML that is read with all files that it names."""
+
+    def probe(tree: Tree) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "c.yaml"
+            path.write_text(json.dumps(plain(tree)))
+            (Path(folder) / "accelerate.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n")
+            made = plan_of(load_config(path).config, world).to_json()
+        return {name: made[name] for name in DECIDES}
+
+    return probe
+
+
+class Table:
+    """20 documents, as much of a token table as a source of rows asks for."""
+
+    weights, group, margins = (1.0,), 1, np.zeros(20)
+    lengths = np.array([3 + i % 7 for i in range(20)], np.int32)
+    group_lengths, group_dataset, source_row = lengths, np.zeros(20, np.int32), np.arange(20)
+
+    def __len__(self) -> int:
+        return 20
+
+    def facts(self, document: int) -> Any:
+        return {"prompt": "p", "answer": "a"}
+
+    def coded(self, document: int) -> Any:
+        return np.arange(self.lengths[document], dtype=np.int32)
+
+
+WORLD = SimpleNamespace(
+    world_size=1, rank=0, is_main=True, device=torch.device("cpu"), any=bool, barrier=lambda: None, all_gather_json=lambda x: [x],
+    env=SimpleNamespace(local_world_size=1),
+)  # fmt: skip
+STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, generates_together=False)
+CUT, EPOCHS = Cut(2, 1, 0, 1), Epochs((5,) * 8, 40)
+
+
+def session(tree: Tree) -> Session:
+    config = Config.from_json(plain(tree))
+    prepared = SimpleNamespace(
+        train=Table(), eval=Table(), pad_token_id=0, stop_token_ids=(1,), vocab_size=401, fingerprint="f", path=Path("p"), tokenizer_path=Path("t")
+    )  # fmt: skip
+    made = plan_of(config)
+    return Session(WORLD, made, config, prepared, RunDir.at(made.run_dir))  # type: ignore[arg-type]
+
+
+def algorithm(tree: Tree) -> Any:
+    """The algorithm's own numbers, all that its arithmetic reads."""
+    of = session(tree)
+    return {k: repr(v) for k, v in vars(ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())).items()}
+
+
+def trainer(tree: Tree) -> Any:
+    """Rates, seeds, clipping, when it evaluates and saves, what is best, and how it evaluates."""
+    of = session(tree)
+    trained = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
+    with (
+        mock.patch("paceline.training.session.Peak"),
+        mock.patch("paceline.training.session.evaluate") as evaluated,
+    ):
+        made = of.trainer(STRATEGY, trained, {}, [], EPOCHS, TrainState())
+        if made.evaluate is not None:
+            made.evaluate()
+    cuts = [(call.args[-2], call.args[-1]) for call in evaluated.call_args_list]
+    seeds = [made.seed_for(step, 0) for step in (0, 1)]
+    return made.max_grad_norm, made.cadence, made.best, seeds, [made.lr(step) for step in range(40)], cuts
+
+
+def epochs(tree: Tree) -> Any:
+    return session(tree).epochs(SimpleNamespace(num_rows=lambda epoch: 37), Cut(4, 1, 0, 1))
+
+
+def order(tree: Tree) -> Any:
+    return session(tree).source(train=True).document_ids(0, range(8))
+
+
+def calls(*names: str) -> Callable[[Callable[[Tree], Any]], Callable[[Tree], Any]]:
+    """The probe answers with what the functions ``names`` were called with (``module.function``)."""
+
+    def decorate(run: Callable[[Tree], Any]) -> Callable[[Tree], Any]:
+        def probe(tree: Tree) -> Any:
+            with contextlib.ExitStack() as stack:
+                made = {name: stack.enter_context(mock.patch(f"paceline.{name}")) for name in names}
+                more = run(tree)
+            said = [f"{name}: {fake.mock_calls}" for name, fake in made.items()]
+            return re.sub(r" at 0x[0-9a-f]+| id='\d+'", "", repr((said, more)))
+
+        return probe
+
+    return decorate
+
+
+@calls(
+    "training.session.Checkpointer",
+    "training.session.hugging_face_files",
+    "training.session.exported_shards",
+    "training.session.run_state",
+)
+def saver(tree: Tree) -> None:
+    of = session(tree)
+    root = SimpleNamespace(hf=SimpleNamespace(config=SimpleNamespace(to_dict=dict)), adapter=None)
+    handles = {Role.POLICY: SimpleNamespace(root=root)}
+    trained = SimpleNamespace(
+        algorithm=ALGORITHMS.load("sft")(), handles=handles, state=TrainState(best_step=3), strategy=None, windows=mock.Mock()
+    )  # fmt: skip
+    with mock.patch("paceline.runlog.events.CheckpointSaved"):
+        of.checkpoint_saver(trained, lambda event, notes: None)(4)  # type: ignore[arg-type]
+
+
+_ROLLOUT = "training.rollout_setup."
+
+
+@calls(_ROLLOUT + "Scorer", _ROLLOUT + "RolloutWindows", _ROLLOUT + "LocalEngine", _ROLLOUT + "open_tokenizer", "training.rollout_server.Server",
+       "training.rollout_server.ServerEngine", "training.rollout_server.WeightSync", "training.rollout_server.environment")  # fmt: skip
+def rollout(tree: Tree) -> Any:
+    """How answers are written and judged, and the windows made of them."""
+    from paceline.training.rollout_setup import RolloutSetup
+
+    of = session(tree)
+    own = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
+    root = mock.Mock()
+    made = RolloutSetup(of, STRATEGY, own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)
+    made.scorer.row_checks = ()
+    made.windows(SimpleNamespace(table=Table()), EPOCHS, 0)
+    made.engine(root)
+    return made.rollout_cut, root.set_temperature.mock_calls
+
+
+@calls(
+    "training.observers.open_trackers",
+    "training.observers.Console",
+    "training.observers.RunLog",
+    "training.observers.Heartbeat",
+)
+def observers(tree: Tree) -> Any:
+    from paceline.runlog import events
+    from paceline.runlog.redact import Redactor
+    from paceline.training import observers as room
+
+    room.open_trackers.return_value = ([], [])  # type: ignore[attr-defined]
+    config = Config.from_json(plain(tree))
+    with mock.patch.object(Config, "to_json", dict):  # trackers show the config: that is its echo
+        made = room.Observers(RunDir.at("/nowhere"), 0, None, config, {}, None, Redactor())  # type: ignore[arg-type]
+        made.begin(events.RunStarted("0", 1, total_steps=40))
+    return [made.is_logged(events.Step(step, 0.0, 1.0)) for step in range(1, 20)]
+
+
+@calls("training.models_of.HFModelFactory")
+def factory(tree: Tree) -> None:
+    """What the policy is built from."""
+    of = session(tree)
+    with mock.patch.object(type(of.config.model), "__repr__", lambda self: "model"):
+        of.models.trained(Role.POLICY)
+
+
+@calls("strategies.ddp.DistributedDataParallel")
+def ddp(tree: Tree) -> Any:
+    from paceline.strategies.ddp import DDP
+
+    world = SimpleNamespace(**{**vars(WORLD), "world_size": 2})
+    DDP(world, plan_of(Config.from_json(plain(tree)), 2)).wrap(Role.POLICY, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+@calls("training.worker.prepare", "training.worker.written_for")
+def preparation(tree: Tree) -> None:
+    """With what a rank has its data prepared."""
+    from paceline.training.worker import prepare_data
+
+    config = Config.from_json(plain(tree))
+    with mock.patch.object(type(config.data), "__repr__", lambda self: "data"):
+        prepare_data(SimpleNamespace(config=config), plan_of(config), 1, {"PACELINE_CACHE": "/nowhere"})  # type: ignore[arg-type]
+
+
+def launch(tree: Tree) -> Any:
+    from paceline.cli.planned import cluster_of, num_processes
+
+    config = Config.from_json(plain(tree))
+    nodes = config.launch.nnodes
+    processes = num_processes(config, A100)
+    return cluster_of(config, SimpleNamespace(world_size=processes * nodes, num_nodes=nodes))  # type: ignore[arg-type]
+
+
+def device(tree: Tree) -> Any:
+    """What the run finds itself on, on a machine with a GPU."""
+    from paceline.plan import hardware
+
+    config = Config.from_json(plain(tree))
+    with mock.patch.object(hardware, "query_gpus", lambda: [("NVIDIA A100", GIB, 8.0, "GPU-0")]), mock.patch.object(hardware, "torch_is_cpu_build", lambda: False):  # fmt: skip
+        return hardware.probe_hardware({}, use_cpu=config.training.use_cpu).device
+
+
+def options_of_own_strategy(tree: Tree) -> Any:
+    from paceline.strategies.single import Single
+
+    return Single(WORLD, SimpleNamespace(config=Config.from_json(plain(tree)).to_json())).options  # type: ignore[arg-type]
+
+
+def run_directory(tree: Tree) -> Any:
+    return Config.from_json(plain(tree)).run_directory()
+
+
+def chat(tree: Tree) -> Any:
+    from paceline.generation import settings
+
+    made = Config.from_json(plain(tree)).to_json()["generation"]
+    with (
+        mock.patch.object(settings, "run_of", lambda path: RunDir.at("/nowhere")),
+        mock.patch.object(settings, "_section", lambda run: made),
+    ):
+        return settings.sampling_of(Path("/nowhere"), {})
+
+
+def loading(tree: Tree) -> Any:
+    from paceline.training.loading import Loading
+
+    return Loading.of(Config.from_json(plain(tree)).training, torch.device("cuda", 0))
+
+
+def tokenizer(tree: Tree) -> Any:
+    """What the tokenizer is made of."""
+    from paceline.data import tokenizer as room
+
+    with mock.patch.object(room, "tokenizer_folder", lambda model: Path(model.tokenizer or "")):
+        return room.tokenizer_spec(Config.from_json(plain(tree)).model)
+
+
+@calls("core.remote_code.check_code", "models.factory.check_code")
+def factory_source(tree: Tree) -> Any:
+    """Which model is loaded, from where, with how many rows of 401 that the tokenizer needs."""
+    import transformers
+
+    from paceline.models.factory import HFModelFactory
+
+    found = transformers.AutoConfig.for_model(**MODEL)
+    asked: list[Any] = []
+
+    def from_pretrained(name: str, **options: Any) -> Any:
+        asked.append((name, options))
+        return found
+
+    with mock.patch.object(transformers.AutoConfig, "from_pretrained", from_pretrained):
+        made = HFModelFactory(Config.from_json(plain(tree)).model, vocab_size=401)
+    return asked, made.hf_config["vocab_size"], made.hf_config["hidden_size"]
+
+
+def rollout_item(tree: Tree) -> Any:
+    """As ``rollout``, where a key of one reward is written under ``rewards[]``."""
+    item = tree["training"].pop("rollout_item", {})
+    rewards = tree["training"]["rollout"]["rewards"]
+    return rollout(
+        {
+            **tree,
+            "training": {
+                **tree["training"],
+                "rollout": {**tree["training"]["rollout"], "rewards": [{**rewards[0], **item}]},
+            },
+        }
+    )
+
+
+def reference(tree: Tree) -> Any:
+    """How the reference's log-probabilities are asked for ahead."""
+    from paceline.training import reference as room
+
+    of = session(tree)
+    with contextlib.ExitStack() as stack:
+        for name in ("ReferenceCache", "weights_identity"):
+            stack.enter_context(mock.patch.object(room, name))
+        stack.enter_context(mock.patch.object(room, "cached_columns", lambda *_: ({}, "")))
+        cut = stack.enter_context(mock.patch.object(Session, "cut", side_effect=Session.cut))
+        room.ask_reference(of, STRATEGY, {}, mock.Mock())
+    return [call.args[1:] for call in cut.call_args_list]
+
+
+def claim(tree: Tree) -> Any:
+    """Whether a folder that holds another run may be taken, as the command line asks before anything starts, and a rank that nobody started."""
+    from paceline.cli import start as command
+    from paceline.training.worker import Worker
+
+    config, asked = Config.from_json(plain(tree)), []
+    rank = SimpleNamespace(start=SimpleNamespace(plan=None, config_file="c.yaml"), plan=plan_of(config), config=config)
+    rank.run_dir, rank.redact, rank.hold = None, str, lambda: None
+
+    def claimed(run: Any, **said: Any) -> None:
+        asked.append(said["overwrite"])
+        raise InterruptedError
+
+    loaded = SimpleNamespace(config=config, notes=(), provenance={})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch("paceline.training.worker.claim", claimed))
+        stack.enter_context(mock.patch("paceline.training.worker.share_plan", lambda world, make: make()))
+        stack.enter_context(mock.patch("paceline.launch.claim.check_claim", claimed))
+        stack.enter_context(mock.patch.object(command, "load", lambda *_: loaded))
+        stack.enter_context(mock.patch.object(command, "planned", lambda *_, **__: (rank.plan, ())))
+        for run in (
+            lambda: Worker.agree_on_plan(rank, WORLD),
+            lambda: command.start(Path("c.yaml"), [], command.Asked()),
+        ):  # type: ignore[arg-type]
+            with contextlib.suppress(InterruptedError):
+                run()
+    assert len(asked) == 2
+    return asked
