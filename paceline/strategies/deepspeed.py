@@ -25,7 +25,13 @@ from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import StepResult
-from paceline.strategies import deepspeed_measure, deepspeed_state, deepspeed_tensor_parallel, deepspeed_zero3
+from paceline.strategies import (
+    deepspeed_measure,
+    deepspeed_profile,
+    deepspeed_state,
+    deepspeed_tensor_parallel,
+    deepspeed_zero3,
+)
 from paceline.strategies.base import Handles, Strategy, add_evaluation, evaluating
 from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, zero_stage
 from paceline.strategies.deepspeed_start import start_engine
@@ -176,7 +182,8 @@ class DeepSpeed(Strategy):
         """Gradients are reduced as DeepSpeed's stage does; the boundary is where the window ends, whatever it counts itself."""
         engine: Any = handle.module
         engine.set_gradient_accumulation_boundary(last)
-        super().microstep(handle, batch, algorithm, scales, sums, last=last)
+        with deepspeed_profile.profiled(engine, handle.root, batch, self.plan.mesh.cp):
+            super().microstep(handle, batch, algorithm, scales, sums, last=last)
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
         """Through the engine, without its division by the accumulation steps."""

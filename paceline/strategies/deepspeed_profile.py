@@ -1,0 +1,93 @@
+"""DeepSpeed's flops profiler on models whose layers are computed by fused kernels: its hooks early enough, its counts from shapes.
+
+Left to itself it registers its hooks in the middle of the root's own (so the root's latency is the time since 1970 and its counts are lost), and counts
+calls of ``nn.Linear`` and ``torch.matmul``: projections, gates and the head are products inside kernels here, called without those modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.seam.batch import IGNORE_INDEX, Batch
+
+SAID = (
+    "flops profile: matrix products alone are counted, from shapes: tokens × weight for every layer (all tokens of the micro-batch, the head its "
+    "labelled positions), 2 × length² × width for attention, a document at a time and as if it were not causal. A layer without latency is computed "
+    "inside a kernel of the module around it, which has its time."
+)
+
+
+def is_due(engine: Any) -> bool:
+    """Whether this window is the one that is profiled, on the rank that does it."""
+    enabled = bool(engine.flops_profiler_enabled()) and engine.global_rank == 0
+    return enabled and engine.global_steps == engine.flops_profiler_profile_step()
+
+
+@contextmanager
+def profiled(engine: Any, root: Any, batch: Batch, sequence_ranks: int = 1) -> Iterator[None]:
+    """Around a micro-step. ``batch`` is what this rank was given; of ``sequence_ranks`` that share each row it computes its part of the heads."""
+    if not is_due(engine):
+        yield
+        return
+    profiler = engine.flops_profiler
+    profiler.start_profile()
+    profiler.start_profile = lambda ignore_list=None: None  # the engine's own call: a second would wrap what is wrapped
+    seen: list[int] = []
+    trunk = root.hf.base_model
+    hook = trunk.register_forward_hook(lambda module, given, out: seen.append(out[0].shape[:-1].numel()))
+    try:
+        yield
+    finally:
+        hook.remove()
+        del profiler.start_profile
+    count_products(root, batch, sum(seen), sequence_ranks)
+    print(SAID, flush=True)
+
+
+def count_products(root: Any, batch: Batch, tokens: int, sequence_ranks: int = 1) -> None:
+    """Give every module of ``root`` the multiply-adds (and twice as many FLOP) of its own products, in the attributes that the profiler reads."""
+    hf = root.hf
+    config = hf.config.get_text_config()
+    head = hf.get_output_embeddings() or getattr(hf, "score", None)
+    labelled = int((batch.labels != IGNORE_INDEX).sum())
+    lengths = document_lengths(batch)
+    for module in root.modules():
+        rows = labelled if module is head and head is not getattr(hf, "score", None) else tokens
+        rows = len(lengths) if module is getattr(hf, "score", None) else rows
+        module.__macs__ = _weights(module, config) * rows
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    for module in attention_modules(hf):
+        module.__macs__ += 2 * sum(n * n for n in lengths) * config.num_attention_heads * width // sequence_ranks
+    for module in root.modules():
+        module.__flops__ = 2 * module.__macs__
+
+
+def _weights(module: nn.Module, config: Any) -> float:
+    """Numbers of a module's own weights that a token is multiplied with: matrices, of stacked experts those that it visits; none of an embedding."""
+    if isinstance(module, nn.Embedding):
+        return 0
+    found = 0.0
+    for parameter in module.parameters(recurse=False):
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        count = torch.Size(shape).numel()
+        if len(shape) == 2:
+            found += count
+        elif len(shape) == 3:
+            found += count * int(getattr(config, "num_experts_per_tok", None) or shape[0]) / shape[0]
+    return round(found)
+
+
+def attention_modules(hf: nn.Module) -> list[nn.Module]:
+    """The modules that compute attention: those that know their layer's index and hold no other that does."""
+    knowing = [m for m in hf.modules() if isinstance(getattr(m, "layer_idx", None), int)]
+    return [m for m in knowing if not any(c is not m and c in knowing for c in m.modules())]
+
+
+def document_lengths(batch: Batch) -> list[int]:
+    """Tokens of each document of a micro-batch."""
+    return [int(n) for n in batch.cu_seqlens.diff()]
