@@ -60,6 +60,7 @@ def planned(
     from paceline.cli.facts import facts
     from paceline.cli.glance import first_rows
     from paceline.cli.sandbox import code_sandbox
+    from paceline.launch.op_build import op_lock_problems
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
     from paceline.plan.choose import make_plan
@@ -101,6 +102,8 @@ def planned(
         )
     except ConfigError as error:
         problems += error.diagnostics
+    if cluster is None and plan is not None and "nvme" in plan.engine.values():
+        problems += op_lock_problems(os.environ)
     rows = first_rows(config)
     problems += errors(rows)
     warnings += [note for note in rows if note not in problems]

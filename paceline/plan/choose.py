@@ -20,6 +20,7 @@ from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, knob_decisions
 from paceline.plan.memory import memory_of
+from paceline.plan.nvme import nvme_decisions
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, choose, resolve
@@ -99,7 +100,7 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     if needed and (problems or gathered):
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *gathered)
-    return replace(plan, decisions=(*plan.decisions, *room_decisions(plan, hardware, room)))
+    return replace(plan, decisions=(*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room)))
 
 
 def _assembled(

@@ -14,7 +14,8 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.launch.deepspeed import publish
-from paceline.runtime.world import World
+from paceline.launch.op_build import await_build
+from paceline.runtime.world import World, environment
 
 INSTALL = "pip install 'paceline[deepspeed]'"
 
@@ -109,6 +110,8 @@ def _load_async_io(accelerator: Any) -> str:
     builder = accelerator.create_op_builder("AsyncIOBuilder")
     if builder is None or not builder.is_compatible(verbose=False):
         return "libaio (its header and library) is not installed"
+    if waiting := await_build(environment()):
+        return waiting
     try:
         builder.load(verbose=False)
     except (RuntimeError, ImportError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _STARTING = {
+    "launch.op_lock": "A build of DeepSpeed's async_io op (NVMe offload) was killed and left its lock, for which every later start would wait without end. Delete the file that is named.",
     "launch.count": "Processes a node and nodes are counted from 1. Correct --nproc and --nnodes.",
     "launch.deepspeed_log_level": "DEEPSPEED_LOG_LEVEL was read, and the message says what became of it. In the YAML the key is training.log_level.",
     "launch.deepspeed_timeout": "DEEPSPEED_TIMEOUT counts minutes and is taken as training.ddp_timeout, in seconds, because Paceline opens the process group. It is a whole number from 1; write the seconds in the YAML instead.",

@@ -1,0 +1,75 @@
+"""The lock of a build of DeepSpeed's async_io op: a build that is killed leaves it, and torch's ``FileBaton.wait`` then waits for ever, in silence."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic
+
+OP = "async_io"
+LOCK = "lock"
+PATIENCE_SECONDS = 900.0  # a build takes a minute or two
+
+
+def build_locks(environ: Mapping[str, str], op: str = OP) -> list[Path]:
+    """Locks of builds of ``op`` where torch builds extensions for this Python (``torch.utils.cpp_extension._get_build_directory``)."""
+    given = environ.get("TORCH_EXTENSIONS_DIR")
+    if given:
+        return [lock for lock in [Path(given) / op / LOCK] if lock.exists()]
+    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".cache"
+    version = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
+    return sorted((Path(cache) / "torch_extensions").glob(f"{version}_*/{op}/{LOCK}"))
+
+
+def owner_of(lock: Path, proc: Path = Path("/proc")) -> int | None:
+    """The process that holds ``lock`` open, as a running build does; None where none of this machine's processes that can be looked at does."""
+    try:
+        wanted = os.stat(lock)
+    except OSError:
+        return None
+    for opened in proc.glob("[0-9]*/fd/*"):
+        try:
+            same = os.readlink(opened).endswith(f"/{LOCK}") and os.path.samestat(os.stat(opened), wanted)
+        except OSError:  # closed meanwhile, or another user's
+            continue
+        if same:
+            return int(opened.parts[-3])
+    return None
+
+
+def op_lock_problems(environ: Mapping[str, str]) -> list[Diagnostic]:
+    """Before a start that needs the op: a lock that nobody holds."""
+    return [ownerless(lock) for lock in build_locks(environ) if owner_of(lock) is None]
+
+
+def ownerless(lock: Path) -> Diagnostic:
+    """The finding about a lock without an owner."""
+    what = "a build of DeepSpeed's async_io op was killed and left its lock; every later start would wait for it without end"
+    found = f"{lock}, which no process of this machine holds open"
+    return Diagnostic(
+        "launch.op_lock",
+        what,
+        str(lock),
+        found,
+        f"rm {lock} (where several machines share this folder: once none of them builds)",
+    )
+
+
+def await_build(environ: Mapping[str, str], patience: float = PATIENCE_SECONDS, pause: float = 1.0) -> str:
+    """Wait while another process builds the op. What stands against going on: a lock without an owner, or a build that takes too long; else nothing."""
+    until = time.monotonic() + patience
+    while True:
+        held = {lock: owner_of(lock) for lock in build_locks(environ)}
+        for lock, owner in held.items():
+            if owner is None and lock.exists():
+                return f"{ownerless(lock).found}: rm {lock}"
+        if not held:
+            return ""
+        if time.monotonic() > until:
+            lock, owner = next(iter(held.items()))
+            return f"process {owner} has held {lock} for {patience:.0f} s"
+        time.sleep(pause)
