@@ -228,7 +228,7 @@ class Collector:
             self._note(
                 "config.no_effect", f"{name} sets nothing here: {key.says}", source, "the line may go", found=written
             )
-        elif key.refuse:
+        elif key.refuses(value):
             fine = f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
             self._problem("config.not_supported", f"{name}: {key.says}", source.place(), written, fine)
         else:

@@ -16,6 +16,7 @@ class Recognised:
     says: str
     fine: tuple[Any, ...] = ()
     refuse: bool = False
+    known: tuple[str, ...] = ()  # with these a warning, and every further value is none of the key's: refused
     any_value: bool = False
 
     def accepts(self, value: Any) -> bool:
@@ -29,6 +30,10 @@ class Recognised:
             else word
         )
         return any(word == good and isinstance(word, bool) == isinstance(good, bool) for good in self.fine)
+
+    def refuses(self, value: Any) -> bool:
+        """Whether the start is refused with this value."""
+        return self.refuse or bool(self.known and str(value).strip().lower() not in self.known)
 
 
 def _note(says: str) -> Recognised:
@@ -52,8 +57,10 @@ RECOGNISED: dict[str, Recognised] = {
     "optim_target_modules": _refuse("layer-wise optimizers (GaLore, APOLLO) are not built"),
     "average_tokens_across_devices": _refuse("the loss is always averaged over the tokens of all processes", True),
     "label_smoothing_factor": _refuse("label smoothing is not built", 0, 0.0),
-    "fp16_opt_level": _note(
-        "Apex levels are gone: fp16 is torch's autocast with float32 masters and a gradient scaler (what O1 meant)"
+    "fp16_opt_level": Recognised(
+        "Apex levels are gone: fp16 is torch's autocast with float32 masters and a gradient scaler (what O1 meant)",
+        fine=("o1",),
+        known=("o0", "o2", "o3"),
     ),
     "fp16_backend": _note("fp16 is torch's own autocast"),
     "half_precision_backend": _note("half precision is torch's own autocast"),

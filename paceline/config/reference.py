@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.codes import EXPLANATIONS
 from paceline.config.recognised import RECOGNISED
-from paceline.config.schema import SECTIONS, nested_model
+from paceline.config.schema import SECTIONS, item_model, nested_model
 from paceline.config.sections.data import Dataset
-from paceline.config.sections.types import OneOf
+from paceline.config.sections.types import OneOf, Section
 from paceline.config.source import shown
 
 _HEAD = """# Configuration reference
@@ -31,14 +31,7 @@ def reference() -> str:
     parts = [_HEAD]
     for name, model in SECTIONS.items():
         parts += [f"## {name}\n", f"{(model.__doc__ or '').strip()}\n", _table(name, model.model_fields)]
-        for field_name, info in model.model_fields.items():
-            inner = nested_model(info)
-            if inner is not None:
-                parts += [
-                    f"### {name}.{field_name}\n",
-                    f"{(inner.__doc__ or '').strip()}\n",
-                    _table(f"{name}.{field_name}", inner.model_fields),
-                ]
+        parts += _inside(name, model)
         if name == "data":
             parts += ["### A data set of data.train or data.eval\n", _table("", Dataset.model_fields)]
     parts += [
@@ -50,6 +43,20 @@ def reference() -> str:
         _codes(),
     ]
     return "\n".join(parts)
+
+
+def _inside(path: str, model: type[Section]) -> list[str]:
+    """The sections inside a section, and inside those; what a list holds as one of its items."""
+    parts = []
+    for name, info in model.model_fields.items():
+        inner, item = nested_model(info), item_model(info)
+        found = inner or (item if item is not Dataset else None)
+        if found is None:
+            continue
+        title = f"{path}.{name}" if inner else f"An item of {path}.{name}"
+        parts += [f"### {title}\n", f"{(found.__doc__ or '').strip()}\n", _table(title, found.model_fields)]
+        parts += _inside(f"{path}.{name}", found)
+    return parts
 
 
 def _table(prefix: str, model_fields: dict[str, FieldInfo]) -> str:
@@ -98,6 +105,8 @@ def _recognised() -> str:
     rows += ["| key | what happens instead | other values |", "|---|---|---|"]
     for name, key in RECOGNISED.items():
         other = "note" if key.any_value else "refused" if key.refuse else "warning"
+        if key.known:
+            other = f"{', '.join(word.upper() for word in key.known)}: warning; others refused"
         rows.append(f"| `{name}` | {_cell(key.says)} | {other} |")
     return "\n".join(rows) + "\n"
 

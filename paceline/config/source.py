@@ -36,7 +36,7 @@ class Source:
     text: str = ""
 
     def place(self) -> str:
-        """``config.yaml:12``, ``environment PACELINE_…``, ``command line training.x=…`` or ``default``."""
+        """``config.yaml:12``, ``environment PACELINE_…``, ``command line training.seed=…`` or ``default``."""
         if self.file:
             return f"{self.file}:{self.line}" if self.line else self.file
         return f"{self.layer} {self.text}".strip()

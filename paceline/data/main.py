@@ -132,7 +132,7 @@ def read_config(arguments: argparse.Namespace) -> Config:
         what = "the plan cannot be read" if arguments.plan else "the config cannot be read"
         raise ConfigError(
             Diagnostic(
-                "data.bad_input_file", what, str(file), f"{type(exc).__name__}: {exc}", "the file that paceline wrote"
+                "data.bad_input_file", what, str(file), f"{type(exc).__name__}: {exc}", "the file that Paceline wrote"
             )
         ) from exc
     return Config.from_json(described)

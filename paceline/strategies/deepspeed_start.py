@@ -72,9 +72,9 @@ def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
             Diagnostic(
                 "strategy.deepspeed_packed",
                 "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low precision",
-                "lora.quant_storage",
+                "lora.quantization_bit",
                 f"{len(packed)} weights ({packed[0]}, …)",
-                "uint8 storage, or distributed_strategy: fsdp",
+                "distributed_strategy: fsdp, or adapters on whole weights (quantization_bit: null)",
             )
         )
 

@@ -16,7 +16,7 @@ from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
 from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
 from paceline.config.source import shown
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 
 #: Numbers are Accelerate's ``fsdp_sharding_strategy`` 1 to 5.
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -158,6 +158,12 @@ class FsdpReader:
             name = plain_name(key)
             if key.startswith(("_", "//", "#")) or key == "comment":
                 continue
+            written = key.lower().removeprefix("fsdp_")
+            if written in _RENAMED or (key.lower() in _RENAMED and written != name):
+                what = f"{key} is read as {name}: {shown(name, value)}"
+                self.found.notes.append(
+                    Diagnostic("config.translated", what, self.document.place(path), key, name, Severity.NOTE)
+                )
             if name not in KNOWN:
                 near = nearest(name, sorted(KNOWN))
                 hint = f"did you mean '{near[0]}'?" if near else "remove it"

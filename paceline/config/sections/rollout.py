@@ -20,6 +20,12 @@ from paceline.config.sections.types import (
     Word,
 )
 
+OPTIONS_OF_REWARDS = (
+    "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length: `target`, `unit`; "
+    "overlong: `max_length`, `buffer`; code: `tests`, `entry_point`, `seconds`, `memory_mb`; model: `model`; "
+    "of a function of your own its own (docs/rollouts.md)."
+)
+
 
 class RewardItem(Section):
     """One reward function of a weighted sum."""
@@ -28,7 +34,9 @@ class RewardItem(Section):
         description="exact_match, numeric, regex, format, length, overlong, ended, code, model (what a reward model says, `options: {model: FOLDER}`), or a function of your own as module:function."
     )
     weight: Float = Field(default=1.0, description="Its weight in the sum.")
-    options: Mapping = Field(default={}, description="Its keyword arguments, e.g. `{pattern: '^[0-9]+$'}`.")
+    options: Mapping = Field(
+        default={}, description=f"Its keyword arguments, e.g. `{{pattern: '^[0-9]+$'}}`. {OPTIONS_OF_REWARDS}"
+    )
 
 
 def to_rewards(value: Any) -> Any:

@@ -25,7 +25,7 @@ _DEEPSPEED = {
     "strategy.deepspeed_layout": "AutoTP cuts a parameter into pieces that do not lie side by side, which a checkpoint cannot hold. Use fsdp with tp_size.",
     "strategy.deepspeed_missing": "The strategy needs DeepSpeed, which is not installed. Install it, or use distributed_strategy: fsdp.",
     "strategy.deepspeed_optimizer": "ZeRO cuts the optimizer's state into flat pieces, in which Adafactor's rows and columns are lost. Choose another optimizer, or fsdp.",
-    "strategy.deepspeed_packed": "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast. Use uint8 storage (lora.quant_storage), or fsdp.",
+    "strategy.deepspeed_packed": "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast. Use distributed_strategy: fsdp, or adapters on whole weights.",
     "strategy.deepspeed_refused": "DeepSpeed itself refused the configuration when it was initialised. Its own message is shown and names what it does not take, such as a dtype that the device lacks; change that in the DeepSpeed settings.",
     "strategy.deepspeed_tp_plan": "AutoTP uses the model's own tensor-parallel plan, and this model has none. Take a model with one, or autotp_size: 1.",
     "strategy.deepspeed_tp_stage": "Without ZeRO, AutoTP clips each rank's part of the gradient by itself, which is another update. Set stage 1.",

@@ -22,7 +22,7 @@ ANY_VALUE = {
         "include_for_metrics_inputs", "plot_loss", "overwrite_cache", "preprocessing_batch_size", "upcast_layernorm", "trainer_backend", "ray_scope",
     },
     "of a feature that is refused or off": {
-        "fp16_opt_level", "liger_kernel_config", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_revision",
+        "liger_kernel_config", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_revision",
         "push_to_hub_model_id", "push_to_hub_token", "push_to_hub_organization", "buffer_size", "loraplus_lr_embedding", "freeze_trainable_layers", "freeze_trainable_modules",
         "freeze_extra_modules", "dataloader_persistent_workers", "dataloader_multiprocessing_context", "dataloader.persistent_workers",
     },
@@ -54,6 +54,18 @@ def test_what_asks_for_something_else_warns(load: Load, text: str, found: str) -
     warnings = [n.what for n in load(f"training:\n  {text}\n").notes if n.severity is Severity.WARNING]
     assert warnings and found in warnings[0]
     assert not [n for n in load("training:\n  dataloader: {shuffle: true}\n").notes if n.severity is Severity.WARNING]
+
+
+@pytest.mark.parametrize(("level", "severity"), [("O1", "note"), ("o1", "note"), ("O0", "warning"), ("O2", "warning"), ("O3", "warning")])  # fmt: skip
+def test_a_level_of_apex_is_said(load: Load, level: str, severity: str) -> None:
+    (said,) = [n for n in load(f"training:\n  fp16: true\n  fp16_opt_level: {level}\n").notes if "fp16_opt_level" in n.what]  # fmt: skip
+    assert (said.severity.value, said.where.rpartition(":")[2]) == (severity, "3")
+
+
+@pytest.mark.parametrize("level", ["O7", "'1'", "2", "full", "true"])
+def test_no_level_of_apex_is_refused(refuse: Any, level: str) -> None:
+    (found,) = refuse(f"training:\n  fp16: true\n  fp16_opt_level: {level}\n").diagnostics
+    assert found.code == "config.not_supported" and found.where.endswith(":3")
 
 
 def test_an_optimizer_that_is_gone_is_refused_by_either_name(refuse: Any) -> None:

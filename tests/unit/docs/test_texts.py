@@ -1,0 +1,120 @@
+"""No text points nowhere: every verb, option, key, code and file that a text of the product names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import typer
+
+from paceline.cli.codes import EXPLANATIONS
+from paceline.cli.main import VERBS
+from paceline.config.aliases import ALIASES, SECTION_ALIASES
+from paceline.config.recognised import RECOGNISED
+from paceline.config.schema import SECTIONS, field_of, fields
+from paceline.config.synonyms import SYNONYMS
+
+ROOT = Path(__file__).resolve().parents[3]
+_VERB = re.compile(r"(?<![\w/.-])paceline (?:-[\w-]+ )*([a-z]+)\b(?![\w(=/.-])")
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9_-]*[a-z0-9])(?![\w*…-])")
+_KEY = re.compile(rf"(?<![\w./`*-])`?((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)\b(?![\w/(*-])")
+_FILE = re.compile(
+    r"(?<![\w./-])((?:docs|configs|examples|scripts|benchmarks|tests|paceline)/[\w./-]*\w\.(?:md|py|yaml|json|txt|sh))\b"
+)
+#: options of other programs that texts name: torchrun, accelerate, deepspeed, pip, vLLM, docker, Slurm, mpirun, git, apt …
+FOREIGN_OPTIONS = frozenset(
+    ["--nproc_per_node", "--max-restarts", "--local-rank", "--local_rank", "--module", "--logdir", "--strict", "--query-gpu", "--format", "--multi_gpu", "--num_processes", "--mixed_precision", "--gradient_accumulation_steps", "--use_deepspeed", "--zero_stage", "--cpu", "--use_fsdp", "--gradient_clipping", "--num_gpus", "--num_nodes", "--hostfile", "--no_ssh", "--include", "--exclude", "--autotuning", "--bind_cores_to_rank", "--deepspeed_config_file", "--security-opt", "--ntasks-per-node", "--npernode", "--local-dir", "--port", "--logprobs-mode"]
+)  # fmt: skip
+
+
+def documents() -> Iterator[tuple[str, str]]:
+    """(place, text) of what is read: pages, comments of shipped YAML files, every text in the package's sources."""
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob("*.yaml")]:  # fmt: skip
+        if path.name != "CHANGELOG.md":
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                yield f"{path.relative_to(ROOT)}:{number}", line
+    for path in sorted((ROOT / "paceline").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+@cache
+def texts() -> tuple[tuple[str, str], ...]:
+    return tuple(documents())
+
+
+@cache
+def options() -> frozenset[str]:
+    """Every option of every verb, of main.py and of the scripts."""
+    found: set[str] = set()
+    modules = [f"paceline.cli.{verb}" for verb in VERBS]
+    for name in modules:
+        todo = [typer.main.get_command(import_module(name).app)]
+        while todo:
+            command = todo.pop()
+            todo += list(getattr(command, "commands", {}).values())
+            found |= {option for p in command.params for option in (*p.opts, *p.secondary_opts)}
+    for path in (ROOT / "paceline").rglob(
+        "*.py"
+    ):  # programs that are started by others: argparse, and the compatible scripts
+        if path.name in ("compat.py", "main.py", "options.py", "server.py", "probe.py", "scaling.py") or "argparse" in path.read_text():  # fmt: skip
+            found |= set(re.findall(r"[\"'](--[a-z][\w-]*)[\"']", path.read_text(encoding="utf-8")))
+    for path in [
+        *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "scripts").iterdir(),
+        ROOT / "tests/conformance/__main__.py",
+    ]:
+        if path.is_file():
+            found |= set(re.findall(r"(--[a-z][\w-]*)", path.read_text(encoding="utf-8", errors="ignore")))
+    return frozenset(found)
+
+
+def keys() -> set[str]:
+    inner = {f"training.rollout.{name}" for name in ("server", "rewards")}
+    return {*fields(), *inner, *SECTION_ALIASES, *(f"{s}.{a}" for s in SECTIONS for a in (*ALIASES, *RECOGNISED))}
+
+
+def test_every_verb_that_is_named_exists() -> None:
+    said = "paceline VERB --help tells the arguments of one verb; paceline --version the version."  # an English "the"
+    wrong = [(p, found) for p, text in texts() for found in _VERB.findall(text) if found not in VERBS and text != said]
+    assert wrong == []
+    assert sum(bool(_VERB.search(text)) for _, text in texts()) > 40
+
+
+def test_every_option_that_is_named_exists() -> None:
+    known = options() | FOREIGN_OPTIONS
+    wrong = [(place, found) for place, text in texts() for found in _OPTION.findall(text) if found not in known]
+    assert wrong == []
+
+
+def test_every_key_that_is_named_exists() -> None:
+    known = keys()
+    wrong = []
+    for place, text in texts():
+        for found in _KEY.findall(text):
+            path = found.removesuffix(".")
+            parents = [path.rsplit(".", n)[0] for n in range(path.count("."))]
+            if not any(p in known or field_of(p) is not None or p in EXPLANATIONS for p in parents):
+                wrong.append((place, path))
+    assert wrong == []
+
+
+def test_every_file_that_is_named_exists() -> None:
+    wrong = [(place, found) for place, text in texts() for found in _FILE.findall(text) if not (ROOT / found).exists()]
+    comes = "tests/unit/config/test_keys_act.py"  # lands with the keys that it is about
+    assert [(place, found) for place, found in wrong if found != comes] == []
+
+
+def test_a_text_that_points_nowhere_is_found() -> None:
+    """The patterns see what they should: each of these names something that does not exist."""
+    assert _VERB.findall("`paceline doctor` measures it") == ["doctor"]
+    assert _OPTION.findall("write --no-such 3") == ["--no-such"]
+    assert _KEY.findall("write: training.no_such: 3") == ["training.no_such"]
+    assert _FILE.findall("see docs/no-such.md for it") == ["docs/no-such.md"]
+    assert not {"doctor"} & set(VERBS) and "--no-such" not in options() | FOREIGN_OPTIONS
+    assert "training.no_such" not in keys() and all(" " in m or field_of(m) for m in SYNONYMS.values())
