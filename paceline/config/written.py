@@ -20,7 +20,7 @@ _VARIABLE = re.compile(
     r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
 )
 # Keys whose text is the user's own: a dollar sign there belongs to a template, a prompt or a regular expression.
-_TEXT = ("template", "prompt", "pattern", "regex", "text", "stop", "token", "modules", "delimiter", "separator", "prefix", "suffix", "tags", "system", "instruction")  # fmt: skip
+_TEXT = ("template", "prompt", "pattern", "regex", "text", "stop", "tokens", "special_token", "cls_token", "eos_token", "bos_token", "pad_token", "unk_token", "modules", "delimiter", "separator", "prefix", "suffix", "tags", "system", "instruction")  # fmt: skip
 _COMMIT = ("revision", "commit", "sha", "hash", "digest", "fingerprint", "ref", "version")
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 

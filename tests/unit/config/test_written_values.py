@@ -127,6 +127,11 @@ def test_a_variable_is_refused_by_name(refuse, tmp_path, variable: str, value: s
     assert found.where.endswith(places[where])
 
 
+def test_a_token_by_its_variable_is_refused_too(refuse) -> None:
+    (found,) = refuse(BASE + "training: {hub_token: '${HF_TOKEN}'}\n").diagnostics
+    assert (found.code, found.hint[:15]) == ("config.variable", "remove the line")
+
+
 def test_home_is_answered_with_a_tilde(refuse) -> None:
     (found,) = refuse(BASE + "training: {output_dir: '${HOME}/runs'}\n").diagnostics
     assert found.hint == "output_dir: ~/runs"
