@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     CLOSING = 70  # the result is durable, but a process died while closing
     STOPPED = 75  # stopped on request (SIGTERM, first Ctrl-C) after a checkpoint: resume goes on (EX_TEMPFAIL)
     PEER_FAILED = 76  # this rank was ended because another rank failed
+    PEER_SILENT = 77  # another rank, or the place where the ranks meet, has given no sign of life for ddp_timeout
     INTERRUPTED = 130  # second Ctrl-C: ended at once
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 MARK = "PACELINE_LAUNCH_ID"
 PROC = Path("/proc")
 GRACE_SECONDS = 2.0
+STOPPED = ("T", "t")  # states of a process that no signal but SIGKILL ends (SIGSTOP, a debugger)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -101,6 +102,15 @@ def _environment(pid: int) -> list[bytes]:
         return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # gone, or another user's
         return []
+
+
+def state_of(pid: int) -> str:
+    """The letter of ``/proc/PID/stat``: R, S, D, Z, T (stopped) …; empty for no such process, ``?`` where the system does not tell."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return "" if (PROC / "self").exists() else "?"
+    return stat[stat.rindex(b")") + 2 :][:1].decode()
 
 
 def parent_of(pid: int) -> int:

@@ -41,6 +41,7 @@ NAMED_SECONDS = 8.0  # for the other ranks to learn of an error from the rank it
 PEER_SECONDS = 20.0  # for the other ranks to learn of a failure and name it
 WATCH_SECONDS = 1.0  # how often it is looked up where a rank's memory is counted
 STACKS = getattr(signal, "SIGUSR1", None)  # a worker that gets it writes the stack of each thread into its log
+STOPPED_SECONDS = 2.0  # a stopped process (SIGSTOP) hears of no failure and obeys no SIGTERM: it is not waited for
 TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL after a failure
 POLL_SECONDS = 0.05
 # Left over from a launcher around us, they would mislead the workers.
@@ -247,6 +248,11 @@ class _Supervisor:
         if self._first_failure is None:
             return
         waited = time.monotonic() - self._first_failure
+        if waited > STOPPED_SECONDS:
+            for _, child in self._running():
+                if processes.state_of(child.pid) in processes.STOPPED:
+                    self._ended.add(child.pid)
+                    processes.send_group(child.pid, signal.SIGKILL)
         if waited > PEER_SECONDS + TERM_SECONDS:
             for _, child in self._running():
                 processes.send_group(child.pid, signal.SIGKILL)

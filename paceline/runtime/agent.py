@@ -7,7 +7,11 @@ of its own.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -20,6 +24,8 @@ from paceline.launch.environ import current
 from paceline.launch.exits import CALM, killed_diagnostic, overall_code
 from paceline.launch.line import AGENT, Line
 from paceline.launch.outlet import redacted
+from paceline.launch.processes import STOPPED, rank_children, send, state_of
+from paceline.launch.supervise import STOPPED_SECONDS
 
 SHUTDOWN_SECONDS = 60  # torch's 30 s are short for ranks that are publishing a checkpoint when the first one has ended
 
@@ -30,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     config, command, args = config_from_args(parse_args(list(argv)))  # type: ignore[no-untyped-call]
+    threading.Thread(target=_end_stopped, name="paceline-stopped", daemon=True).start()
     config.shutdown_timeout = max(config.shutdown_timeout or 0, SHUTDOWN_SECONDS)
     line = Line.join(current(), AGENT, lambda word: None)  # the workers hear the launcher's word themselves
     try:
@@ -41,6 +48,20 @@ def main(argv: Sequence[str]) -> int:
     except SignalException as exc:
         return 128 + int(exc.sigval)
     return int(ExitCode.OK)
+
+
+def _end_stopped() -> None:
+    """Once a worker has ended, those that are stopped (SIGSTOP) are ended too: they obey no SIGTERM, and the agent would wait for all of its time."""
+    most = 0
+    while True:
+        time.sleep(1.0)
+        workers = [pid for pid in rank_children(os.getpid()) if state_of(pid) != "Z"]
+        most = max(most, len(workers))
+        if len(workers) < most:
+            time.sleep(STOPPED_SECONDS)
+            for pid in workers:
+                if state_of(pid) in STOPPED:
+                    send(pid, signal.SIGKILL)
 
 
 def _report(codes: dict[int, int]) -> int:

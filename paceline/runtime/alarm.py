@@ -1,163 +1,245 @@
-"""Errors cross ranks without a collective (contract 7): a rank inside an all-reduce cannot be asked, but it can be told.
+"""Errors and silence cross ranks without a collective (contract 7): a rank inside an all-reduce cannot be asked, but it can be told.
 
     failing rank   publishes its diagnostic in the store → waits until the others have read it (a few seconds) → exits with its own code
-    other ranks    a daemon thread polls the key → callback (writes the error to this rank's log) → says "read" → ends the process
+    other ranks    learn of it within a second → callback (writes the error to this rank's log) → say "read" → end the process
+    silent rank    (stopped, frozen, cut off) is named after ``QUIET_SECONDS`` and ends the run after the world's timeout, on every rank that still runs
 
+Two daemon threads a rank. One talks to the store, and may block in it for ever (``bounded.py``). The other never does: it keeps the clock, and decides.
 The others leave a moment after the failing rank, so that whoever started the processes sees the root cause fail first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 
-import torch.distributed as dist
-
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ExitCode, PacelineError
-from paceline.runtime.meeting import connect_store, name_of
+from paceline.core.errors import ExitCode
+from paceline.runtime.bounded import within
+from paceline.runtime.meeting import Arrival, connect_store, name_of
+from paceline.runtime.message import heard, told
 from paceline.runtime.signed import SignedStore
+from paceline.runtime.silence import rank_silent, store_forged, store_lost, store_silent
+from paceline.runtime.vigil import Beat, Pulse, Vigil
 from paceline.runtime.world import World
 
 POLL_SECONDS = 0.3
 BEAT_SECONDS = 1.0
-DIAGNOSTIC_LIMIT_BYTES = 32 * 1024
+TICK_SECONDS = 0.25
+QUIET_SECONDS = 30.0  # without a sign of life, until a rank is named
+LEAST_LIMIT_SECONDS = 10.0  # of silence that ends a run, however short its timeout: a store may be slow
+AHEAD_SECONDS = 5.0  # the silent rank is named before a backend's own timeout ends the processes with other words
+_STILL_SECONDS = 2.0  # this process itself stood still when its clock is so late
+_DOUBT_SECONDS = 5.0  # the others have so long to prove that they live when this process stood still for longer than they would have waited
 _READ_SECONDS = 3.0  # the failing rank waits this long for the others to read
+_ASK_SECONDS = 2.0
 _FOLLOW_SECONDS = 1.0  # the others let the failing rank exit first
 _CALLBACK_SECONDS = 5.0
-_CASCADE_WORDS = (  # what a healthy rank sees when its peer is gone (gloo, nccl, the store)
-    "connection reset",
-    "connection closed",
-    "connection refused",
-    "broken pipe",
-    "timed out waiting",
-    "wait timeout",
-    "socket timeout",
-    "socket closed",
-    "connectfullmesh",
-    "remote peer",
-    "peer closed",
-    "remote process exited",
-    "process group watchdog",
-    "nccl communicator was aborted",
-    "ncclremoteerror",
-    "ncclsystemerror",
-    "gloo/transport",
-    "connection was likely closed",
-    "failed to recv",
-    "sendbytes failed",
-    "recvvalue failed",
-)
+_LATE_SECONDS = 0.1  # a thread may wake so late without any meaning
+_BEATS_PER_SECOND = 1024  # that rank 0 reads at most
 
-_CODE = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+")
-
-OnForeign = Callable[[int, Diagnostic], None]
+OnForeign = Callable[[int, Diagnostic, int], None]
 
 
 class Alarm:
-    """Tells the others why this rank fails, and this rank why another failed. Does nothing in a world of one.
+    """Tells the others why this rank fails, and this rank why another failed or that it is silent. Does nothing in a world of one.
 
-    ``on_foreign(rank, diagnostic)`` is called from the daemon thread with the failing rank's own diagnostic, before the
-    process ends with ``ExitCode.PEER_FAILED``; it should write and flush, nothing else.
+    ``on_foreign(rank, diagnostic, exit_code)`` is called from a daemon thread with the failing rank's own diagnostic (or the silence), before the
+    process ends with that code (``PEER_FAILED``, ``PEER_SILENT``); it should write and flush, nothing else. ``on_warning(diagnostic, loud)`` hears of silence
+    and slowness while the run goes on; loud on the rank that should say it. ``doing`` is this rank's step and phase; ``sign`` what else is seen of a silent rank.
     """
 
-    def __init__(self, world: World, on_foreign: OnForeign | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        on_foreign: OnForeign | None = None,
+        *,
+        on_warning: Callable[[Diagnostic, bool], None] | None = None,
+        doing: Callable[[], tuple[int, str]] = lambda: (0, "start"),
+        sign: Callable[[int], str] = lambda rank: "",
+        quiet_seconds: float = QUIET_SECONDS,
+    ) -> None:
         self._world = world
-        self._on_foreign = on_foreign or _print_foreign
+        self._on_foreign, self._on_warning = on_foreign or _print_foreign, on_warning or _print_warning
+        self._doing, self._sign = doing, sign
+        self._limit = max(LEAST_LIMIT_SECONDS, world.timeout_seconds - AHEAD_SECONDS)
+        self._quiet = min(quiet_seconds, self._limit / 2)
+        now = time.monotonic()
+        watched = (
+            range(world.world_size) if world.rank == 0 else (0,)
+        )  # one rank reads all beats, and all read that one's
+        self._vigil = Vigil([r for r in watched if r != world.rank], now, self._quiet, sign)
+        self._pulse = Pulse(self._quiet, now)
+        self._answered = now  # when the store last did
+        self._store_missed = False  # its silence was said
+        self._stood_still, self._lost_share = 0.0, 0.0
         self._store: SignedStore | None = None
-        self._stop = threading.Event()
-        self._own = threading.Event()  # this rank reports an error of its own: the thread keeps out
-        self._following = threading.Event()  # another rank's error has come: this process is about to end
+        self._stop, self._lost, self._told = threading.Event(), threading.Event(), threading.Event()
+        self._own = threading.Event()  # this rank reports an error of its own: the threads keep out
+        self._following = threading.Event()  # another rank's error or silence: this process is about to end
+        self._foreign: tuple[int, Diagnostic] | None = None
         self.silent_ranks: list[int] = []
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> Alarm:
-        """Connect (a connection of its own: the process group's may be blocked in a wait) and begin to poll; returns itself."""
+        """Connect (a connection of its own: the process group's may be blocked in a wait) and begin to watch; returns itself."""
         if self._world.world_size == 1:
             return self
         env = self._world.env
         store = connect_store(env, min(60.0, self._world.timeout_seconds), may_host=False)
         self._store = SignedStore(store, self._world.secret, name_of(env), self._forged)
-        self._thread = threading.Thread(target=self._watch, name="paceline-alarm", daemon=True)
-        self._thread.start()
+        for name, run in (("alarm", self._talk), ("alarm-clock", self._keep_clock)):
+            thread = threading.Thread(target=run, name=f"paceline-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
         return self
 
     def stop(self) -> None:
-        """All is well: stop polling. Called after the last collective, before ``World.close(ok=True)`` returns."""
+        """All is well: stop watching. Called after the last collective, before ``World.close(ok=True)`` returns."""
         self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5)
+        deadline = time.monotonic() + _ASK_SECONDS
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
-    def await_root_cause(self, seconds: float) -> bool:
+    def await_root_cause(self, seconds: float, *, timed_out: bool = False) -> bool:
         """For an error that only echoes another rank's (``is_cascade``): wait for that rank's own. If it comes, the process ends in here
-        with PEER_FAILED. False when none came: the other rank was killed, and ``silent_ranks`` names those that gave no sign of life meanwhile.
+        with PEER_FAILED. False when none came: the other rank was killed, and ``silent_ranks`` names those that gave no sign of life meanwhile;
+        if a collective ``timed_out`` and there are such ranks, they stand still, and the process ends in here with PEER_SILENT.
         """
         if self._store is None:
             return False
-        before = None if self._following.is_set() else self._beats()
+        before = None if self._following.is_set() else self._all_beats()
         self._following.wait(seconds)
+        after = self._all_beats()
+        unanswered = time.monotonic() - self._answered
         while self._following.is_set():
-            time.sleep(0.1)  # the thread is about to end this process
-        after = self._beats()
-        others = [r for r in range(self._world.world_size) if r != self._world.rank]
-        self.silent_ranks = [r for r in others if before and after and before[r] == after[r] != "done"]
+            time.sleep(0.1)  # the clock's thread is about to end this process
+        if before is not None and after is not None:
+            others = [r for r in range(self._world.world_size) if r != self._world.rank]
+            self.silent_ranks = [r for r in others if before[r] == after[r] and not _is_done(after[r])]
+        if timed_out and self.silent_ranks:
+            self._end_in_silence(self._rank_silent(self.silent_ranks, self._world.timeout_seconds))
+        if timed_out and after is None and unanswered > seconds:
+            self._end_in_silence(self._store_silent(unanswered))
         return False
 
     def raise_error(self, diagnostic: Diagnostic, exit_code: int = ExitCode.FAILED) -> bool:
         """Publish this rank's error and wait (≤ 3 s) until the others have read it. The first rank to publish wins; returns whether it was this one.
 
-        Never raises: an error on the way to report an error must not hide it.
+        Never raises: an error on the way to report an error must not hide it. A store that does not answer is left behind.
         """
         self._own.set()
-        if self._store is None:
-            return True
-        try:
-            mine = json.dumps(
-                {"rank": self._world.rank, "exit_code": int(exit_code), "diagnostic": _bounded(diagnostic)}
-            )
-            first = self._store.set_first("error", mine)
-            self._store.add("error/read", 1)
-            deadline = time.monotonic() + _READ_SECONDS
-            while self._store.add("error/read", 0) < self._world.world_size and time.monotonic() < deadline:
-                time.sleep(0.05)
-        except RuntimeError:
-            return True  # the store is gone: nobody is left to be told
-        return first
+        return self._store is None or self._publish(diagnostic, exit_code, len(self.silent_ranks))
 
-    def _watch(self) -> None:
-        last_beat, beats = 0.0, 0
+    def _publish(self, diagnostic: Diagnostic, exit_code: int, silent: int) -> bool:
+        store, readers = self._store, self._world.world_size - silent
+        assert store is not None
+        text = told(self._world.rank, diagnostic, exit_code)
+
+        def publish() -> bool:
+            first = store.set_first("error", text)
+            store.add("error/read", 1)
+            deadline = time.monotonic() + _READ_SECONDS
+            while store.add("error/read", 0) < readers and time.monotonic() < deadline:
+                time.sleep(0.05)
+            return first
+
+        try:
+            return within(_READ_SECONDS + _ASK_SECONDS, publish, "publishing an error")
+        except (RuntimeError, TimeoutError):
+            return True  # the store is gone or silent: nobody is left to be told
+
+    # -- the thread that talks to the store
+
+    def _talk(self) -> None:
         assert self._store is not None
-        while not self._stop.wait(POLL_SECONDS):
-            try:
+        mine = Arrival.of(self._world.rank)
+        beats, next_beat = 0, 0.0
+        try:
+            while not self._stop.wait(POLL_SECONDS):
                 message = heard(self._store.get("error"))
-                if message is not None:
-                    self._follow(*message)
+                self._answered = time.monotonic()
+                if message is not None and message[0] != self._world.rank and not self._own.is_set():
+                    self._foreign = message
+                    self._told.wait(_CALLBACK_SECONDS + 1)
+                    self._store.add("error/read", 1)
                     return
-                if time.monotonic() - last_beat >= BEAT_SECONDS:
-                    last_beat, beats = time.monotonic(), beats + 1
-                    self._store.set(f"alive/{self._world.rank}", str(beats))
-            except RuntimeError:
+                if time.monotonic() >= next_beat:
+                    beats, next_beat = beats + 1, time.monotonic() + BEAT_SECONDS
+                    self._store.set(mine, Beat(beats, *self._doing(), self._lost_share).text())
+                    self._answered = time.monotonic()
+                    self._listen()
+            self._store.set(mine, Beat(beats + 1, *self._doing(), done=True).text())
+        except RuntimeError:
+            self._lost.set()
+
+    def _listen(self) -> None:
+        """Others' beats: rank 0 reads all, and the others read rank 0's."""
+        assert self._store is not None
+        ranks = range(self._world.world_size) if self._world.rank == 0 else (0,)
+        for start in range(0, len(ranks), _BEATS_PER_SECOND):
+            some = ranks[start : start + _BEATS_PER_SECOND]
+            texts = self._store.get_all([Arrival.of(r) for r in some])
+            self._answered = now = time.monotonic()
+            for rank, text in zip(some, texts, strict=True):
+                self._vigil.hear(rank, text, now)
+
+    # -- the thread that keeps the clock, and never waits for anything
+
+    def _keep_clock(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(TICK_SECONDS):
+            now = time.monotonic()
+            late, last = now - last - TICK_SECONDS, now
+            self._pulse.tick(now, late if late > _LATE_SECONDS else 0.0)
+            self._lost_share = self._pulse.lost(now)
+            if late > _STILL_SECONDS:
+                self._was_still(late, now)
+            if self._own.is_set():
+                continue
+            if self._foreign is not None:
+                self._follow(*self._foreign)
+            elif self._lost.is_set():
                 self._store_lost()
                 return
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"alive/{self._world.rank}", "done")
+            else:
+                self._judge(now)
+
+    def _was_still(self, seconds: float, now: float) -> None:
+        """This process was stopped itself: what it has not heard meanwhile counts against nobody, unless they cannot have waited for it."""
+        self._stood_still = max(self._stood_still, seconds)
+        self._answered = min(now, self._answered + seconds)
+        self._vigil.forgive(seconds, now)
+        if seconds >= self._limit:
+            self._answered = now - self._limit + _DOUBT_SECONDS
+            self._vigil.doubt(self._answered)
+
+    def _judge(self, now: float) -> None:
+        """End in silence, or warn of it."""
+        unanswered = now - self._answered
+        if unanswered > self._limit:
+            self._end_in_silence(self._store_silent(unanswered))
+        if silent := self._vigil.silent(now, self._limit):
+            self._end_in_silence(self._rank_silent(silent, self._limit))
+        loud = self._world.rank in (0, 1)  # rank 1 speaks for all where rank 0 is the silent one
+        if unanswered > self._quiet and not self._store_missed:
+            self._warn(self._store_silent(unanswered, Severity.WARNING), loud)
+        self._store_missed = unanswered > self._quiet
+        if not self._store_missed:  # without the store nobody is heard
+            for finding in self._vigil.news(now):
+                self._warn(finding, loud)
 
     def _follow(self, rank: int, diagnostic: Diagnostic) -> None:
         """Another rank has failed: say so here, then end this process, whatever its main thread waits for."""
-        if rank == self._world.rank or self._own.is_set():
-            return
-        assert self._store is not None
         self._following.set()
-        self._say(rank, diagnostic)
-        with contextlib.suppress(RuntimeError):
-            self._store.add("error/read", 1)
+        self._say(rank, diagnostic, ExitCode.PEER_FAILED)
+        self._told.set()
         time.sleep(_FOLLOW_SECONDS)
         if self._own.is_set():
             self._following.clear()
@@ -168,77 +250,46 @@ class Alarm:
         """The host of the store vanished without publishing: it can only have died (or the run is over and ``stop`` is about to be called)."""
         if self._stop.wait(2.0) or self._own.is_set():
             return
-        env = self._world.env
-        host = "the launcher's agent" if env.agent_store else "rank 0"
         self._following.set()
-        self._say(
-            0,
-            Diagnostic(
-                "runtime.store_lost",
-                f"{host}, which hosts the ranks' meeting point, is gone without a word",
-                where=f"{env.master_addr}:{env.master_port}",
-                found="connection lost",
-                hint=f"the output of {host} and the kernel log of its node (dmesg: Out of memory)",
-                evidence={"silent_ranks": [] if env.agent_store else [0]},
-            ),
-        )
+        self._say(0, store_lost(self._world.env), ExitCode.PEER_FAILED)
         leave(ExitCode.PEER_FAILED)
+
+    def _end_in_silence(self, diagnostic: Diagnostic) -> None:
+        """Name who is silent, here and where the store still reaches, and end this process."""
+        self._following.set()
+        silent = diagnostic.evidence.get("silent_ranks") or [0]
+        self._say(silent[0], diagnostic, ExitCode.PEER_SILENT)
+        if diagnostic.code != "runtime.store_silent":
+            self._publish(diagnostic, ExitCode.PEER_SILENT, len(silent))
+        leave(ExitCode.PEER_SILENT)
 
     def _forged(self, key: str) -> None:
         """Somebody else writes into the store. Nothing of it is believed or shown; rank 0, which reads every key, says so."""
-        if self._world.rank != 0:
-            return
-        what = "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this is said once"
-        hint = "who else can reach that port? One address of a network of your own: launch.master_addr"
-        print(Diagnostic("runtime.store_forged", what, f"rank {self._world.rank}", key, hint, Severity.WARNING).render(), file=sys.stderr, flush=True)  # fmt: skip
+        self._warn(store_forged(self._world.rank, key), self._world.rank == 0)
 
-    def _say(self, rank: int, diagnostic: Diagnostic) -> None:
+    def _say(self, rank: int, diagnostic: Diagnostic, code: int) -> None:
         """Run the callback in a thread with a deadline: the main thread may hold a lock that it needs."""
 
-        def call() -> None:
-            try:
-                self._on_foreign(rank, diagnostic)
-            except Exception:  # noqa: BLE001 - a failing callback must not keep this rank alive
-                traceback.print_exc()
+        _called(lambda: self._on_foreign(rank, diagnostic, int(code)))
 
-        speaker = threading.Thread(target=call, name="paceline-alarm-callback", daemon=True)
-        speaker.start()
-        speaker.join(timeout=_CALLBACK_SECONDS)
+    def _warn(self, finding: Diagnostic, loud: bool) -> None:
+        _called(lambda: self._on_warning(finding, loud))
 
-    def _beats(self) -> list[str] | None:
-        """The last sign of life of each rank, or None when the store is gone."""
-        assert self._store is not None
+    def _rank_silent(self, ranks: list[int], seconds: float) -> Diagnostic:
+        return rank_silent(ranks, seconds, [self._vigil.last_seen(r) for r in ranks[:4]], self._stood_still)
+
+    def _store_silent(self, seconds: float, severity: Severity = Severity.ERROR) -> Diagnostic:
+        return store_silent(self._world.env, seconds, self._sign, self._stood_still, severity)
+
+    def _all_beats(self) -> list[str | None] | None:
+        """The last sign of life of each rank, or None when the store is gone or silent."""
+        store = self._store
+        assert store is not None
         try:
-            keys = [f"alive/{r}" for r in range(self._world.world_size)]
-            return [beat or "" for beat in self._store.get_all(keys)]
-        except RuntimeError:
+            keys = [Arrival.of(r) for r in range(self._world.world_size)]
+            return within(_ASK_SECONDS, lambda: store.get_all(keys), "asking for signs of life")
+        except (RuntimeError, TimeoutError):
             return None
-
-
-def heard(text: str | None) -> tuple[int, Diagnostic] | None:
-    """The rank and its error in what a rank has published; None for nothing, or for what no rank writes (without a secret anybody may)."""
-    if text is None:
-        return None
-    try:
-        message = json.loads(text)
-        rank, found = int(message["rank"]), message["diagnostic"]
-        words = {name: str(found.get(name, "")) for name in ("code", "what", "where", "found", "hint")}
-        if not _CODE.fullmatch(words["code"]) or not words["what"]:
-            return None
-        code, what, where, place, hint = words.values()
-        return rank, Diagnostic(code, what, where, place, hint, evidence=dict(found.get("evidence") or {}))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-
-
-def is_cascade(exc: BaseException) -> bool:
-    """Whether ``exc`` reads like the echo of another rank's failure rather than a failure of this one."""
-    if isinstance(exc, PacelineError):
-        return False
-    if isinstance(exc, ConnectionError | dist.DistNetworkError | dist.DistStoreError):
-        return True
-    text = str(exc).lower()
-    return isinstance(exc, RuntimeError) and any(word in text for word in _CASCADE_WORDS)
 
 
 def leave(code: int) -> None:
@@ -249,14 +300,26 @@ def leave(code: int) -> None:
     os._exit(int(code))
 
 
-def _bounded(diagnostic: Diagnostic) -> dict[str, object]:
-    """The diagnostic as JSON of at most DIAGNOSTIC_LIMIT_BYTES: evidence goes first, then text is cut."""
-    data = diagnostic.to_json()
-    if len(json.dumps(data, default=str)) <= DIAGNOSTIC_LIMIT_BYTES:
-        return json.loads(json.dumps(data, default=str))
-    data["evidence"] = {"cut": "the full evidence is in the failing rank's log"}
-    return {k: v[:4000] if isinstance(v, str) else v for k, v in data.items()}
+def _called(call: Callable[[], None]) -> None:
+    def run() -> None:
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - a failing callback must not keep this rank alive
+            traceback.print_exc()
+
+    with contextlib.suppress(TimeoutError):
+        within(_CALLBACK_SECONDS, run, "alarm-callback")
 
 
-def _print_foreign(rank: int, diagnostic: Diagnostic) -> None:
+def _is_done(text: str | None) -> bool:
+    beat = Beat.of(text)
+    return beat is not None and beat.done
+
+
+def _print_foreign(rank: int, diagnostic: Diagnostic, code: int) -> None:
     print(f"rank {rank} failed, so this rank ends too:\n{diagnostic.render()}", file=sys.stderr, flush=True)
+
+
+def _print_warning(diagnostic: Diagnostic, loud: bool) -> None:
+    if loud:
+        print(diagnostic.render(), file=sys.stderr, flush=True)

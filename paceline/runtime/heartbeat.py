@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from paceline.launch.processes import STOPPED, state_of
+
+_STALE_SECONDS = 10.0  # five beats
 
 
 class Heartbeat:
@@ -35,6 +40,11 @@ class Heartbeat:
         with self._lock:
             self._state = {"step": step, "phase": phase, "since": time.time()}
 
+    def doing(self) -> tuple[int, str]:
+        """The step and phase that it tells."""
+        with self._lock:
+            return int(self._state["step"]), str(self._state["phase"])
+
     def stop(self, phase: str = "ended") -> None:
         """Write a last beat and end the thread."""
         with self._lock:
@@ -56,7 +66,8 @@ class Heartbeat:
             state = dict(self._state)
         partial = self._path.with_name(self._path.name + ".tmp")
         try:
-            partial.write_text(json.dumps({"pid": os.getpid(), "time": time.time(), **state}))
+            known = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+            partial.write_text(json.dumps({**known, **state}))
             os.replace(partial, self._path)
         except OSError:
             pass  # the disk is full or gone: the run itself will say so
@@ -69,3 +80,21 @@ def read_heartbeat(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def sign_of(path: Path, now: float | None = None) -> str:
+    """What a silent rank's heartbeat tells a reader of the same disk, in words: stopped, gone, silent here too, or alive. Empty where it tells nothing."""
+    found = read_heartbeat(path)
+    try:
+        pid, host, age = int(found["pid"]), found["host"], (now or time.time()) - float(found["time"])  # type: ignore[index]
+    except (TypeError, KeyError, ValueError):
+        return ""
+    if host == socket.gethostname():
+        state = state_of(pid)
+        if not state:
+            return f"its process {pid} is gone"
+        if state in STOPPED:
+            return f"its process {pid} is stopped (kill -CONT {pid} lets it go on)"
+    if age > _STALE_SECONDS:
+        return f"its heartbeat file is {age:.0f} s old too"
+    return "its process lives (its heartbeat file is fresh): the network between is cut"

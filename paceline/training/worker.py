@@ -40,8 +40,10 @@ from paceline.runlog import events
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
-from paceline.runtime.alarm import Alarm, is_cascade, leave
+from paceline.runtime.alarm import Alarm, leave
+from paceline.runtime.cascade import is_cascade, is_timeout
 from paceline.runtime.device import set_threads, threads_per_rank
+from paceline.runtime.heartbeat import sign_of
 from paceline.runtime.world import RankEnv, World
 from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
@@ -159,6 +161,7 @@ class Worker:
         self.redact = Redactor.of(environ, *((server.api_key_env or "",) if server else ()))
         self.observers: Observers | None = None
         self.trainer: Trainer | None = None
+        self.alarm: Alarm | None = None
         self.lock: FileLock | None = None
         self.checkpoint = ""
 
@@ -171,17 +174,20 @@ class Worker:
                 backend=self.plan.backend,
                 timeout_seconds=self.plan.timeout_seconds,
                 secret=read_secret(self.environ),
+                met=self.watch,
             )
         except PacelineError as exc:
             if self.line.held and exc.__cause__ is not None and is_cascade(exc.__cause__):
                 time.sleep(ECHO_SECONDS)  # a rank may have been killed: then the launcher's word ends this one
             tell(exc.diagnostics, self.env.rank)
             self.line.failed(exc.exit_code, exc.diagnostics[0])
+            if self.alarm is not None:  # the others are about to wait for this rank
+                self.alarm.raise_error(exc.diagnostics[0], exc.exit_code)
+                leave(exc.exit_code)
             return int(exc.exit_code)
-        signals = StopSignals()
-        alarm = Alarm(world, on_foreign=self.peer_failed)
+        signals, alarm = StopSignals(), self.alarm
+        assert alarm is not None
         self.line.on_word = lambda word: self.peer_died(word, alarm)
-        alarm.start()
         try:
             outcome = self.train(world, signals)
             code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.OK
@@ -194,6 +200,16 @@ class Worker:
         if world.rank == 0:
             leave_word(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
         return int(code) if closed else int(ExitCode.CLOSING)
+
+    def watch(self, world: World) -> None:
+        """All ranks are here: from now on each hears why another fails, and that it is silent."""
+        self.alarm = Alarm(
+            world,
+            self.peer_failed,
+            on_warning=self.peer_noticed,
+            doing=lambda: self.observers.heartbeat.doing() if self.observers else (0, "start"),
+            sign=lambda rank: sign_of(self.run_dir.heartbeat(rank)),
+        ).start()
 
     def train(self, world: World, signals: StopSignals) -> str:
         """Agree on the plan, build, run. Returns the outcome."""
@@ -339,7 +355,8 @@ class Worker:
         """Publish the error for the other ranks, write it down, end: without destructors when a group is broken (they can hang)."""
         echo = world.world_size > 1 and is_cascade(error)
         if echo:
-            alarm.await_root_cause(ROOT_CAUSE_SECONDS)  # the launcher's word, too, ends this process meanwhile
+            # the launcher's word, too, ends this process meanwhile
+            alarm.await_root_cause(ROOT_CAUSE_SECONDS, timed_out=is_timeout(error))
         self.own_error.set()
         code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)
         hint = partial(out_of_memory_hint, self.plan, self.environ)
@@ -356,12 +373,22 @@ class Worker:
             leave(code)
         return int(code)
 
-    def peer_failed(self, rank: int, finding: Diagnostic) -> None:
+    def peer_noticed(self, finding: Diagnostic, loud: bool) -> None:
+        """Called by the alarm's thread while the run goes on: a rank is silent, slow, or back."""
+        if loud:
+            print(finding.render(), file=sys.stderr, flush=True)
+        if self.observers is not None:
+            self.observers.log.write(events.Notice(self.redact.diagnostic(finding)))
+
+    def peer_failed(self, rank: int, finding: Diagnostic, code: int) -> None:
         """Called by the alarm's thread just before it ends this process: name the other rank's error here too."""
         print(f"rank {rank} failed:\n{finding.render()}", file=sys.stderr, flush=True)
         if self.observers is not None:
-            self.write_down(rank, finding, int(ExitCode.PEER_FAILED), None)
-        self.line.ended(ExitCode.PEER_FAILED)
+            self.write_down(rank, finding, code, None)
+        if code == ExitCode.PEER_SILENT:
+            self.line.failed(code, finding)
+        else:
+            self.line.ended(code)
 
     def peer_died(self, word: Word, alarm: Alarm) -> None:
         """Called by the line's thread: the launcher has said on the console which rank was killed; it stands in this rank's log too, then it leaves."""

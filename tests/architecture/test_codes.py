@@ -18,7 +18,7 @@ from paceline.data.problems import REASONS
 ELSEWHERE = {
     ("paceline/data/problems.py", "r"): {f"data.{reason}" for reason in REASONS},
     ("paceline/data/problems.py", "reason"): {f"data.{reason}" for reason in REASONS},
-    ("paceline/runtime/alarm.py", "code"): set(),  # another rank's own
+    ("paceline/runtime/message.py", "code"): set(),  # another rank's own
     ("paceline/training/failure.py", "first.code"): set(),  # another finding's own
 }
 

@@ -15,7 +15,8 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.runtime.alarm import Alarm, is_cascade, leave
+from paceline.runtime.alarm import Alarm, leave
+from paceline.runtime.cascade import is_cascade
 from paceline.runtime.seed import seed_for
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.optimizer import OptimizerSpec
@@ -217,7 +218,8 @@ def fails(world: World, out: Path, how: str, rank: int) -> dict[str, Any]:
     """Train with one failing rank, reporting as the worker does."""
     heard = out / f"{world.rank}.heard.json"
     alarm = Alarm(
-        world, lambda r, d: heard.write_text(json.dumps({"rank": r, "diagnostic": d.to_json(), "time": time.time()}))
+        world,
+        lambda r, d, code: heard.write_text(json.dumps({"rank": r, "diagnostic": d.to_json(), "time": time.time()})),
     ).start()
     strategy, handle = build(world, TinyRoot())
     objective = Failing(rank, how) if world.rank == rank else TinyObjective()

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.runtime.alarm import heard
+from paceline.runtime.message import heard
 from paceline.runtime.signed import SignedStore, fingerprint
 
 SECRET = b"0123456789abcdef"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.runtime.alarm import Alarm, is_cascade
+from paceline.runtime.alarm import Alarm
 from paceline.runtime.world import RankEnv, World, environment
 
 
@@ -69,21 +69,6 @@ def test_the_alarm_of_a_world_of_one_does_nothing() -> None:
     assert alarm.await_root_cause(60.0) is False
     assert alarm.raise_error(Diagnostic("test.error", "x")) is True
     alarm.stop()
-
-
-@pytest.mark.parametrize(
-    ("error", "cascade"),
-    [
-        (RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3730: Connection reset by peer"), True),
-        (RuntimeError("Timed out waiting 6000ms for recv operation to complete"), True),
-        (ConnectionResetError(), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-        (ValueError("connection reset by peer"), False),
-        (PacelineError(Diagnostic("data.row", "the text 'broken pipe' in row 3")), False),
-    ],
-)
-def test_an_echo_is_told_from_a_cause(error: Exception, cascade: bool) -> None:
-    assert is_cascade(error) is cascade
 
 
 def test_environment_is_a_copy() -> None:

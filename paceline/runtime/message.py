@@ -1,0 +1,40 @@
+"""A rank's error as text for the others. What comes back is read as a stranger's would be: without a secret it may be one's."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from paceline.core.diagnostics import Diagnostic
+
+LIMIT_BYTES = 32 * 1024
+_CODE = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+")
+
+
+def told(rank: int, diagnostic: Diagnostic, exit_code: int) -> str:
+    """The message of the rank that fails, of at most ``LIMIT_BYTES``."""
+    return json.dumps({"rank": rank, "exit_code": int(exit_code), "diagnostic": _bounded(diagnostic)})
+
+
+def heard(text: str | None) -> tuple[int, Diagnostic] | None:
+    """The rank and its error in what a rank has published; None for nothing, or for what no rank writes."""
+    if text is None:
+        return None
+    try:
+        message = json.loads(text)
+        rank, found = int(message["rank"]), message["diagnostic"]
+        code, what, where, place, hint = (str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint"))
+        if not _CODE.fullmatch(code) or not what:
+            return None
+        return rank, Diagnostic(code, what, where, place, hint, evidence=dict(found.get("evidence") or {}))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _bounded(diagnostic: Diagnostic) -> dict[str, object]:
+    """The diagnostic as JSON of at most LIMIT_BYTES: evidence goes first, then text is cut."""
+    data = diagnostic.to_json()
+    if len(json.dumps(data, default=str)) <= LIMIT_BYTES:
+        return json.loads(json.dumps(data, default=str))
+    data["evidence"] = {"cut": "the full evidence is in the failing rank's log"}
+    return {k: v[:4000] if isinstance(v, str) else v for k, v in data.items()}

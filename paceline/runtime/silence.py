@@ -1,0 +1,56 @@
+"""The words for a rank, or the ranks' store, that gives no sign of life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.runtime.rank_env import RankEnv
+
+
+def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood_still: float) -> Diagnostic:
+    """``seen``: what is known of each; ``stood_still``: seconds for which the process that says this was stopped itself."""
+    shown = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
+    what = f"no sign of life for {seconds:.0f} s from rank {shown}"
+    hint = "the process was stopped (SIGSTOP, a debugger), its machine stands still, or the network to it is cut; training.ddp_timeout sets the wait"
+    evidence = {"silent_ranks": list(ranks), "stood_still_seconds": round(stood_still, 1)}
+    return Diagnostic("runtime.rank_silent", what, f"rank {shown}", "; ".join([*seen, *_still(stood_still)]), hint, evidence=evidence)  # fmt: skip
+
+
+def store_silent(
+    env: RankEnv, seconds: float, sign: Callable[[int], str], stood_still: float, severity: Severity
+) -> Diagnostic:
+    """The store does not answer: its host stands still, or the network between is cut."""
+    where, host = _place(env)
+    hosted = env.rank == 0 and not env.agent_store
+    what = f"the ranks' meeting point has not answered for {seconds:.0f} s; {'this very process' if hosted else host} hosts it"
+    ranks = [] if hosted or env.agent_store else [0]
+    found = "; ".join(filter(None, (*map(sign, ranks), *_still(stood_still))))
+    cut = "the network of this machine is gone" if hosted else "its machine stands still, or the network to it is cut"
+    hint = f"rank 0 was stopped (SIGSTOP, a debugger), {cut}" if ranks else cut
+    evidence = {"silent_ranks": ranks, "stood_still_seconds": round(stood_still, 1)}
+    return Diagnostic("runtime.store_silent", what, where, found, hint, severity, evidence)
+
+
+def store_lost(env: RankEnv) -> Diagnostic:
+    """The connection to the store has broken: its host has died."""
+    where, host = _place(env)
+    what = f"{host}, which hosts the ranks' meeting point, is gone without a word"
+    hint = f"the output of {host} and the kernel log of its node (dmesg: Out of memory)"
+    evidence = {"silent_ranks": [] if env.agent_store else [0]}
+    return Diagnostic("runtime.store_lost", what, where, "connection lost", hint, evidence=evidence)
+
+
+def store_forged(rank: int, key: str) -> Diagnostic:
+    """Somebody else writes into the store. Nothing of it is believed or shown."""
+    what = "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this is said once"
+    hint = "who else can reach that port? One address of a network of your own: launch.master_addr"
+    return Diagnostic("runtime.store_forged", what, f"rank {rank}", key, hint, Severity.WARNING)
+
+
+def _place(env: RankEnv) -> tuple[str, str]:
+    return f"{env.meeting_host}:{env.master_port}", "the launcher's agent" if env.agent_store else "rank 0"
+
+
+def _still(seconds: float) -> list[str]:
+    return [f"this process itself stood still for {seconds:.0f} s"] if seconds else []

@@ -1,0 +1,125 @@
+"""Who has been heard of and when, and what to say about it. Pure: the caller brings beats and the time of its own clock."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from paceline.core.diagnostics import Diagnostic, Severity
+
+SLOW_SHARE = 0.5  # of the time, in which a process stood still: every step of the others waits for it
+_CALM_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life: the ``count``-th, at ``step`` in ``phase``; ``lost``: the share of the last while in which the process stood still; ``done``: it was the last."""
+
+    count: int
+    step: int = 0
+    phase: str = ""
+    lost: float = 0.0
+    done: bool = False
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of(text: str | None) -> Beat | None:
+        """None for what no rank writes."""
+        try:
+            data = json.loads(text or "")
+            return Beat(int(data["count"]), int(data["step"]), str(data["phase"])[:40], float(data["lost"]), bool(data["done"]))  # fmt: skip
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+
+
+class Pulse:
+    """How much of the last ``span_seconds`` this process stood still (stopped, starved of CPU): a thread that wakes at intervals tells how late it is."""
+
+    def __init__(self, span_seconds: float, now: float) -> None:
+        self._span, self._begun = span_seconds, now
+        self._late: deque[tuple[float, float]] = deque()
+
+    def tick(self, now: float, late_seconds: float) -> None:
+        self._late.append((now, late_seconds))
+        while now - self._late[0][0] > self._span:
+            self._late.popleft()
+
+    def lost(self, now: float) -> float:
+        """0 until it is known."""
+        known = min(self._span, now - self._begun)
+        return min(1.0, sum(late for _, late in self._late) / known) if known >= self._span / 2 else 0.0
+
+
+class Vigil:
+    """Watches ``ranks`` from ``now`` on. ``sign``: what else can be seen of a rank that is silent."""
+
+    def __init__(
+        self, ranks: Iterable[int], now: float, warn_seconds: float, sign: Callable[[int], str] = lambda rank: ""
+    ) -> None:
+        self._heard = dict.fromkeys(ranks, now)
+        self._beats: dict[int, Beat] = {}
+        self._warn, self._sign = warn_seconds, sign
+        self._missed: set[int] = set()  # whose silence was said
+        self._slow: set[int] = set()  # whose slowness was said
+
+    def hear(self, rank: int, text: str | None, now: float) -> None:
+        """What stands under the rank's key; a beat heard before, or none, is no sign of life."""
+        beat, last = Beat.of(text), self._beats.get(rank)
+        if rank in self._heard and beat is not None and (last is None or beat.count > last.count or beat.done):
+            self._beats[rank], self._heard[rank] = beat, now
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Nobody was listening for so long: it does not count against anybody."""
+        self._heard = {rank: min(now, heard + seconds) for rank, heard in self._heard.items()}
+
+    def doubt(self, heard: float) -> None:
+        """Take all as last heard of at ``heard``."""
+        self._heard = dict.fromkeys(self._heard, heard)
+
+    def silent(self, now: float, seconds: float) -> list[int]:
+        """The ranks not heard of for ``seconds``, but for those that have said goodbye."""
+        return [r for r, heard in self._heard.items() if now - heard > seconds and not self._is_done(r)]
+
+    def last_seen(self, rank: int) -> str:
+        """``step 12, train``; what else is seen of it now."""
+        beat = self._beats.get(rank)
+        seen = (
+            f"rank {rank} was last at step {beat.step} ({beat.phase})"
+            if beat
+            else f"rank {rank} has never been heard of"
+        )
+        return "; ".join(filter(None, (seen, self._sign(rank))))
+
+    def news(self, now: float) -> list[Diagnostic]:
+        """What is to be said now and was not: a silence that begins or ends, a rank that is slow."""
+        found = []
+        silent = set(self.silent(now, self._warn))
+        for rank in sorted(silent - self._missed):
+            what = f"no sign of life from rank {rank} for {now - self._heard[rank]:.0f} s"
+            found.append(_warning("rank_quiet", what, rank, self.last_seen(rank), "a stopped process goes on after kill -CONT; otherwise the run ends when the silence has lasted training.ddp_timeout"))  # fmt: skip
+        for rank in sorted(self._missed - silent):
+            found.append(_warning("rank_back", f"rank {rank} gives signs of life again", rank, "", "", Severity.NOTE))
+        self._missed = silent
+        for rank, beat in list(self._beats.items()):  # another thread may add to it
+            if beat.lost >= SLOW_SHARE and rank not in self._slow and not beat.done:
+                self._slow.add(rank)
+                what = f"rank {rank} stood still for {beat.lost:.0%} of the time lately, and every step waits for it"
+                hint = "who stops it (SIGSTOP, a debugger, a limit of CPU time), or what else runs on its machine?"
+                found.append(_warning("rank_slow", what, rank, self.last_seen(rank), hint))
+            elif beat.lost < _CALM_SHARE:
+                self._slow.discard(rank)
+        return found
+
+    def _is_done(self, rank: int) -> bool:
+        beat = self._beats.get(rank)
+        return beat is not None and beat.done
+
+
+def _warning(
+    code: str, what: str, rank: int, found: str, hint: str, severity: Severity = Severity.WARNING
+) -> Diagnostic:
+    return Diagnostic(f"runtime.{code}", what, f"rank {rank}", found, hint, severity, {"rank": rank})
