@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     config, command, args = config_from_args(parse_args(list(argv)))  # type: ignore[no-untyped-call]
-    threading.Thread(target=_end_stopped, name="paceline-stopped", daemon=True).start()
+    threading.Thread(target=_end_stopped, args=(config.nproc_per_node,), name="paceline-stopped", daemon=True).start()
     config.shutdown_timeout = max(config.shutdown_timeout or 0, SHUTDOWN_SECONDS)
     line = Line.join(current(), AGENT, lambda word: None)  # the workers hear the launcher's word themselves
     try:
@@ -50,15 +50,12 @@ def main(argv: Sequence[str]) -> int:
     return int(ExitCode.OK)
 
 
-def _end_stopped() -> None:
+def _end_stopped(processes: int) -> None:
     """Once a worker has ended, those that are stopped (SIGSTOP) are ended too: they obey no SIGTERM, and the agent would wait for all of its time."""
-    most = 0
     while True:
-        time.sleep(1.0)
-        workers = [pid for pid in rank_children(os.getpid()) if state_of(pid) != "Z"]
-        most = max(most, len(workers))
-        if len(workers) < most:
-            time.sleep(STOPPED_SECONDS)
+        time.sleep(STOPPED_SECONDS)
+        workers = rank_children(os.getpid())  # one that has ended has no environment any more
+        if len(workers) < processes:
             for pid in workers:
                 if state_of(pid) in STOPPED:
                     send(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ WRITERS = {
 _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
 # Calls of that name that write no text: events and blocks of tensors
 EVENTS = {
-    ("paceline/launch/supervise.py", "self._record.write"), ("paceline/runlog/log.py", "self.events.write"), ("paceline/training/observers.py", "self.log.write"), ("paceline/data/build.py", "writer.write"), ("paceline/training/answers.py", "log.write"),
+    ("paceline/launch/supervise.py", "self._record.write"), ("paceline/runlog/log.py", "self.events.write"), ("paceline/training/observers.py", "self.log.write"), ("paceline/training/worker.py", "self.observers.log.write"), ("paceline/data/build.py", "writer.write"), ("paceline/training/answers.py", "log.write"),
     ("paceline/training/rollouts.py", "answerer.write"), ("paceline/training/rollout_answers.py", "answerer.write"), ("paceline/training/rollout_answers.py", "self.write"),
 }  # fmt: skip
 

@@ -73,6 +73,15 @@ elif mode == "killed":  # rank 1 of 3 dies; rank 0 listens, rank 2 has no line y
         Line.join(os.environ, rank, leave)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     up(); time.sleep(600)
+elif mode == "frozen":  # rank 1 stands still; rank 0 has noticed
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    def still(path):
+        pid = open(path).read() if os.path.exists(path) else ""
+        return pid and open(f"/proc/{pid}/stat").read().split(") ")[1].startswith("T")
+    while not still(f"{folder}/pid-1"):
+        time.sleep(0.05)
+    sys.exit(77)
 elif mode == "early":
     up(); time.sleep(600)
 elif mode == "daemon":
@@ -300,3 +309,11 @@ def test_two_nodes_on_loopback_add_up(job: Callable[..., Job], tmp_path: Path, l
             node.process.kill()
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert [out for _, out, _ in ends] == ["sum 10.0 4\n" * 2] * 2
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_stopped_process_does_not_hold_the_launcher(job: Callable[..., Job], launcher: str) -> None:
+    running = job(launcher, 2, "frozen", peer=600)
+    code, _, err = running.end()  # fails after DEADLINE, which is shorter than any other wait for it
+    assert code == 77, err
+    assert none_left(running.pids())
