@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.training.out_of_memory import is_out_of_memory
 from paceline.runtime.cascade import is_cascade
+from paceline.training.out_of_memory import is_out_of_memory
 
 
 def diagnose(
