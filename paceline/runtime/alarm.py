@@ -35,6 +35,7 @@ QUIET_SECONDS = 30.0  # without a sign of life, until a rank is named
 LEAST_LIMIT_SECONDS = 10.0  # of silence that ends a run, however short its timeout: a store may be slow
 AHEAD_SECONDS = 5.0  # the silent rank is named before a backend's own timeout ends the processes with other words
 _STILL_SECONDS = 2.0  # this process itself stood still when its clock is so late
+_DEAF_SECONDS = 3.0  # without an answer of the store
 _DOUBT_SECONDS = 5.0  # the others have so long to prove that they live when this process stood still for longer than they would have waited
 _READ_SECONDS = 3.0  # the failing rank waits this long for the others to read
 _ASK_SECONDS = 2.0
@@ -225,13 +226,14 @@ class Alarm:
         unanswered = now - self._answered
         if unanswered > self._limit:
             self._end_in_silence(self._store_silent(unanswered))
-        if silent := self._vigil.silent(now, self._limit):
+        hears = unanswered < _DEAF_SECONDS  # without the store nobody is heard, and only the store is to blame
+        if hears and (silent := self._vigil.silent(now, self._limit)):
             self._end_in_silence(self._rank_silent(silent, self._limit))
         loud = self._world.rank in (0, 1)  # rank 1 speaks for all where rank 0 is the silent one
         if unanswered > self._quiet and not self._store_missed:
             self._warn(self._store_silent(unanswered, Severity.WARNING), loud)
         self._store_missed = unanswered > self._quiet
-        if not self._store_missed:  # without the store nobody is heard
+        if hears:
             for finding in self._vigil.news(now):
                 self._warn(finding, loud)
 

@@ -12,7 +12,7 @@ def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood
     """``seen``: what is known of each; ``stood_still``: seconds for which the process that says this was stopped itself."""
     shown = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
     what = f"no sign of life for {seconds:.0f} s from rank {shown}"
-    hint = "the process was stopped (SIGSTOP, a debugger), its machine stands still, or the network to it is cut; training.ddp_timeout sets the wait"
+    hint = "look at that process (stopped by SIGSTOP or a debugger?), at its machine and at the network to it; training.ddp_timeout sets the wait"
     evidence = {"silent_ranks": list(ranks), "stood_still_seconds": round(stood_still, 1)}
     return Diagnostic("runtime.rank_silent", what, f"rank {shown}", "; ".join([*seen, *_still(stood_still)]), hint, evidence=evidence)  # fmt: skip
 
@@ -26,8 +26,14 @@ def store_silent(
     what = f"the ranks' meeting point has not answered for {seconds:.0f} s; {'this very process' if hosted else host} hosts it"
     ranks = [] if hosted or env.agent_store else [0]
     found = "; ".join(filter(None, (*map(sign, ranks), *_still(stood_still))))
-    cut = "the network of this machine is gone" if hosted else "its machine stands still, or the network to it is cut"
-    hint = f"rank 0 was stopped (SIGSTOP, a debugger), {cut}" if ranks else cut
+    rank_0 = "look at rank 0 (stopped by SIGSTOP or a debugger?), at its machine and at the network to it"
+    hint = (
+        "look at the network of this machine"
+        if hosted
+        else rank_0
+        if ranks
+        else "look at torchrun's agent, at its machine and at the network to it"
+    )
     evidence = {"silent_ranks": ranks, "stood_still_seconds": round(stood_still, 1)}
     return Diagnostic("runtime.store_silent", what, where, found, hint, severity, evidence)
 
