@@ -11,10 +11,13 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.data.bounded import SpentError, bounded_memory, bounded_time
 from paceline.data.looking import DataSet
 from paceline.data.pairs import CONVERSATION
 from paceline.data.problems import (
+    ALWAYS_REFUSED,
     LENGTH_REASONS,
+    REASONS,
     PrepareCounts,
     Problem,
     Tally,
@@ -29,7 +32,7 @@ from paceline.data.sets import OpenSet, open_set
 from paceline.data.split import overlap, split_rows
 from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
 from paceline.data.table import TableWriter, TokenTable
-from paceline.data.template import Encoder
+from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.tokenise import Chunk, ChunkResult, Setup, tokenise
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template, open_tokenizer, pad_token_id
 
@@ -71,7 +74,7 @@ def build(
         meta = {
             "vocab_size": size,
             "pad_token_id": pad_token_id(tokenizer),
-            "stop_token_ids": list(Encoder(tokenizer, setup.train_on).stop_token_ids()),
+            "stop_token_ids": _stops(setup, tokenizer),
             "longest": tally.longest,
             "max_token_id": tally.max_token_id,
             "group": setup.group,
@@ -139,19 +142,35 @@ def settle_template(
 
 def _check_syntax(template: str, where: str) -> None:
     """Raises DataError when the template is no Jinja at all (a template that refuses a conversation is a matter of that row)."""
-    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
-        render_jinja_template([[]], chat_template=template)
+        with bounded_memory(), bounded_time():
+            render_jinja_template([[]], chat_template=template)
     except TemplateSyntaxError as exc:
         where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
         hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
         raise DataError(
             Diagnostic("data.bad_chat_template", "the chat template is not Jinja", where, found, hint)
         ) from exc
-    except (TemplateError, TypeError, ValueError, KeyError, IndexError):
+    except (SpentError, MemoryError) as exc:
+        raise DataError(_costly(where, type(exc).__name__)) from exc
+    except Exception:  # noqa: BLE001  (of an empty conversation anything may be said: what counts is a row's)
         return
+
+
+def _costly(where: str, found: str) -> Diagnostic:
+    what, hint = REASONS[ALWAYS_REFUSED]
+    return Diagnostic("data.template_costly", what, f"chat template of {where}", found, hint)
+
+
+def _stops(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end an answer. Raises DataError when the template is never done."""
+    try:
+        return list(Encoder(tokenizer, setup.train_on).stop_token_ids())
+    except CostlyTemplateError as exc:
+        raise DataError(_costly(setup.tokenizer.folder, exc.detail)) from exc
 
 
 def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
@@ -197,6 +216,8 @@ def _write_tokens(
     try:
         for result in tokenise(setup, chunks, num_proc):
             number = _count(tally, result, data, setup.group)
+            if ALWAYS_REFUSED in tally.refused:
+                break
             if len(result.block):
                 writer.write(result.block)
             meter.update(tally.counts.rows_read, behind[number] + result.consumed, tally.counts.tokens)
@@ -233,6 +254,8 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
 
 
 def _refuses(problem: Problem, data: DataSection) -> bool:
+    if problem.reason == ALWAYS_REFUSED:
+        return True
     if problem.reason in LENGTH_REASONS:
         return data.on_too_long == "refuse"
     return data.on_bad_row == "refuse"

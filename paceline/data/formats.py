@@ -275,6 +275,8 @@ def _is_unicode(text: str) -> bool:
 def _alpaca(row: Row, columns: Mapping[str, str]) -> Example:
     messages = _system(row, columns)
     history = row.get(columns["history"]) if "history" in columns else None
+    if history is not None and not isinstance(history, list):
+        raise RowError("bad_messages", "history is not a list of [question, answer] pairs")
     for turn in history or []:
         if not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2:
             raise RowError("bad_messages", "history is not a list of [question, answer] pairs")

@@ -55,6 +55,10 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "the chat template refused the conversation",
         "bring the turns into the order the template asks for, or set model.chat_template",
     ),
+    "template_costly": (
+        "the chat template does not come to an end, or takes more memory than any conversation needs",
+        "model.chat_template: another one, such as chatml; a template is a program of whoever made it, and this one is not run on",
+    ),
     "template_not_incremental": (
         "the answer cannot be found in the rendered conversation",
         "set model.chat_template to a template with {% generation %} marks (such as chatml), or data.train_on: all",
@@ -77,6 +81,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     ),
 }
 
+ALWAYS_REFUSED = "template_costly"  # by no policy: each further row would cost as much
 LENGTH_REASONS = (
     "too_long",
     "answer_cut_off",
@@ -202,7 +207,7 @@ def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic,
 def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int, of: str = "") -> Diagnostic:
     meaning, advice = REASONS[reason]
     rows = "row" if rows_read == 1 else "rows"
-    if verb == "refused" and reason not in LENGTH_REASONS:
+    if verb == "refused" and reason not in (*LENGTH_REASONS, ALWAYS_REFUSED):
         advice += "; data.on_bad_row: skip leaves such rows out (and counts them)"
     more = tally.count - len(tally.examples)
     return Diagnostic(

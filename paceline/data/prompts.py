@@ -89,6 +89,10 @@ def _turns(value: Any, name: str) -> list[Message]:
 def _json(facts: Mapping[str, Any]) -> str:
     """One line of JSON; what JSON has no word for becomes its text."""
     try:
-        return json.dumps(facts, ensure_ascii=False, default=str)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(facts, ensure_ascii=False, default=str)
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RowError("not_text", "a field holds half of a surrogate pair") from error
+    except (TypeError, ValueError, RecursionError) as error:
         raise RowError("not_text", str(error)[:100]) from error
+    return text

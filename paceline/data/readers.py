@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.locate import SUFFIXES, Located
+from paceline.data.strict import DECODER, check_value, parse_row
 
+MAX_LINE = 1 << 26  # characters of one row
 _GIVE_UP_AFTER = 20  # unreadable lines in a row at the start of a file: it is no JSONL at all
 
 
@@ -73,12 +76,27 @@ def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
     number, consumed = 0, 0
     with _open(file) as stream:
         try:
-            for number, line in enumerate(stream, 1):  # noqa: B007
+            for number, line in enumerate(iter(partial(stream.readline, MAX_LINE), ""), 1):  # noqa: B007
+                if len(line) == MAX_LINE:
+                    raise DataError(_too_large(file, number))
+                if "\0" in line:
+                    raise DataError(_binary(file, number))
                 consumed += len(line)
                 if line.strip():
                     yield number, line, consumed
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, number + 1, exc) from exc
+
+
+def _too_large(file: Path, line: int) -> Diagnostic:
+    found = f"more than {MAX_LINE >> 20} Mi characters without a line break"
+    hint = "one row a line, or a .json file with one list of rows"
+    return Diagnostic("data.row_too_large", "a line is longer than any row", f"{file}:{line}", found, hint)
+
+
+def _binary(file: Path, line: int) -> Diagnostic:
+    found = "a NUL character: the file is binary, or UTF-16"
+    return Diagnostic("data.not_utf8", "the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 -o NEW {file.name}")  # fmt: skip
 
 
 def _jsonl(file: Path) -> Iterator[RawRow]:
@@ -89,7 +107,7 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
             return
         where = f"{file}:{number}"
         try:
-            value = json.loads(line)
+            value = parse_row(line)
         except (ValueError, RecursionError) as exc:
             bad, first = bad + 1, first or line.strip()[:60]
             if good == 0 and bad >= _GIVE_UP_AFTER:
@@ -144,9 +162,11 @@ def _json(file: Path) -> Iterator[RawRow]:
         yield from _json_list(file)
         return
     try:
-        json.loads(first[1])
-    except (ValueError, RecursionError) as exc:
+        parse_row(first[1])
+    except json.JSONDecodeError as exc:
         raise DataError(_whole_json(file, first[0], first[1], exc)) from exc
+    except (ValueError, RecursionError):
+        pass  # a line of JSON lines that is refused by its place
     yield from _jsonl(file)
 
 
@@ -173,15 +193,16 @@ def _json_list(file: Path) -> Iterator[RawRow]:
             text = stream.read()
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, 1 + exc.object[: exc.start].count(b"\n"), exc) from exc
-    decoder = json.JSONDecoder()
     place, counted, line = _skip(text, text.index("[") + 1), 0, 1
     while text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
         try:
-            value, place = decoder.raw_decode(text, place)
+            value, end = DECODER.raw_decode(text, place)
+            check_value(value, text[place:end])
         except (ValueError, RecursionError) as exc:
             at = getattr(exc, "lineno", line)
             raise DataError(_not_json(file, at, repr(text[place : place + 60]), exc)) from exc
+        place = end
         yield _row(value, f"{file}:{line}", place)
         place = _skip(text, place)
         if text[place : place + 1] == ",":
@@ -212,17 +233,22 @@ def _skip(text: str, place: int) -> int:
 
 
 def _csv(file: Path) -> Iterator[RawRow]:
+    csv.field_size_limit(MAX_LINE)
     with _open(file) as stream:
         reader = csv.reader(stream, strict=True)
         consumed = 0
         try:
             header = next(reader, [])
+            if twice := _twice(header):
+                raise csv.Error(f"two columns are called {twice[:60]!r}")
             while True:
                 where = f"{file}:{reader.line_num + 1}"
                 record = next(reader, None)
                 if record is None:
                     return
                 consumed += sum(map(len, record)) + len(record)
+                if any("\0" in value for value in record):
+                    raise DataError(_binary(file, reader.line_num))
                 if not record:
                     continue
                 if len(record) != len(header):
@@ -238,6 +264,11 @@ def _csv(file: Path) -> Iterator[RawRow]:
             raise _not_utf8(file, reader.line_num + 1, exc) from exc
 
 
+def _twice(names: Sequence[str]) -> str:
+    """A name that stands twice, or an empty text: of two columns of one name only one would be read."""
+    return next((name for name in names if names.count(name) > 1), "")
+
+
 def _txt(file: Path) -> Iterator[RawRow]:
     for number, line, consumed in _lines(file):
         yield RawRow({"text": line.rstrip("\r\n")}, f"{file}:{number}", consumed=consumed)
@@ -251,16 +282,23 @@ def _parquet(file: Path) -> Iterator[RawRow]:
     try:
         with pq.ParquetFile(file) as parquet:
             total = max(parquet.metadata.num_rows, 1)
+            if twice := _twice(parquet.schema_arrow.names):
+                raise pa.ArrowInvalid(f"two columns are called {twice[:60]!r}")
             for batch in parquet.iter_batches(batch_size=1024):
                 for value in batch.to_pylist():
                     number += 1
                     yield RawRow(value, f"{file}:row {number}", consumed=size * number // total)
-    except (pa.ArrowException, OSError) as exc:
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as exc:  # the last two: dates that Python has none for
         raise DataError(
             Diagnostic(
                 "data.not_parquet",
                 "the file is not Parquet, or it is damaged",
-                str(file),
+                f"{file}:row {number + 1}" if number else str(file),
                 str(exc).split("\n")[0][:200],
             )
         ) from exc

@@ -7,12 +7,13 @@ The whole conversation is rendered once and tokenised once; the answers are span
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data import bounded
 from paceline.data.formats import Example, Message, RowError
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+MAX_CHARACTERS = 1 << 26  # of one rendered conversation
+
 Span = tuple[int, int]
+T = TypeVar("T")
 
 
 class Encoded(NamedTuple):
@@ -28,6 +32,14 @@ class Encoded(NamedTuple):
 
     input_ids: NDArray[np.int32]
     labelled: NDArray[np.bool_]
+
+
+class CostlyTemplateError(RowError):
+    """The template takes more time or memory than any conversation needs; ``number`` is the example's. There is no going on with it."""
+
+    def __init__(self, detail: str, number: int = 0) -> None:
+        super().__init__("template_costly", detail)
+        self.number = number
 
 
 class Encoder:
@@ -47,16 +59,15 @@ class Encoder:
         self._eos = tokenizer.eos_token_id
 
     def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
-        """One result an example, in order; a row that cannot be encoded gives its RowError instead."""
+        """One result an example, in order; a row that cannot be encoded gives its RowError instead. Raises CostlyTemplateError."""
         results: list[Encoded | RowError | None] = [None] * len(examples)
         rendered: list[tuple[int, str, list[Span] | None]] = []
-        for number, example in enumerate(examples):
-            try:
-                if example.messages:
-                    text, spans = self._render(list(example.messages), example.learn_from)
-                    rendered.append((number, text, spans))
-            except RowError as error:
-                results[number] = error
+        turns = ((n, e) for n, e in enumerate(examples) if e.messages)
+        for number, found in self._each(turns, lambda e: self._render(list(e.messages), e.learn_from)):
+            if isinstance(found, RowError):
+                results[number] = found
+            else:
+                rendered.append((number, *found))
         plain = [(n, e.text) for n, e in enumerate(examples) if not e.messages]
         for (number, _, spans), (ids, encoding) in zip(
             rendered, self._tokens([text for _, text, _ in rendered], chat=True), strict=True
@@ -69,15 +80,33 @@ class Encoder:
     def encode_prompts(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
         """The conversation and the opening of the assistant's turn, nothing of it learnt."""
         results: list[Encoded | RowError] = []
-        for example in examples:
-            try:
-                text = self._text(list(example.messages), prompt=True)
-            except RowError as error:
-                results.append(error)
+        for _, found in self._each(enumerate(examples), lambda e: self._text(list(e.messages), prompt=True)):
+            if isinstance(found, RowError):
+                results.append(found)
                 continue
-            ids = self._tokens([text], chat=True)[0][0]
+            ids = self._tokens([found], chat=True)[0][0]
             results.append(Encoded(ids, np.zeros(len(ids), np.bool_)) if len(ids) else RowError("empty"))
         return results
+
+    def _each(
+        self, examples: Iterable[tuple[int, Example]], render: Callable[[Example], T]
+    ) -> list[tuple[int, T | RowError]]:
+        """(number, what it is rendered to, or why not) of each, within bounds of memory and time: a template is a program of whoever made it."""
+        done: list[tuple[int, T | RowError]] = []
+        number = 0
+        try:
+            with bounded.bounded_memory(), bounded.bounded_time() as start_clock:
+                for number, example in examples:  # noqa: B007
+                    start_clock()
+                    try:
+                        done.append((number, render(example)))
+                    except RowError as error:
+                        done.append((number, error))
+        except bounded.SpentError:
+            raise CostlyTemplateError(f"not done after {bounded.CPU_SECONDS:g} s", number) from None
+        except MemoryError:
+            raise CostlyTemplateError(f"more than {bounded.MEMORY_BYTES >> 20} MiB", number) from None
+        return done
 
     def stop_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer: end of text, and what the chat template closes the assistant's turn with."""
@@ -169,7 +198,6 @@ class Encoder:
         return self._jinja(messages, prompt=prompt)[0]
 
     def _jinja(self, messages: list[Message], *, prompt: bool = False, mask: bool = False) -> tuple[str, list[Span]]:
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         render: Any = render_jinja_template  # its annotation says str, it returns texts and marks
@@ -183,8 +211,12 @@ class Encoder:
                 add_generation_prompt=prompt,
                 **tokens,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError) as exc:
-            raise RowError("template_refused", str(exc)[:200]) from exc
+        except (bounded.SpentError, MemoryError):
+            raise
+        except Exception as exc:  # noqa: BLE001  (whatever somebody else's program raises is its refusal)
+            raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
+        if len(rendered[0]) > MAX_CHARACTERS:
+            raise MemoryError
         return rendered[0], list(marks[0]) if mask else []
 
 

@@ -21,7 +21,7 @@ from paceline.data.formats import Example, RowError, Shape
 from paceline.data.hashing import text_key
 from paceline.data.problems import Problem, Tally
 from paceline.data.table import Documents, encode_labels
-from paceline.data.template import Encoded, Encoder
+from paceline.data.template import CostlyTemplateError, Encoded, Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 
 CHUNK_ROWS = 512
@@ -99,7 +99,13 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
     encoder = _encoder(setup.tokenizer, setup.train_on)
     encode = encoder.encode_prompts if setup.prompts else encoder.encode
-    encoded = iter(encode([e for _, examples in kept for e in examples]))
+    flat = [(row, example) for row, examples in kept for example in examples]
+    try:
+        encoded = iter(encode([example for _, example in flat]))
+    except CostlyTemplateError as error:  # the rows after it would take as long: nothing of the chunk is used
+        skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
+        block = _block(chunk.dataset, [])
+        return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {})
     for row, examples in kept:
         results = list(itertools.islice(encoded, len(examples)))
         problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)

@@ -1,0 +1,63 @@
+"""JSON of rows as the standard has it: no NaN, no key twice, no number without end, nested no deeper than data is."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 64  # of objects and lists in one row; the deepest of published sets has seven
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)[:40]!r} stands twice")
+    return row
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond the largest number")
+    return number
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+
+
+def parse_row(text: str) -> Any:
+    """The value of a line. Raises ValueError or RecursionError with what is wrong."""
+    value = DECODER.decode(text)
+    check_value(value, text)
+    return value
+
+
+def check_value(value: Any, text: str) -> None:
+    """Raises RecursionError for what is nested deeper than MAX_DEPTH, ValueError for a key that cannot be written; ``text`` is what it was read from."""
+    deep = text.count("{") + text.count("[") > MAX_DEPTH  # few brackets cannot nest deeply
+    halves = "\\ud" in text or "\\uD" in text  # without such an escape no half of a surrogate pair comes in
+    if not deep and not halves:
+        return
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if halves:
+            for node in level:
+                _writable(node)
+        level = [c for node in level if isinstance(node, (dict, list)) for c in (node.values() if isinstance(node, dict) else node)]  # fmt: skip
+        if not level:
+            return
+    raise RecursionError
+
+
+def _writable(node: Any) -> None:
+    try:
+        for key in node if isinstance(node, dict) else ():
+            key.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a key holds half of a surrogate pair") from None

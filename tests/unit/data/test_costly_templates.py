@@ -1,0 +1,110 @@
+"""A chat template is a stranger's program: it ends in bounded time and memory, with a name, or it is not used."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
+
+from paceline.core.errors import DataError
+from paceline.data import bounded
+from paceline.data.formats import Example, RowError
+from paceline.data.template import CostlyTemplateError, Encoder
+from paceline.data.tokenizer import TokenizerSpec, builtin_template, open_tokenizer
+
+TURNS = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"})
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+COSTLY = {
+    "nested loops": LOOP,
+    "a loop of the conversation's own": "{% if messages %}" + LOOP + "{% endif %}",
+    "a long text": "{{ 'a' * 4000000000 }}",
+    "a doubled text": "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "a long list": "{{ ([0] * 4000000000) | length }}",
+    "a wide field": "{{ '%4000000000d' % 1 }}",
+    "a filter": "{{ 'x' | center(4000000000) }}",
+    "a method": "{{ 'x'.ljust(4000000000) }}",
+    "a large power": "{{ 9 ** (9 ** (messages | length + 7)) }}",
+    "macros": "{% macro m(n) %}{% for i in range(50) %}{% if n %}{{ m(n - 1) }}{% endif %}{% endfor %}{% endmacro %}{{ m(30) }}",
+    "a sum": "{% for i in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+}  # fmt: skip
+STRANGE = ["{{ 1 / 0 }}", "{{ 'a' * 10 ** 30 }}", "{{ messages.nothing.at_all }}", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ '\\ud800'.encode() }}"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(bounded, "MEMORY_BYTES", 96 << 20)
+
+
+@pytest.mark.parametrize("kind", COSTLY)
+def test_a_costly_template_is_refused_by_name(kind: str, tokenizer: Path) -> None:
+    limits, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)
+    coder = Encoder(open_tokenizer(TokenizerSpec(str(tokenizer), chat_template=COSTLY[kind])), "assistant")
+    for encode in (coder.encode, coder.encode_prompts):
+        with pytest.raises(CostlyTemplateError) as caught:
+            encode([Example(text="first"), Example(messages=TURNS)][encode == coder.encode_prompts :])
+        assert caught.value.reason == "template_costly" and caught.value.detail
+        assert caught.value.number == (0 if encode == coder.encode_prompts else 1)
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    assert signal.getsignal(signal.SIGVTALRM) == handler
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+@pytest.mark.parametrize("template", STRANGE)
+def test_whatever_else_a_template_raises_is_its_refusal(template: str, tokenizer: Path) -> None:
+    coder = Encoder(open_tokenizer(TokenizerSpec(str(tokenizer), chat_template=template)), "assistant")
+    (result,) = coder.encode([Example(messages=TURNS)])
+    assert isinstance(result, RowError)
+    assert result.reason in ("template_refused", "template_not_incremental")
+
+
+@pytest.mark.parametrize("policy", ["refuse", "skip"])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_preparation_stops_at_the_first_costly_row(tmp_path: Path, policy: str, guarded: bool) -> None:
+    """``guarded``: it is harmless until a row says a word, so that no first look can find it."""
+    hidden = builtin_template("plain") + "{% for m in messages %}{% if m.content == 'boo' %}" + LOOP + "{% endif %}{% endfor %}"  # fmt: skip
+    folder = make_tokenizer(tmp_path / "t", chat_template=hidden if guarded else LOOP)
+    rows = write_jsonl(tmp_path / "rows.jsonl", [*QA, {"instruction": "boo", "output": "A"}, *QA])
+    with pytest.raises(DataError) as caught:
+        prepared_from(rows, folder, tmp_path / "cache", on_bad_row=policy)
+    (finding,) = caught.value.diagnostics
+    assert finding.code == "data.template_costly" and "model.chat_template" in finding.hint
+    assert finding.where == f"{rows}:21" if guarded else "template" in finding.where
+    assert list((tmp_path / "cache" / "prepared").iterdir()) == []
+
+
+def test_a_template_that_plain_text_does_not_need_is_bounded_too(tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path / "t", chat_template=LOOP)
+    rows = write_jsonl(tmp_path / "rows.jsonl", [{"text": "abc"}])
+    with pytest.raises(DataError, match=r"data\.template_costly"):
+        prepared_from(rows, folder, tmp_path / "cache")
+
+
+def test_an_honest_template_is_not_bounded_by_what_others_hold(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    held = bytearray(256 << 20)
+    coder = Encoder(
+        open_tokenizer(TokenizerSpec(str(tokenizer), chat_template=builtin_template("chatml"))), "assistant"
+    )
+    content = "é" * 1_000_000
+    (result,) = coder.encode([Example(messages=(TURNS[0], {"role": "assistant", "content": content}))])
+    assert not isinstance(result, RowError) and len(result.input_ids) > 2_000_000 and len(held)
+
+
+def test_in_another_thread_memory_is_bounded_still(tokenizer: Path) -> None:
+    coder = Encoder(open_tokenizer(TokenizerSpec(str(tokenizer), chat_template=COSTLY["a long text"])), "assistant")
+    caught: list[str] = []
+
+    def work() -> None:
+        try:
+            coder.encode([Example(messages=TURNS)])
+        except CostlyTemplateError as error:
+            caught.append(error.detail)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(caught) == 1 and "MiB" in caught[0]
