@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.checkpoint.manifest import FileEntry
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
+from paceline.core.refusals import refusal_of
 
 CrashPoint = Callable[[str], None]
 _BLOCK = 16 * 1024 * 1024
@@ -60,6 +61,9 @@ def named_errors(where: Path, what: str = "the checkpoint cannot be written") ->
 def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be written") -> CheckpointError:
     """The named error for what the operating system refused."""
     code, reason, hint = _CODES.get(exc.errno or 0, ("checkpoint.io", "", "look at the disk and its file system"))
+    refused = refusal_of(exc, where)
+    if refused is not None and refused.kind == "no_inodes":
+        reason, hint = refused.reason, refused.hint
     found = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
     said = f"{what}: {reason}" if reason else what
     return CheckpointError(Diagnostic(code, f"{said}; what was published before is untouched", str(where), found, hint))

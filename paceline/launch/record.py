@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
 from paceline.core.private import written_into
+from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.launch.exits import Failure, signal_name
 from paceline.runlog.events import Error
@@ -78,9 +79,12 @@ class Record:
                 try:
                     write(exits, exit_code, root)
                 except OSError as exc:
-                    what = f"how the ranks ended could not be written down: {exc.strerror or exc}"
-                    where, hint = str(exc.filename or self.run.root), "what stands above is all that is known"
-                    refused.append(Diagnostic("launch.exits_lost", what, where, hint=hint))
+                    why = refusal_of(exc, self.run.root)
+                    what = (
+                        f"how the ranks ended could not be written down: {why.reason if why else exc.strerror or exc}"
+                    )
+                    where, hint = str(self.run.root), "what stands above is all that is known"
+                    refused.append(Diagnostic("launch.exits_lost", what, where, str(exc), hint, Severity.WARNING))
         return refused[:1]
 
     def _exits(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:

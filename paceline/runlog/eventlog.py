@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.events import Event, Notice, from_json, json_safe, to_json
 
 MAX_LINE_BYTES = 4 * 1024 * 1024  # a longer line is not ours
@@ -28,7 +28,8 @@ class Record:
 
 
 class EventLog:
-    """The event file of one rank. Thread-safe. A full disk does not end the run: losses are counted and told when writing works again."""
+    """The event file of one rank. Thread-safe. A full disk does not end the run: ``on_refusal`` hears of it, and losses are told in the file when
+    writing works again."""
 
     def __init__(
         self,
@@ -37,36 +38,35 @@ class EventLog:
         *,
         redact: Callable[[str], str] | None = None,
         clock: Callable[[], float] = time.time,
+        on_refusal: OnRefusal | None = None,
     ) -> None:
         self.path = path
         self.rank = rank
-        self.lost = 0
+        self.untold = 0  # lost events that the file does not speak of yet
         self._redact = redact
         self._clock = clock
         self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        self._torn = _ends_torn(self._fd)
+        self._file = Appended(path, on_refusal)
+
+    @property
+    def lost(self) -> int:
+        """Events that could not be written."""
+        return self._file.lost
 
     def write(self, event: Event) -> None:
         """Append one event; visible to readers when the call returns. After ``close`` it does nothing."""
         with self._lock:
-            if self._fd is None:
+            if not self._file.is_open:
                 return
-            if self.lost and self._append(Notice(self._lost_diagnostic())):
-                self.lost = 0
-            if not self._append(event):
-                self.lost += 1
+            if self.untold and self._file.append(self._line(Notice(self._lost_diagnostic())), counts=False):
+                self.untold = 0
+            if not self._file.append(self._line(event)):
+                self.untold += 1
 
     def close(self) -> None:
         """Make what was written durable and close the file. Calling it twice is harmless."""
         with self._lock:
-            if self._fd is None:
-                return
-            with contextlib.suppress(OSError):  # a full disk here must not hide the error that ended the run
-                os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = None
+            self._file.close(durable=True)
 
     def __enter__(self) -> EventLog:
         return self
@@ -74,28 +74,15 @@ class EventLog:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _append(self, event: Event) -> bool:
-        assert self._fd is not None
+    def _line(self, event: Event) -> bytes:
         data = {"time": round(self._clock(), 6), "rank": self.rank, **json_safe(to_json(event), self._redact)}
-        line = (
-            json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
-                "utf-8", "backslashreplace"
-            )
-            + b"\n"
-        )
-        if self._torn:  # close a torn line first, so that only that one line is lost
-            line = b"\n" + line
-        try:
-            written = os.write(self._fd, line)
-        except OSError:
-            return False
-        self._torn = written < len(line)
-        return not self._torn
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace") + b"\n"
 
     def _lost_diagnostic(self) -> Diagnostic:
         return Diagnostic(
             "runlog.events_lost",
-            f"{self.lost} events could not be written",
+            f"{self.untold} events could not be written",
             where=str(self.path),
             severity=Severity.WARNING,
             hint="free space on that disk",
@@ -154,8 +141,3 @@ def _parse(line: bytes) -> Record | None:
         return Record(float(data["time"]), int(data["rank"]), from_json(data))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _ends_torn(fd: int) -> bool:
-    size = os.fstat(fd).st_size
-    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"

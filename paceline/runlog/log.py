@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Error, Event, Notice
@@ -17,14 +21,54 @@ class RunLog:
     """Events and text of one rank: ``events/``, ``logs/rank-XXXXX.log`` and, on rank 0, ``logs/training.log``.
 
     ``redact`` takes out what must not appear in any file (``redact.Redactor``); ``least`` is the least severe line of text that is
-    written (``training.log_level``): events are written all the same.
+    written (``training.log_level``): events are written all the same. ``warn`` hears once of each way in which the system refuses to
+    write; with ``leads`` False not of those that meet every file of a disk, which the first rank of the node tells. Raises OSError when the
+    files cannot be opened.
     """
 
-    def __init__(self, run: RunDir, rank: int, redact: Callable[[str], str] | None = None, least: str = "info") -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        rank: int,
+        redact: Callable[[str], str] | None = None,
+        least: str = "info",
+        *,
+        warn: Callable[[Diagnostic], None] | None = None,
+        leads: bool = True,
+    ) -> None:
         redact, self._least = redact or Redactor(), least
-        self.events = EventLog(run.events(rank), rank, redact=redact)
-        self.rank_text = TextLog(run.rank_log(rank), redact=redact)
-        self.training_text = TextLog(run.training_log, redact=redact) if rank == 0 else None
+        self._warn, self._leads = warn or _on_no_console, leads
+        self._told: set[str] = set()
+        self.events = EventLog(run.events(rank), rank, redact=redact, on_refusal=self._refused)
+        self.rank_text = TextLog(run.rank_log(rank), redact=redact, on_refusal=self._refused)
+        self.training_text = TextLog(run.training_log, redact=redact, on_refusal=self._refused) if rank == 0 else None
+
+    def lost(self) -> Diagnostic | None:
+        """What could not be written, for the end of the run; None where all was."""
+        texts = self.rank_text.lost + (self.training_text.lost if self.training_text is not None else 0)
+        if not self.events.lost and not texts:
+            return None
+        what = f"{self.events.lost} events and {texts} lines of the logs could not be written"
+        hint = "what stands above says why; plots and logs have a gap there"
+        return Diagnostic("runlog.events_lost", what, str(self.events.path), hint=hint, severity=Severity.WARNING)
+
+    def _refused(self, path: Path, error: OSError) -> None:
+        why = refusal_of(error, path)
+        gone = isinstance(error, FileNotFoundError)
+        kind, of_the_disk = (
+            ("deleted", False) if gone else (why.kind, why.of_the_disk) if why else (str(error.errno), False)
+        )
+        if kind in self._told or (of_the_disk and not self._leads):
+            return
+        self._told.add(kind)
+        if gone:
+            what = "a log was deleted while it was written: what stood in it is lost; it begins again, and training goes on"
+            hint = "leave the files of a run in place until it has ended"
+        else:
+            reason = why.reason if why is not None else "the system refuses it"
+            what = f"{reason}: events and logs are lost from here on, until they can be written again; training goes on"
+            hint = why.hint if why is not None else "look at the disk and its file system"
+        self._warn(Diagnostic("runlog.lost", what, str(path), error.strerror or str(error), hint, Severity.WARNING))
 
     def write(self, event: Event, *, level: str = "") -> None:
         """Record an event, and put it into words at ``level``, or at its own."""
@@ -48,6 +92,10 @@ class RunLog:
         self.rank_text.close()
         if self.training_text is not None:
             self.training_text.close()
+
+
+def _on_no_console(diagnostic: Diagnostic) -> None:
+    logging.getLogger(__name__).warning("%s", diagnostic.render())
 
 
 def level_of(event: Event) -> str:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.redact import printable
 
 
 class TextLog:
-    """Appends timestamped lines; secrets are blotted out, control characters neutralised. Thread-safe; never raises for a full disk."""
+    """Appends timestamped lines; secrets are blotted out, control characters neutralised. Thread-safe; never raises for a full disk: ``on_refusal`` hears of it."""
 
     def __init__(
-        self, path: Path, *, redact: Callable[[str], str] | None = None, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        *,
+        redact: Callable[[str], str] | None = None,
+        clock: Callable[[], float] = time.time,
+        on_refusal: OnRefusal | None = None,
     ) -> None:
         self.path = path
         self._redact = redact or (lambda text: text)
         self._clock = clock
         self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd: int | None = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-        )
+        self._file = Appended(path, on_refusal)
+
+    @property
+    def lost(self) -> int:
+        """Lines that could not be written."""
+        return self._file.lost
 
     def line(self, text: str, level: str = "info") -> None:
         """Append ``text``; further lines of it are indented below the first, so that no content can pass for a log line."""
@@ -35,19 +42,12 @@ class TextLog:
         head = f"{stamp} {level:<7} {first}"
         body = "\n".join([head, *(f"    | {more}" for more in rest)]) + "\n"
         with self._lock:
-            if self._fd is None:
-                return
-            try:
-                os.write(self._fd, body.encode("utf-8", "backslashreplace"))
-            except OSError:
-                return  # the event log counts and tells what a full disk swallowed
+            self._file.append(body.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
         """Close the file; later lines are dropped. Calling it twice is harmless."""
         with self._lock:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+            self._file.close()
 
 
 class TextLogHandler(logging.Handler):

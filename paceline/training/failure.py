@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
+from paceline.core.refusals import refusal_of
 from paceline.runtime.cascade import is_cascade
 from paceline.training.out_of_memory import is_out_of_memory
 
@@ -47,6 +50,17 @@ def diagnose(
             "see that rank's log; a process that was killed (out of memory, kill -9) leaves none",
             evidence={"rank": rank, "silent_ranks": list(silent_ranks)},
         )
+    why = refusal_of(error, _place_of(error)) if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and why is not None:
+        named = str(error.filename or "a file")
+        return Diagnostic(
+            "training.system_refused",
+            f"rank {rank}: the system refused {named}: {why.reason}",
+            where,
+            text,
+            why.hint,
+            evidence={"rank": rank, "kind": why.kind},
+        )
     return Diagnostic(
         "training.exception",
         f"rank {rank} raised {type(error).__name__}: {text}",
@@ -56,12 +70,12 @@ def diagnose(
     )
 
 
+def _place_of(error: OSError) -> Path | None:
+    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+
+
 def exit_code_of(error: BaseException, *, echo: bool = False) -> int:
     """What the process answers; ``echo``: the error only says that another rank is gone."""
-    return (
-        int(ExitCode.PEER_FAILED)
-        if echo
-        else int(error.exit_code)
-        if isinstance(error, PacelineError)
-        else int(ExitCode.FAILED)
-    )
+    if echo:
+        return int(ExitCode.PEER_FAILED)
+    return int(error.exit_code) if isinstance(error, PacelineError) else int(ExitCode.FAILED)

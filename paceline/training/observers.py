@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from paceline.runlog import events
 from paceline.runlog.levels import is_written
 from paceline.runlog.lines import samples_lines
 from paceline.runlog.log import RunLog
+from paceline.runlog.place import Place
 from paceline.runlog.redact import Redactor
 from paceline.runtime.heartbeat import Heartbeat
 from paceline.training.cadence import every
@@ -33,10 +35,14 @@ class Observers:
         environ: Mapping[str, str],
         prepared: Any,
         redact: Redactor,
+        *,
+        leads: bool = True,
     ) -> None:
+        """``leads``: the first rank of its node, which looks after the run's folder. Raises OSError when the logs cannot be opened."""
         self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
         self.redact = redact
-        self.log = RunLog(run, rank, self.redact, config.training.log_level)
+        self.log = RunLog(run, rank, self.redact, config.training.log_level, warn=self._warn, leads=leads)
+        self._place = Place(run) if leads else None
         self.heartbeat = Heartbeat(run.heartbeat(rank)).start()
         self.console: Console | None = None
         self.trackers: list[Tracker] = []
@@ -80,6 +86,9 @@ class Observers:
         """One event from the trainer."""
         if isinstance(event, events.Step):
             self.heartbeat.beat(event.step, "train")
+            self.check_place()
+        elif isinstance(event, events.CheckpointSaved) and self._place is not None:
+            self._place.expects(event.path)
         logs = not isinstance(event, (events.Step, events.Samples)) or self.is_logged(event)
         self.log.write(event, level="" if logs else "debug")
         if self.console is None and self.rank == 0 and isinstance(event, events.Notice):
@@ -96,6 +105,19 @@ class Observers:
         if logs and isinstance(event, (events.Step, events.Eval)):
             for tracker in self.trackers:
                 tracker.log(event.step, scalars(event))
+
+    def check_place(self) -> None:
+        """Raises PacelineError when the run's folder is no longer the one that it was."""
+        gone = self._place.check() if self._place is not None else None
+        if gone is not None:
+            self.note(gone)
+
+    def _warn(self, diagnostic: Diagnostic) -> None:
+        """What the logs themselves cannot say: on the console, or, on other ranks than 0, on standard error."""
+        if self.console is not None:
+            self.console.note(diagnostic)
+        else:
+            print(self.redact(diagnostic.render()), file=sys.stderr, flush=True)
 
     def _say_early(self, diagnostic: Diagnostic) -> None:
         """Before the first step there is no console yet."""
@@ -119,6 +141,9 @@ class Observers:
     def finish(self, event: events.Finished, checkpoint: str) -> None:
         """The run ended well: say where everything lies, and let go."""
         self.hear(event)
+        lost = self.log.lost()
+        if lost is not None:
+            self._warn(lost)
         self.close()
         self.log.close()
 
@@ -138,6 +163,9 @@ class Observers:
         for tracker in self.trackers:
             tracker.close()
         self.trackers = []
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
 
 def scalars(event: events.Step | events.Eval) -> dict[str, float]:

@@ -21,6 +21,7 @@ from rich.console import Console
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.private import written_for
+from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
@@ -89,6 +90,11 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         tell(exc.diagnostics, rank, only_first=True)
         line.failed(exc.exit_code, exc.diagnostics[0])
         return int(exc.exit_code)
+    except OSError as exc:
+        finding = Redactor.of(environ).diagnostic(diagnose(exc, rank))
+        tell([finding], rank)
+        line.failed(ExitCode.FAILED, finding)
+        return int(ExitCode.FAILED)
     keep_compiled_code_private(environ)
     if "OMP_NUM_THREADS" not in environ:
         set_threads(threads_per_rank(env.local_world_size))
@@ -214,10 +220,8 @@ class Worker:
     def train(self, world: World, signals: StopSignals) -> str:
         """Agree on the plan, build, run. Returns the outcome."""
         self.agree_on_plan(world)
-        self.observers = Observers(
-            self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared, self.redact
-        )
-        stacks_to(self.run_dir.rank_log(world.rank))
+        self.open_observers(world)
+        assert self.observers is not None
         said = MARK in self.environ  # by our own launcher, before the start
         open_port = None if said else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
         for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
@@ -254,6 +258,20 @@ class Worker:
         if outcome != "stopped":
             self.load_best(world, trainer)
         return outcome
+
+    def open_observers(self, world: World) -> None:
+        """The logs of this rank, and where native crashes are told from now on. Raises PacelineError where the system refuses them."""
+        given = (self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared, self.redact)
+        try:
+            self.observers = Observers(*given, leads=world.local_rank == 0)
+            stacks_to(self.run_dir.rank_log(world.rank))
+        except OSError as exc:
+            why = refusal_of(exc, self.run_dir.root)
+            what = f"the logs of rank {world.rank} cannot be opened: {why.reason if why else exc.strerror or exc}"
+            hint = why.hint if why else "look at the disk and its file system"
+            raise PacelineError(
+                Diagnostic("run.not_writable", what, str(exc.filename or self.run_dir.root), str(exc), hint)
+            ) from exc
 
     def say_data(self) -> None:
         """What became of the rows, before the first step."""
@@ -332,11 +350,26 @@ class Worker:
         found = self.trainer.learning.at_end()
         for diagnostic in found:
             self.observers.note(diagnostic)
-        self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
+        self.observers.check_place()
         if world.rank == 0:
-            write_result(self.run_dir, outcome, code, self.facts(), found, redact=self.redact)
+            self.write_result(outcome, code, found)
+        self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
         self.trainer.strategy.close()
         world.barrier()
+
+    def write_result(self, outcome: str, code: int, found: Sequence[Diagnostic]) -> None:
+        """Raises PacelineError when the system refuses it: a run that leaves no result has not ended well."""
+        try:
+            lost = self.observers.log.lost() if self.observers is not None else None
+            told = [*found, *([lost] if lost is not None else [])]
+            write_result(self.run_dir, outcome, code, self.facts(), told, redact=self.redact)
+        except OSError as exc:
+            why = refusal_of(exc, self.run_dir.root)
+            what = f"training is over ({outcome}), and its result could not be written: {why.reason if why else exc.strerror or exc}"
+            kept = f"durable: {self.checkpoint}" if self.checkpoint else "no checkpoint was saved"
+            hint = why.hint if why else "look at the disk and its file system"
+            where = str(self.run_dir.result_json)
+            raise PacelineError(Diagnostic("run.result_lost", what, where, kept, hint)) from exc
 
     def facts(self) -> dict[str, Any]:
         """What the result says beyond the outcome."""

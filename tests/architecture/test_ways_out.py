@@ -8,7 +8,7 @@ from sources import sources
 
 # Modules that write text, and where what they write gets redacted, or why there is nothing in it
 WRITERS = {
-    "paceline/runlog/textlog.py": "the redactor it is given", "paceline/runlog/eventlog.py": "the redactor it is given", "paceline/runlog/result.py": "the redactor it is given",
+    "paceline/runlog/appended.py": "what the event and text logs have passed through the redactor they are given", "paceline/runlog/result.py": "the redactor it is given",
     "paceline/launch/secret.py": "the secret of the store, for its owner alone", "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret", "paceline/training/answers.py": "redacted", "paceline/cli/report.py": "redacted",
     "paceline/launch/record.py": "the redactor it is given",
     "paceline/launch/outlet.py": "is the redaction", "paceline/runtime/heartbeat.py": "numbers", "paceline/plan/ledger.py": "numbers, and a model's name of the config",

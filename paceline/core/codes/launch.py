@@ -37,6 +37,9 @@ _FOLDER = {
     "run.in_use": "Another Paceline process writes this run directory right now. Wait for it, stop it, or set another training.output_dir or training.experiment_name.",
     "run.not_a_directory": "training.output_dir is the path of a file. Name a directory.",
     "run.not_writable": "The output directory cannot be made or written. Name a directory that you may write to, or free space.",
+    "run.folder_gone": "The run's folder was deleted, moved or replaced while it trained: logs, events and checkpoints are not where the run says they are, so it ends at its next step instead of training for nothing. Leave the folder of a run in place until it has ended.",
+    "run.checkpoint_gone": "The newest checkpoint, which was durable, was taken away while the run went on. Training goes on; until the next save there is nothing newer to go on from.",
+    "run.result_lost": "Training was over and result.json could not be written, most often because the disk was full. The run answers 1, so that nobody takes it for a finished one; a checkpoint that was published before is whole.",
     "run.set_aside": "The earlier run of this directory was renamed, as training.overwrite_output_dir asks; nothing was deleted.",
 }
 _MEETING = {

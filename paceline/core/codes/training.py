@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _RUN = {
+    "training.system_refused": "The operating system refused something that the run cannot do without: the disk is full or out of inodes, over its quota, read-only, or there is no permission. The file is named; what was published before is untouched.",
     "training.exception": "A rank raised an exception that has no name of its own: from a library, from code of yours, or from a defect. The traceback is in that rank's log.",
     "training.out_of_memory": "A rank ran out of memory. The message names what would fit on this machine by the planner's search (the next strategy, offload, a smaller micro-batch with more accumulation); `paceline plan` shows what takes the room.",
     "training.nonfinite": "The loss or the gradient is not a number any more, and going on would train nothing. Lower the rate, lengthen the warm-up, use bf16 instead of fp16, and resume from the last checkpoint.",

@@ -181,13 +181,30 @@ def test_full_disk_is_counted_and_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_short_write_costs_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = EventLog(tmp_path / "e.jsonl", 0)
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:20]))
+    real, calls = os.write, []
+
+    def cut(fd: int, data: bytes) -> int:
+        calls.append(data)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        return real(fd, data[:20])
+
+    monkeypatch.setattr(os, "write", cut)
     log.write(ALL[0])
+    assert (tmp_path / "e.jsonl").read_bytes() == b""  # no half a line
     monkeypatch.setattr(os, "write", real)
     log.write(ALL[7])
     log.close()
     assert [r.event.kind for r in read_events(tmp_path / "e.jsonl")] == ["notice", "finished"]
+
+
+def test_a_kernel_that_takes_a_line_in_pieces_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(tmp_path / "e.jsonl", 0)
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:20]))
+    log.write(ALL[1])
+    log.close()
+    assert [r.event for r in read_events(tmp_path / "e.jsonl")] == [ALL[1]] and log.lost == 0
 
 
 def test_symlink_at_the_path_is_refused(tmp_path: Path) -> None:

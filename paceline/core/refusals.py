@@ -1,0 +1,55 @@
+"""What the operating system refused, in words: a disk that is full, read-only or gone is named the same everywhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_SPACE = "free space there, or put training.output_dir elsewhere"
+_WRITE = "give this user write permission, or put training.output_dir elsewhere"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """``kind``: disk_full, no_inodes, quota, read_only, permission, too_large, too_many_files, gone, broken. ``of_the_disk``: every file there meets it."""
+
+    kind: str
+    reason: str
+    hint: str
+    of_the_disk: bool = False
+
+
+_BY_ERRNO = {
+    errno.ENOSPC: Refusal("disk_full", "the disk is full", _SPACE, True),
+    errno.EDQUOT: Refusal("quota", "the disk quota is used up", _SPACE, True),
+    errno.EROFS: Refusal("read_only", "the file system is read-only", "remount it, or put training.output_dir elsewhere", True),
+    errno.EACCES: Refusal("permission", "no permission", _WRITE),
+    errno.EPERM: Refusal("permission", "no permission", _WRITE),
+    errno.EFBIG: Refusal("too_large", "a file has reached the largest size that is allowed", "ulimit -f unlimited, or another file system"),
+    errno.EMFILE: Refusal("too_many_files", "this process has too many files open", "ulimit -n 65536"),
+    errno.ENFILE: Refusal("too_many_files", "the machine has too many files open", "close some, or raise fs.file-max"),
+    errno.ESTALE: Refusal("gone", "the file was replaced on the server", "look at the file server"),
+    errno.EIO: Refusal("broken", "the disk reports an error", "look at the kernel's log (dmesg)"),
+}  # fmt: skip
+_NO_INODES = Refusal("no_inodes", "the disk has no room for another file (its inodes are used up)", "remove files there, or put training.output_dir elsewhere", True)  # fmt: skip
+
+
+def refusal_of(error: OSError, where: Path | None = None) -> Refusal | None:
+    """The words for ``error`` at ``where``; None for one that is nothing of a disk's (a connection, a process)."""
+    found = _BY_ERRNO.get(error.errno or 0)
+    if found is not None and error.errno == errno.ENOSPC and where is not None and _without_inodes(where):
+        return _NO_INODES
+    return found
+
+
+def _without_inodes(where: Path) -> bool:
+    """Whether the file system of ``where``, or of the nearest of its folders that is there, has space left but no inodes."""
+    for place in (where, *where.parents):
+        try:
+            info = os.statvfs(place)
+        except OSError:
+            continue
+        return info.f_files > 0 and info.f_favail == 0
+    return False

@@ -1,0 +1,92 @@
+"""A file that only grows: each line is handed to the kernel at once, and what the kernel refuses is counted and told, never raised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+OnRefusal = Callable[[Path, OSError], None]
+
+
+class Appended:
+    """One line a call, never half of one beside the next. Not thread-safe: who uses it holds a lock.
+
+    ``on_refusal(path, error)`` hears of every line that was refused (FileNotFoundError: the file was deleted; it is made again where its
+    folder's folder is still there). ``lost`` lines so far. Raises OSError when it cannot be opened.
+    """
+
+    def __init__(self, path: Path, on_refusal: OnRefusal | None = None) -> None:
+        self.path = path
+        self.lost = 0
+        self._on_refusal = on_refusal
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd: int | None = self._open()
+        self._torn = _ends_torn(self._fd)
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd is not None
+
+    def append(self, line: bytes, *, counts: bool = True) -> bool:
+        """Write ``line``, which ends in a newline; visible to readers when the call returns. False when it is lost."""
+        if self._fd is None:
+            return False
+        try:
+            if os.fstat(self._fd).st_nlink == 0:
+                self._begin_again()
+            self._write(b"\n" + line if self._torn else line)  # close a torn line first: only that one is lost
+        except OSError as error:
+            self.lost += counts
+            self._refused(error)
+            return False
+        return True
+
+    def close(self, *, durable: bool = False) -> None:
+        """Close the file; with ``durable`` it is on the disk before. Calling it twice is harmless."""
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        try:
+            if durable:
+                os.fsync(fd)
+        except OSError as error:  # told, and not raised: it must not hide the error that ended the run
+            self._refused(error)
+        finally:
+            os.close(fd)
+
+    def _write(self, block: bytes) -> None:
+        assert self._fd is not None
+        before, view, total = os.fstat(self._fd).st_size, memoryview(block), 0
+        try:
+            while total < len(block):
+                total += os.write(self._fd, view[total:])
+        except OSError:
+            if total:
+                os.ftruncate(self._fd, before)  # no half a line for readers
+            raise
+        self._torn = False
+
+    def _begin_again(self) -> None:
+        """The file was deleted. What was in it is lost; what comes goes into a new one, unless the run's folder is gone too."""
+        self._refused(FileNotFoundError(2, "deleted while it was written", str(self.path)))
+        if not self.path.parent.parent.is_dir():
+            return
+        self.path.parent.mkdir(exist_ok=True)
+        fresh = self._open()
+        assert self._fd is not None
+        os.close(self._fd)
+        self._fd, self._torn = fresh, False
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self.path, flags, 0o644)
+
+    def _refused(self, error: OSError) -> None:
+        if self._on_refusal is not None:
+            self._on_refusal(self.path, error)
+
+
+def _ends_torn(fd: int) -> bool:
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"

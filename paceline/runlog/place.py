@@ -1,0 +1,82 @@
+"""The run's folder while it runs: whether it is still the one that it was, and its last checkpoint still there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir
+
+
+class Place:
+    """Knows the folder by device, inode and name from when it is made: some file systems of object stores give inodes anew, and then the name decides.
+
+    Raises OSError when there is none.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._root = run.root
+        self._fd = os.open(run.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._is = _identity(os.fstat(self._fd))
+        self._name = _name(self._fd)
+        self._checkpoint: Path | None = None
+
+    def expects(self, checkpoint: str) -> None:
+        """The newest checkpoint, which nobody but a later one's publication removes."""
+        self._checkpoint = Path(checkpoint)
+
+    def check(self) -> Diagnostic | None:
+        """A warning, once, where the newest checkpoint is gone. Raises PacelineError (``run.folder_gone``) when the folder is deleted, moved or another."""
+        try:
+            there = _identity(self._root.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            there = None
+        except OSError:  # a server that does not answer for a moment: what cannot be written says so itself
+            return None
+        if there is None or (there != self._is and (not self._name or _name(self._fd) != self._name)):
+            raise PacelineError(self._gone(there is not None))
+        if self._checkpoint is not None and not self._checkpoint.is_dir():
+            missing, self._checkpoint = self._checkpoint, None
+            what = "the newest checkpoint, which was durable, was taken away: a stop would go on from the next one"
+            return Diagnostic("run.checkpoint_gone", what, str(missing), hint="leave the files of a run in place until it has ended", severity=Severity.WARNING)  # fmt: skip
+        return None
+
+    def close(self) -> None:
+        """Let go of the folder. Calling it twice is harmless."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _gone(self, replaced: bool) -> Diagnostic:
+        now = _now_at(self._fd)
+        if now:
+            what, found = "the run's folder was moved while it trained: checkpoints would go astray", f"it is now {now}"
+            hint = f"move it back and go on with --resume latest, or with training.output_dir where it is now: {now}"
+        else:
+            what = "the run's folder was deleted while it trained: its logs, events and checkpoints are lost"
+            found = "another folder of that name" if replaced else "no such folder"
+            hint = "start again; leave the folder of a run in place until it has ended"
+        return Diagnostic("run.folder_gone", what, str(self._root), found, hint)
+
+
+def _identity(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino
+
+
+def _name(fd: int) -> str:
+    """The path of an open folder as the kernel has it; empty where it does not tell."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _now_at(fd: int) -> str:
+    """Where an open folder is now; empty where it is deleted, or the system does not tell."""
+    path = _name(fd)
+    try:
+        return path if path and _identity(os.stat(path)) == _identity(os.fstat(fd)) else ""
+    except OSError:
+        return ""

@@ -1,0 +1,171 @@
+"""What the system refuses is said once, with what is lost; a folder that is deleted, moved or replaced is known."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.checkpoint.disk import os_error
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.core.refusals import refusal_of
+from paceline.core.rundir import RunDir
+from paceline.runlog.appended import Appended
+from paceline.runlog.eventlog import read_events
+from paceline.runlog.events import Finished, Notice
+from paceline.runlog.log import RunLog
+from paceline.runlog.place import Place
+from paceline.training.failure import diagnose
+
+EVENT = Finished("completed", 1, 1.0)
+
+
+def fill_up(file: Appended) -> int:
+    """Its descriptor as on a full disk; returns the true one. A real ENOSPC, for any user."""
+    assert file._fd is not None
+    kept, full = os.dup(file._fd), os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, file._fd)
+    os.close(full)
+    return kept
+
+
+def make_room(file: Appended, kept: int) -> None:
+    assert file._fd is not None
+    os.dup2(kept, file._fd)
+    os.close(kept)
+
+
+def opened(tmp_path: Path, rank: int = 0, *, leads: bool = True) -> tuple[RunLog, list[Diagnostic], RunDir]:
+    said: list[Diagnostic] = []
+    run = RunDir.at(tmp_path / "run")
+    return RunLog(run, rank, warn=said.append, leads=leads), said, run
+
+
+def test_a_full_disk_is_said_once_and_what_is_lost_is_counted(tmp_path: Path) -> None:
+    log, said, run = opened(tmp_path)
+    files = [log.events._file, log.rank_text._file]
+    kept = [fill_up(file) for file in files]
+    for _ in range(5):
+        log.write(EVENT)
+    assert [one.code for one in said] == ["runlog.lost"]
+    assert "the disk is full" in said[0].what and "lost" in said[0].what and said[0].where.startswith(str(run.root))
+    for file, fd in zip(files, kept, strict=True):
+        make_room(file, fd)
+    log.write(EVENT)
+    lost = log.lost()
+    assert lost is not None and "5 events and 5 lines" in lost.what
+    log.close()
+    events = [record.event for record in read_events(run.events(0))]
+    assert isinstance(events[0], Notice) and events[0].diagnostic.what.startswith("5 events") and events[1] == EVENT
+    assert run.rank_log(0).read_text().count("\n") == 1 and len(run.training_log.read_text().splitlines()) == 6
+    assert len(said) == 1
+
+
+def test_where_nothing_is_lost_nothing_is_said(tmp_path: Path) -> None:
+    log, said, _ = opened(tmp_path)
+    log.write(EVENT)
+    log.close()
+    assert said == [] and log.lost() is None
+
+
+def test_a_full_disk_is_told_by_the_first_rank_of_a_node(tmp_path: Path) -> None:
+    log, said, _ = opened(tmp_path, 1, leads=False)
+    kept = fill_up(log.events._file)
+    log.write(EVENT)
+    assert said == [] and log.lost() is not None
+    make_room(log.events._file, kept)
+    log.close()
+
+
+@pytest.mark.parametrize("folder", ["events", "logs"])
+def test_a_log_that_is_deleted_begins_again_and_that_is_said(tmp_path: Path, folder: str) -> None:
+    log, said, run = opened(tmp_path, 1, leads=False)
+    log.write(EVENT)
+    shutil.rmtree(run.root / folder)
+    log.write(EVENT)
+    log.write(EVENT)
+    log.close()
+    assert [one.code for one in said] == ["runlog.lost"] and "deleted" in said[0].what
+    assert len(read_events(run.events(1))) == (2 if folder == "events" else 3)
+    assert len(run.rank_log(1).read_text().splitlines()) == (2 if folder == "logs" else 3)
+
+
+def test_a_folder_that_is_gone_is_not_made_again_by_a_log(tmp_path: Path) -> None:
+    log, said, run = opened(tmp_path)
+    shutil.rmtree(run.root)
+    log.write(EVENT)
+    log.close()
+    assert len(said) == 1 and not run.root.exists()
+
+
+def test_the_folder_of_a_run_is_known_by_more_than_its_name(tmp_path: Path) -> None:
+    run = RunDir.at(tmp_path / "run")
+    run.root.mkdir()
+    for harm, words in ((shutil.rmtree, "deleted"), (lambda p: p.rename(tmp_path / "away"), str(tmp_path / "away"))):
+        for again in (False, True):
+            place = Place(run)
+            assert place.check() is None
+            harm(run.root)
+            if again:
+                run.root.mkdir()
+            with pytest.raises(PacelineError) as caught:
+                place.check()
+            place.close()
+            (found,) = caught.value.diagnostics
+            assert found.code == "run.folder_gone" and words in found.render()
+            shutil.rmtree(tmp_path / "away", ignore_errors=True)
+            run.root.mkdir(exist_ok=True)
+
+
+def test_a_link_to_where_the_folder_was_moved_is_the_same_folder(tmp_path: Path) -> None:
+    run = RunDir.at(tmp_path / "run")
+    run.root.mkdir()
+    place = Place(run)
+    run.root.rename(tmp_path / "large-disk")
+    run.root.symlink_to(tmp_path / "large-disk")
+    assert place.check() is None
+    place.close()
+
+
+def test_a_checkpoint_that_is_taken_away_is_said_once(tmp_path: Path) -> None:
+    run = RunDir.at(tmp_path / "run")
+    run.checkpoint(3).mkdir(parents=True)
+    place = Place(run)
+    place.expects(str(run.checkpoint(3)))
+    assert place.check() is None
+    shutil.rmtree(run.checkpoint(3))
+    gone = place.check()
+    assert gone is not None and gone.code == "run.checkpoint_gone" and place.check() is None
+    place.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, "disk_full"), (errno.EDQUOT, "quota"), (errno.EROFS, "read_only"), (errno.EACCES, "permission"),
+        (errno.EPERM, "permission"), (errno.EFBIG, "too_large"), (errno.EMFILE, "too_many_files"), (errno.EIO, "broken"), (errno.ESTALE, "gone"),
+    ],
+)  # fmt: skip
+def test_no_refusal_of_the_system_is_an_exception_without_a_name(tmp_path: Path, number: int, kind: str) -> None:
+    error = OSError(number, os.strerror(number), str(tmp_path / "x"))
+    found = refusal_of(error, tmp_path / "x")
+    assert found is not None and found.kind == kind
+    finding = diagnose(error, 3)
+    assert finding.code == "training.system_refused" and found.reason in finding.what and str(tmp_path) in finding.what
+
+
+def test_inodes_that_are_used_up_are_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(tmp_path)
+    none_left = os.statvfs_result((*real[:7], 0, *real[8:]))  # f_favail
+    monkeypatch.setattr(os, "statvfs", lambda path: none_left)
+    error = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x" / "y"))
+    assert "inodes" in diagnose(error, 0).what
+    assert "inodes" in os_error(error, tmp_path).diagnostics[0].what
+
+
+def test_a_connection_s_error_is_not_a_disk_s() -> None:
+    assert refusal_of(ConnectionResetError(errno.ECONNRESET, "reset")) is None
