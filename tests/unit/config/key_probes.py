@@ -224,7 +224,7 @@ def observers(tree: Tree) -> Any:
     room.open_trackers.return_value = ([], [])  # type: ignore[attr-defined]
     config = Config.from_json(plain(tree))
     with mock.patch.object(Config, "to_json", dict):  # trackers show the config: that is its echo
-        made = room.Observers(RunDir.at("/nowhere"), 0, None, config, {}, None, Redactor())  # type: ignore[arg-type]
+        made = room.Observers(RunDir.at("/nowhere"), 0, None, config, {}, None, Redactor(), leads=False)  # type: ignore[arg-type]
         made.begin(events.RunStarted("0", 1, total_steps=40))
     return [made.is_logged(events.Step(step, 0.0, 1.0)) for step in range(1, 20)]
 
