@@ -71,3 +71,25 @@ def test_a_note_before_the_console_is_there_obeys_too(tmp_path: Path, capsys: py
 def test_every_level_and_severity_has_its_rank() -> None:
     for level in LEVELS:
         assert all(is_written(severity.value, level) in (True, False) for severity in Severity)
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({"logging_steps": 2}, [2, 4]),
+        ({"logging_steps": 3, "logging_first_step": True}, [1, 3]),
+        ({"logging_steps": 9}, []),
+    ],
+)
+def test_console_and_log_tell_of_the_same_steps(
+    keys: dict[str, object], steps: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config.from_json({"training": {**keys, "report_to": []}})
+    where = RunDir.at(tmp_path)
+    observers = Observers(where, 0, None, config, {}, None, Redactor())  # type: ignore[arg-type]
+    observers.begin(events.RunStarted("0" * 64, 1, total_steps=9))
+    for number in range(1, 5):
+        observers.hear(events.Step(step=number, epoch=0.1, loss=2.5))
+    observers.failed(FATAL, "")
+    for text in (capsys.readouterr().out, where.training_log.read_text()):
+        assert [number for number in range(1, 5) if f"step {number}/9" in text or f"step {number}  " in text] == steps
