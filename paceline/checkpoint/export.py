@@ -32,6 +32,7 @@ from paceline.checkpoint.folder import (
     write_side_files,
     write_weights,
 )
+from paceline.checkpoint.hub_layout import hub_entries
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import need_space
@@ -95,8 +96,7 @@ def export_hf(
             if adapter:
                 entries = merged_entries(reader, role, config, DTYPES[dtype])
             remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
-            if not remote:
-                check_names(config, {e.name: e.shape for e in entries}, checkpoint)
+            skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
             checked = load_back and not remote
         to.parent.mkdir(parents=True, exist_ok=True)
         need_space(to.parent, sum(e.num_bytes for e in entries))
@@ -108,7 +108,8 @@ def export_hf(
                     check_adapter(stage, entries, checkpoint)
             else:
                 write_side_files(stage, reader, config, remote)
-                write_weights(stage, entries, max_shard_bytes)
+                released = entries if skeleton is None else hub_entries(skeleton, entries)
+                write_weights(stage, released, max_shard_bytes)
                 if checked:
                     check_load(stage, entries, checkpoint)
             files = tuple(sorted(p.name for p in stage.iterdir()))

@@ -18,6 +18,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.models.adapters import WEIGHTS, adapted_modules, base_fingerprint, merge, peft_key
+from paceline.models.buffers import persistent_buffers
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import round_trip
 from paceline.seam.model import BuildOptions
@@ -101,7 +102,8 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
             Diagnostic("export.tensors", "the adapter does not fit its base", str(reader.path), str(error)[:300])
         ) from error
     return [
-        Entry(name, dtype, tuple(p.shape), _given(p, dtype, reader.path, name)) for name, p in hf.named_parameters()
+        Entry(name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape), _given(t, dtype, reader.path, name))
+        for name, t in (*hf.named_parameters(), *persistent_buffers(hf))
     ]
 
 

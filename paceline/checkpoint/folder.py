@@ -19,6 +19,7 @@ from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import Entry, write_tensors
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
+from paceline.models.buffers import persistent_buffers
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_SHARD_BYTES = 5_000_000_000
@@ -138,14 +139,26 @@ def _skeleton(config: Mapping[str, Any]) -> Any:
     """The architecture without memory."""
     from transformers import AutoConfig
 
-    plain = {k: v for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
+    plain = {k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
     build: Any = _auto(config).from_config
     with torch.device("meta"):
         return build(AutoConfig.for_model(config["model_type"], **plain))
 
 
-def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """Every parameter of the architecture is there in its shape (tied ones once) and nothing else. Also fills in ``architectures``."""
+def _plain(value: Any) -> Any:
+    """A value of a ``config.json`` as Transformers reads it: ``{"__float__": "Infinity"}`` is how it writes what JSON has no number for."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return float(value["__float__"]) if set(value) == {"__float__"} else {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], where: Path) -> Any:
+    """Every tensor of the architecture is there in its shape (tied ones once) and nothing else. Also fills in ``architectures``.
+
+    The architecture itself, without memory.
+    """
     if not is_known(config):
         found = f"model_type: {config.get('model_type')!r}"
         what = "Transformers knows no causal language model of this type"
@@ -153,14 +166,16 @@ def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], w
     model = _skeleton(config)
     config["architectures"] = [type(model).__name__]
     expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
+    needed = {n for n, _ in (*model.named_parameters(), *persistent_buffers(model))}
     wrong = {
-        "missing": sorted({n for n, _ in model.named_parameters()} - set(shapes)),
+        "missing": sorted(needed - set(shapes)),
         "unknown": sorted(set(shapes) - set(expected)),
         "of another shape": sorted(n for n, shape in shapes.items() if n in expected and shape != expected[n]),
     }
     if any(wrong.values()):
         what = "the checkpoint's tensors are not those of its config.json"
         raise CheckpointError(Diagnostic("export.tensors", what, str(where), _listed(wrong)))
+    return model
 
 
 def _listed(wrong: Mapping[str, list[str]]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import resource
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib",
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# What opening a file fails with although the file may be whole.
+_OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EINTR, errno.ETIMEDOUT})  # fmt: skip
 _BLOCK = 8 * 1024 * 1024
 
 
@@ -143,6 +147,8 @@ def open_regular(path: Path) -> BinaryIO:
     except FileNotFoundError:
         raise
     except OSError as exc:
+        if exc.errno in _OF_THE_MACHINE:
+            raise unreadable(path, exc) from exc
         raise damaged(path.parent, path.name, f"it cannot be opened: {exc.strerror}") from exc
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -174,6 +180,21 @@ def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
             "resume from another checkpoint (resume_from_checkpoint: latest falls back to the previous complete one)",
             evidence={"file": name},
         )
+    )
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file that may be as it should: this machine, or this user, cannot open it."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    hint = {
+        errno.EMFILE: f"ulimit -n {max(65_536, 4 * limit)} before the start (the limit here is {limit} open files)",
+        errno.ENFILE: "the machine has too many files open: fs.file-max",
+        errno.EACCES: "read permission for this user",
+        errno.EPERM: "read permission for this user",
+    }.get(error.errno or 0, "try again: the file system answered with an error")
+    what = f"'{path.name}' cannot be opened here; nothing says that it is damaged"
+    return CheckpointError(
+        Diagnostic("checkpoint.unreadable", what, str(path.parent), error.strerror or str(error), hint)
     )
 
 

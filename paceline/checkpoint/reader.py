@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from paceline.checkpoint.ties import MAX_STATE_BYTES, check_name, check_state
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
+KEPT_FREE = 512  # open files beside a checkpoint's: sockets, logs, data
 MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
 
 
@@ -42,6 +44,15 @@ class _Block:
     global_shape: tuple[int, ...]
 
 
+def room_for(files: int) -> None:
+    """Lift the soft limit of open files, where it would not do for so many and the hard limit allows more. A checkpoint of 1,000 ranks has as many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files + KEPT_FREE
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 class CheckpointReader:
     """A published checkpoint, open. Implements ``seam.shard.ShardReader``; close it, or use it in a ``with``.
 
@@ -53,6 +64,7 @@ class CheckpointReader:
         self.manifest: Manifest = read_manifest(path)
         check_name(path, self.manifest)
         check_sizes(path, self.manifest)
+        room_for(len(self.manifest.files))
         self._files = ExitStack()
         self._blocks: dict[TensorName, list[_Block]] = {}
         self._side: dict[str, BinaryIO] = {}

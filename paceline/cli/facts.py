@@ -44,7 +44,7 @@ def facts(
         world_size=cluster.world_size,
         num_nodes=cluster.num_nodes,
         launcher=launcher,
-        max_position_embeddings=shape.max_position_embeddings if shape else None,
+        max_position_embeddings=shape.max_position_embeddings or None if shape else None,
         num_attention_heads=shape.heads if shape else None,
         num_key_value_heads=shape.kv_heads if shape else None,
         pretrained_dtype=pretrained_dtype(model, environ),

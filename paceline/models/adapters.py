@@ -174,6 +174,8 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = list(spec["target_modules"])
+    if targets == ["all-linear"] and fused_experts(hf):
+        targets = trunk_linears(hf)  # peft would take the experts' tensors for a layer of its own kind
     alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
     config = LoraConfig(
         r=spec["r"],
@@ -192,6 +194,23 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
         except ValueError as error:
             raise ConfigError(_targets(spec, hf, str(error))) from error
     return config
+
+
+def fused_experts(hf: Any) -> list[str]:
+    """Modules that keep all experts of a layer as one tensor: no linear layers, and no place for an adapter."""
+    return [
+        name
+        for name, module in hf.named_modules()
+        if any(p is not None and p.dim() == 3 for p in module._parameters.values())
+    ]
+
+
+def trunk_linears(hf: Any) -> list[str]:
+    """The last names of the trunk's linear layers, sorted."""
+    head = hf.get_output_embeddings()
+    return sorted(
+        {n.rpartition(".")[2] for n, m in hf.base_model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    )
 
 
 def _task(hf: Any) -> str:
@@ -215,7 +234,7 @@ def _check_layers(hf: Any) -> None:
                     "adapters go on linear layers of the trunk",
                     "lora.target_modules",
                     f"{name} ({kind})",
-                    "modules_to_save trains embeddings and the head in full",
+                    f"target_modules: [{', '.join(trunk_linears(hf))}]; modules_to_save trains embeddings and the head in full",
                 )
             )
         module.cast_input_dtype_enabled = False

@@ -20,10 +20,10 @@ from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
 from paceline.models.layout import Layout, layout_of, record_of
 from paceline.models.precision import product_dtype
+from paceline.plan.supported import obstacle
 
 PACKED = "paceline"
 _LOW = (torch.bfloat16, torch.float16)
-_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,7 @@ def _obstacle(hf_config: Mapping[str, object], supports_backend: bool) -> str | 
     kind = hf_config.get("model_type")
     if not supports_backend:
         return f"model_type {kind} does not take a registered attention function"
-    layers = hf_config.get("layer_types") or ()
-    other = sorted({str(x) for x in layers} - _LAYERS) if isinstance(layers, (list, tuple)) else []
-    if other:
-        return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
-    if hf_config.get("attention_chunk_size"):
-        return f"model_type {kind} uses chunked attention"
-    if hf_config.get("is_causal") is False or hf_config.get("use_bidirectional_attention"):
-        return f"model_type {kind} is set to bidirectional attention"
-    return None
+    return obstacle(hf_config)
 
 
 def register() -> None:
@@ -120,7 +112,7 @@ def packed_attention(
     if kwargs.get("position_bias") is not None:
         raise ConfigError(_no_position_bias(module))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    window = kwargs.get("sliding_window") or getattr(module, "sliding_window", None)
+    window = kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
     attend = document_attention if layout.context is None else partial(context_attention, document_attention)
@@ -137,7 +129,9 @@ def packed_attention(
     )
     if layout.shared is not None:
         out = layout.shared.kept(out, 2)
-    return out.transpose(1, 2), None
+    return out.transpose(
+        1, 2
+    ).contiguous(), None  # the CPU kernels' layout is this one already; some classes take views
 
 
 @torch.compiler.disable

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
@@ -20,6 +23,7 @@ from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
+from paceline.models.rope import rope_by_document
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, auto_class
 from paceline.models.swiglu import fuse_mlps
 from paceline.seam.model import WHOLE, BuildOptions
@@ -96,6 +100,23 @@ class HFModelFactory:
         """The Hugging Face config as plain JSON types, embedding rows already as they will be."""
         return {**self._config.to_dict(), "vocab_size": self._rows}
 
+    @property
+    def saved_config(self) -> dict[str, Any]:
+        """The ``config.json`` that goes with the trained weights: the base's own, key for key, with only what training changes."""
+        config = self._sized_config()
+        if self._model.name_or_path is None:
+            made: dict[str, Any] = json.loads(config.to_json_string())  # what differs from the class's defaults
+        else:
+            made = raw_config(self._model)
+            if self._rows != self._load_config().get_text_config().vocab_size:
+                made.get("text_config", made)["vocab_size"] = self._rows
+        if self._class is not nn.Module:
+            made["architectures"] = [self._class.__name__]
+        if self.role in SCALAR_ROLES:
+            made |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+            made.pop("num_labels", None)
+        return made
+
     def __call__(self, options: BuildOptions = WHOLE) -> RoleModule:
         """Build, load or initialise, resize, move, swap."""
         register()
@@ -130,6 +151,7 @@ class HFModelFactory:
 
     def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
         """Paceline's own kernels where they compute what the model's classes do."""
+        rope_by_document(hf)
         fuse_norms(hf)  # reads its own weight only; and Transformers' own computes in fp32 whatever the model's dtype
         if options.fused:
             fuse_mlps(hf)
@@ -191,8 +213,11 @@ class HFModelFactory:
                     output_loading_info=True,
                     **_code(self._model),
                 )
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, SafetensorError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
+        lost = sorted(set(said.get("unexpected_keys") or ()))
+        if lost and not self.frozen and self.role not in SCALAR_ROLES:
+            raise ConfigError(_lost(name, lost))
         fresh = (
             {f"{HEAD}.weight"} if self.role in SCALAR_ROLES and not self.frozen else set()
         )  # from the seed, where the weights are a language model's and the head is trained
@@ -240,6 +265,24 @@ def load_hf_config(model: ModelSource) -> Any:
         raise ConfigError(_no_weights(model.name_or_path, error)) from error
     refuse_hub_attention(config, model.name_or_path)
     return config
+
+
+def raw_config(model: ModelSource) -> dict[str, Any]:
+    """``config.json`` as it stands in the folder or on the hub, without what Transformers adds as it reads."""
+    from transformers import PreTrainedConfig
+
+    read: Any = PreTrainedConfig.get_config_dict
+    found, _ = read(model.name_or_path, revision=model.revision or "main")
+    return {key: _json(value) for key, value in found.items() if not key.startswith("_")}
+
+
+def _json(value: Any) -> Any:
+    """As Transformers writes it: infinity, for which JSON has no number, as ``{"__float__": "Infinity"}``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
+    if isinstance(value, (list, tuple)):
+        return [_json(one) for one in value]
+    return {k: _json(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _code(model: ModelSource) -> dict[str, Any]:
@@ -317,6 +360,13 @@ def _no_weights(name: str, error: Exception) -> Diagnostic:
         found=f"{name}: {_first_lines(error)}",
         hint="a folder with config.json and *.safetensors, or a hub name that has them",
     )
+
+
+def _lost(name: str, keys: list[str]) -> Diagnostic:
+    shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+    what = f"{len(keys)} tensors of the checkpoint have no place in this model: an export would lose them"
+    return Diagnostic("models.lost_weights", what, "model.name_or_path", f"{name}: {shown}",
+                      "a checkpoint of this very architecture (its config.json names it)")  # fmt: skip
 
 
 def _missing(name: str, keys: list[str]) -> Diagnostic:

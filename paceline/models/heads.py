@@ -37,11 +37,18 @@ class _Output:
 
 
 class _Finished(nn.Module):
-    """Stands where the trunk stood: answers with hidden states that are already there."""
+    """Stands where the trunk stood: answers with hidden states that are already there.
 
-    def __init__(self) -> None:
+    Classes that reach into the trunk (OPT calls ``model.decoder``, Falcon-H1 reads ``model.lm_head_multiplier``) find it as it was, its decoder finished too.
+    """
+
+    def __init__(self, trunk: Any) -> None:
         super().__init__()
         self.states: Tensor | None = None
+        object.__setattr__(self, "_trunk", trunk)  # a plain attribute: its parameters are not this module's
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name == "decoder" else getattr(self.__dict__["_trunk"], name)
 
     def forward(self, *_: Any, **__: Any) -> _Output:
         """The hidden states as a trunk's output."""
@@ -54,7 +61,7 @@ class OwnHead:
     def __init__(self, hf: Any) -> None:
         self._shell = copy.copy(hf)
         self._shell._modules = dict(hf._modules)
-        self._finished = _Finished()
+        self._finished = _Finished(hf.base_model)
         self._shell._modules[hf.base_model_prefix] = self._finished
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -59,12 +59,16 @@ class Layout:
 class LayoutSlot:
     """One cell a root module: set for the length of a forward, read by its attention layers (no global state).
 
+    ``current`` is the layout of a packed forward. ``rows`` is that of a padded one, a document a row: attention needs none there, rotary
+    embeddings that follow a document's length do.
+
     Recomputation in the backward restores the layout its own forward ran under (see ``recompute``), so that two forwards may
     precede the first backward.
     """
 
     def __init__(self) -> None:
         self.current: Layout | None = None
+        self.rows: Layout | None = None
 
     def attach(self, trunk: nn.Module) -> None:
         """Give every submodule of ``trunk`` a reference (a plain attribute: no state dict, no module tree)."""
@@ -80,11 +84,26 @@ class LayoutSlot:
         finally:
             self.current = before
 
+    @contextmanager
+    def holding_rows(self, batch: Batch) -> Iterator[None]:
+        """``rows`` is ``batch``'s layout inside."""
+        before, self.rows = self.rows, Layout.of(batch)
+        try:
+            yield
+        finally:
+            self.rows = before
+
 
 def layout_of(module: nn.Module) -> Layout | None:
     """The layout of the running forward as seen by an attention module; None outside of a root module's packed forward (generation)."""
     slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.current
+
+
+def rows_of(module: nn.Module) -> Layout | None:
+    """The documents of the rows of the running padded forward; None outside of one."""
+    slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
+    return None if slot is None else slot.rows
 
 
 @contextmanager

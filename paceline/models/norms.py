@@ -6,6 +6,7 @@ variant that normalises another axis, is either recognised or left alone).
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -79,6 +80,8 @@ def fuse_norms(model: nn.Module) -> int:
             or module.weight.dim() != 1
         ):
             continue
+        if not _takes_one(kind):
+            continue
         key = (kind, eps, module.weight.shape[0])
         if key not in verdicts:
             verdicts[key] = _offset(module, eps)
@@ -88,6 +91,11 @@ def fuse_norms(model: nn.Module) -> int:
             module.__class__ = swapped(FusedRMSNorm, kind)
             count += 1
     return count
+
+
+def _takes_one(kind: type) -> bool:
+    """Whether its forward has one input: a norm that may be given a gate beside (Mamba 2's) computes something else then."""
+    return len(inspect.signature(kind.forward).parameters) == 2  # type: ignore[attr-defined]
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -168,13 +168,13 @@ def _passes(module: Any) -> dict[str, Any] | None:
     try:
         with recording(module) as record:
             expected = module(probe, position_embeddings=turn, attention_mask=None)[0]
-        passes = {k: v for k, v in record.items() if v is not None and k != "dropout"}
+        passes = {k: v for k, v in record.items() if (v is not None or k == "sliding_window") and k != "dropout"}
         query, key, value = _project(module, probe, *turn)
         out, _ = packed_attention(module, query, key, value, None, **passes)
         fused = module.o_proj(out.reshape(1, 5, -1))
     except (RuntimeError, TypeError, AttributeError):  # other arguments, other shapes: left alone
         return None
-    if not all(isinstance(v, (int, float, bool)) for v in passes.values()):
+    if not all(isinstance(v, (int, float, bool, type(None))) for v in passes.values()):
         return None
     scale = float(expected.abs().max())
     return passes if scale > 0 and torch.allclose(fused, expected, rtol=1e-4, atol=1e-5 * scale) else None

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from paceline.models.adapters import Adapter, switched_off
 from paceline.models.attention import AttentionChoice, placeholder_mask
+from paceline.models.buffers import persistent_buffers
 from paceline.models.heads import Head, Vocabulary
 from paceline.models.layout import Layout, LayoutSlot
 from paceline.models.precision import LowPrecision
+from paceline.models.rope import DocumentRope
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
 from paceline.seam.batch import Batch
@@ -49,7 +51,8 @@ class RoleModule(nn.Module):
         self._low: LowPrecision | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
-        self._shares = attention.layout == "packed" and not draws_at_random(self._trunk(), hf.config)
+        by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
+        self._shares = attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
         self._call: Callable[..., Any] = self._trunk().__call__
         self.compiled = False
 
@@ -67,6 +70,10 @@ class RoleModule(nn.Module):
         for name, parameter in self.hf.named_parameters():
             if name in self.adapter.trained:
                 yield self.adapter.trained[name], parameter
+
+    def plain_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """What the model keeps beside its parameters (a router's balance, say), under Hugging Face names; with an adapter it is the base's."""
+        return iter(()) if self.adapter is not None else persistent_buffers(self.hf)
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again (nothing to do in fp32)."""
@@ -127,10 +134,11 @@ class RoleModule(nn.Module):
         offsets = torch.arange(batch.max_seqlen, device=device)
         real = offsets[None, :] < (ends - starts)[:, None]
         index = (starts[:, None] + offsets[None, :]).clamp_(max=batch.input_ids.shape[1] - 1)
-        hidden = self._call(
-            input_ids=batch.input_ids[0][index],
-            position_ids=offsets[None, :].expand(index.shape),
-            attention_mask=real.long(),
-            use_cache=False,
-        ).last_hidden_state
+        with self.slot.holding_rows(batch):
+            hidden = self._call(
+                input_ids=batch.input_ids[0][index],
+                position_ids=offsets[None, :].expand(index.shape),
+                attention_mask=real.long(),
+                use_cache=False,
+            ).last_hidden_state
         return hidden[real].unsqueeze(0)

@@ -81,7 +81,8 @@ class StageModule(nn.Module):
         """Token ids int64 [R, L] (first stage) or hidden states [R, L, H] -> hidden states [R, L, H] of ``batch`` (see ``trunk_inputs``)."""
         packed = self.attention.layout == "packed"
         given = {"input_ids": states} if self.first else {"inputs_embeds": states}
-        with self._autocast(states), self.slot.holding(Layout.of(batch) if packed else None):
+        about = self.slot.holding(Layout.of(batch)) if packed else self.slot.holding_rows(batch)
+        with self._autocast(states), about:
             hidden: Tensor = self.hf.base_model(**given, **positions(batch, packed)).last_hidden_state
         return hidden if self.last else hidden.to(self.boundary_dtype)
 

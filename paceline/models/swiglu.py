@@ -34,7 +34,13 @@ class SwiGlu(torch.autograd.Function):
         ctx.save_for_backward(x, gate, up)
         ctx.copies, ctx.product = copies, product
         acted = _activate(gate, up, product)
-        return acted.mm(copies[2].to(product).t()).to(x.dtype).view_as(x)
+        out = x.new_empty(x.shape)  # no view: what is added to it afterwards (Llama 4's experts) may be added in place
+        down = copies[2].to(product).t()
+        if product == x.dtype:
+            torch.mm(acted, down, out=out.view(-1, out.shape[-1]))
+        else:
+            out.view(-1, out.shape[-1]).copy_(acted.mm(down))
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

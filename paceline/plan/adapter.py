@@ -125,6 +125,9 @@ def adapter_decisions(adapter: Mapping[str, Any] | None, shape: ModelShape | Non
         trained = f"{human_count(count)} parameters trained beside {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
     reason = f"{trained}; everything else is frozen and not saved: checkpoints hold the adapter, `paceline export --merge` a whole model"
     made = [Decision("lora", choice, reason)]
+    if shape is not None and shape.experts and adapter["target_modules"] == [ALL_LINEAR]:
+        why = "experts and routers are tensors of their own in Transformers, which take no adapter"
+        made.append(Decision("lora.target_modules", "the linear layers beside the experts", why))
     if adapter["start"]:
         made.append(
             Decision("lora.adapter_name_or_path", str(adapter["start"]), "rank, scale and targets are read from it")
@@ -183,8 +186,8 @@ def _linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
         "self_attn.v_proj": (hidden, kv),
         "self_attn.o_proj": (q, hidden),
     }
-    if shape.experts:  # its experts and its router are no linear layers in Transformers 5
-        return attention
+    if shape.mixture is not None:  # its experts and its router are no linear layers in Transformers 5
+        return None if shape.latent or shape.mixture.shared or shape.mixture.dense_layers else attention
     return attention | {
         "mlp.gate_proj": (hidden, shape.intermediate),
         "mlp.up_proj": (hidden, shape.intermediate),

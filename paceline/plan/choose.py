@@ -18,7 +18,7 @@ from paceline.plan.auto import plan_auto
 from paceline.plan.fastest import NAME as FASTEST
 from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
-from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, knob_decisions
+from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, keeps_apart, knob_decisions
 from paceline.plan.memory import memory_of
 from paceline.plan.nvme import nvme_decisions
 from paceline.plan.plan import Decision, Plan
@@ -27,7 +27,7 @@ from paceline.plan.resolve import Resolved, attempt, choose, resolve
 from paceline.plan.roles import other_models, reads_prompts
 from paceline.plan.rollout import gathered_problems, rollout_decisions, with_generation
 from paceline.plan.room import room_decisions, room_of, room_problems
-from paceline.plan.shape import ModelShape, scoring, shape_from_config
+from paceline.plan.shape import ModelShape, scoring, trained_shape
 from paceline.plan.strategy import Chosen
 
 
@@ -69,7 +69,7 @@ def make_plan(
     found = check_world(hardware, world_size, num_nodes)
     given = config.model.config
     if shape is None and given:
-        shape = attempt(lambda: shape_from_config(given), found)
+        shape = attempt(lambda: trained_shape(given, "model.config"), found)
     if config.training.distributed_strategy == FASTEST and not found:
         job_of = partial(make_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape, others=others, provenance=provenance, needs_room=needs_room)  # fmt: skip
         return plan_fastest(config, hardware, shape, world_size, num_nodes, job_of)
@@ -117,7 +117,8 @@ def _assembled(
     training, data, model = values["training"], values["data"], values["model"]
     engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
     backend, about_backend = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
-    attention = choose_attention(model["attn_implementation"], hardware, precision, data["packing"])
+    attention = choose_attention(model["attn_implementation"], hardware, precision, shape)
+    apart = keeps_apart(model["attn_implementation"], shape)
     reference, models, about_models = other_models(training, adapter)
     prompts = reads_prompts(training["algorithm"])
     said = (
@@ -128,14 +129,14 @@ def _assembled(
         *adapter_decisions(adapter, shape),
         *about_models,
         *rollout_decisions(training, engine.batch),
-        *knob_decisions(training, data, hardware, resolved.chosen.strategy, prompts=prompts),
+        *knob_decisions(training, data, hardware, resolved.chosen.strategy, prompts=prompts, apart=apart),
         *idle_decisions(config),
         *_warnings(found),
     )
     return Plan(
         algorithm=training["algorithm"], strategy=resolved.chosen.strategy, strategy_reason=resolved.chosen.reason,
         mesh=engine.mesh, device=hardware.device, backend=backend, timeout_seconds=training["ddp_timeout"],
-        precision=precision, batch=engine.batch, seq_len=data["max_length"], packing=data["packing"] and not prompts,
+        precision=precision, batch=engine.batch, seq_len=data["max_length"], packing=data["packing"] and not prompts and apart,
         attention=attention.choice, recompute=training["gradient_checkpointing"], compile=training["torch_compile"],
         optimizer=resolved.optimizer, decisions=said, config=values, config_digest=config.digest(), shape=shape,
         paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,

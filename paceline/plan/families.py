@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.plan.supported import families
+
 # Transformers' names for the same size in its families.
 SIZE_NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "heads": ("num_attention_heads", "n_head"),
-    "kv_heads": ("num_key_value_heads",),
-    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions"),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "head_dim": ("head_dim",),
 }
 
@@ -30,11 +32,15 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "phi3": {"vocab": 32064, "hidden_size": 3072, "intermediate": 8192, "layers": 32, "heads": 32, "max_positions": 4096},
     "gpt2": {"vocab": 50257, "hidden_size": 768, "layers": 12, "heads": 12, "max_positions": 1024, "tied": True},
     "gpt_neox": {"vocab": 50432, "hidden_size": 6144, "intermediate": 24576, "layers": 44, "heads": 64, "max_positions": 2048},
-    "qwen3_moe": {"vocab": 151936, "hidden_size": 2048, "intermediate": 768, "layers": 24, "heads": 32, "kv_heads": 4, "max_positions": 32768},
-}
-#: Of a mixture of experts: the key of their number and its default, the key of how many a token visits and its default, the key of their inner width.
-EXPERTS: dict[str, tuple[str, int, str, int, str]] = {
-    "mixtral": ("num_local_experts", 8, "num_experts_per_tok", 2, "intermediate_size"),
-    "qwen3_moe": ("num_experts", 128, "num_experts_per_tok", 8, "moe_intermediate_size"),
+    "qwen3_moe": {"vocab": 151936, "hidden_size": 2048, "intermediate": 6144, "layers": 24, "heads": 32, "kv_heads": 4, "max_positions": 32768},
 }
 # fmt: on
+
+#: Larger numbers are no model's: a config that has them is damaged, or means harm.
+LARGEST_SIZE = 2**24
+LARGEST = {"layers": 10_000, "vocab": 2**26, "max_positions": 2**40}
+
+
+def family_sizes(family: str) -> dict[str, Any]:
+    """The sizes that this family's config class takes by itself; none for a family that Transformers does not register."""
+    return dict(FAMILY_SIZES.get(family) or families().get(family, {}).get("sizes", {}))

@@ -9,7 +9,10 @@ from paceline.config.idle import IDLE
 from paceline.config.optimizers import parse_optim_args
 from paceline.config.schema import Config, field_of
 from paceline.plan.hardware import Hardware
+from paceline.plan.model_shape import PACKED, ModelShape
 from paceline.plan.plan import Decision, Precision
+
+PACKABLE = ("auto", "paceline")  # asked for, attention keeps the documents of a row apart where the family takes it
 
 
 def choose_backend(asked: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
@@ -29,12 +32,20 @@ def choose_backend(asked: str, hardware: Hardware, timeout_seconds: int) -> tupl
     )
 
 
-def choose_attention(asked: str, hardware: Hardware, precision: Precision, packing: bool) -> Decision:
+def keeps_apart(asked: str, shape: ModelShape | None) -> bool:
+    """Whether attention keeps several documents of a row apart: Paceline's own, on a family that takes it (so far as is known)."""
+    return asked in PACKABLE and (shape is None or shape.rows == PACKED)
+
+
+def choose_attention(asked: str, hardware: Hardware, precision: Precision, shape: ModelShape | None) -> Decision:
     """The attention implementation; its ``choice`` goes to ``Plan.attention``."""
     subject = "model.attn_implementation"
-    if asked not in ("auto", "paceline"):
-        apart = "; packed documents are unpacked into padded rows for it" if packing else ""
-        return Decision(subject, asked, f"asked for: Transformers' own function{apart}")
+    if asked not in PACKABLE:
+        return Decision(subject, asked, "asked for: Transformers' own function, a padded row a document")
+    if not keeps_apart(asked, shape):
+        assert shape is not None
+        why = f"documents of one row of model_type {shape.model_type} would change each other's losses"
+        return Decision(subject, asked, f"Transformers' own function, a padded row a document: {why}")
     if hardware.device == "cuda" and precision.compute != "float32":
         kernel = "one variable-length flash kernel over all documents of a row"
     elif hardware.device == "cuda":
@@ -44,7 +55,9 @@ def choose_attention(asked: str, hardware: Hardware, precision: Precision, packi
     return Decision(
         subject,
         asked,
-        f"{kernel}; a model class that cannot take it gets one padded row a document, and the log says so",
+        kernel
+        if shape is not None
+        else f"{kernel}; a model class that cannot take it gets one padded row a document, and the log says so",
     )
 
 
@@ -61,9 +74,16 @@ def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def knob_decisions(
-    training: Mapping[str, Any], data: Mapping[str, Any], hardware: Hardware, strategy: str, *, prompts: bool = False
+    training: Mapping[str, Any],
+    data: Mapping[str, Any],
+    hardware: Hardware,
+    strategy: str,
+    *,
+    prompts: bool = False,
+    apart: bool = True,
 ) -> list[Decision]:
-    """What was asked for beside the main choices, granted or not; see ``idle_decisions`` too. ``prompts``: rows are made in training, of answers to prompts."""
+    """What was asked for beside the main choices, granted or not; see ``idle_decisions`` too. ``prompts``: rows are made in training, of answers to prompts;
+    ``apart``: attention keeps the documents of a row apart."""
     on_cpu = hardware.device == "cpu"
     made: list[Decision] = []
 
@@ -76,8 +96,16 @@ def knob_decisions(
         training["optim"],
         "one kernel for all parameters, on this device too" if fused else "asked for",
     )
-    packs = data["packing"] and not prompts
-    say("data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data))
+    if prompts or apart or not data["packing"]:
+        packs = data["packing"] and not prompts
+        say("data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data))
+    else:
+        say(
+            "data.packing",
+            "off",
+            f"this attention cannot keep documents apart; {_packing_reason({**data, 'packing': False})}, padded to the longest of its micro-batch",
+            granted=False,
+        )
     if training["gradient_checkpointing"]:
         say(
             "training.gradient_checkpointing",

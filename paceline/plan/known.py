@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.shape import ModelShape, config_from_path, shape_from_config
+from paceline.plan.shape import ModelShape, config_from_path, shape_from_config, trained_shape
 
 _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
 
@@ -34,7 +34,7 @@ def known_shape(name: str) -> ModelShape | None:
 
 def model_shape(given: str) -> ModelShape:
     """The shape behind ``--model``: a folder or ``config.json``, else a name of the list. Raises ConfigError with the nearest names."""
-    return shape_from_config(named_config(given), given)
+    return trained_shape(named_config(given), given)
 
 
 def named_config(given: str) -> Mapping[str, Any]:

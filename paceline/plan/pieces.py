@@ -69,7 +69,7 @@ def pieces_of(
 
 
 def _is_router(shape: ModelShape, module: str) -> bool:
-    return bool(shape.experts) and module.endswith("mlp.gate")
+    return bool(shape.experts) and module.endswith(("mlp.gate", "mlp.router"))
 
 
 def _frozen(parameter: Parameter, adapter: Mapping[str, Any], master_bytes: int, linear: bool) -> Piece:

@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.engine import Job, resolve_engine, resolve_mesh
+from paceline.plan.family_strategy import check_family
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import optimizer_spec
 from paceline.plan.mesh import Mesh
@@ -96,6 +97,7 @@ def resolve(
     if chosen is not None and engine is not None:
         found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options)
     if engine is not None:
+        found += check_family(shape, engine.mesh)
         found += check_rollout(training, engine.batch)
     if errors(found) or chosen is None or optimizer is None or engine is None:
         raise ConfigError(*errors(found))

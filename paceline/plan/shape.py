@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.families import EXPERTS, FAMILY_SIZES, SIZE_NAMES
+from paceline.plan.counts import counted
+from paceline.plan.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
+from paceline.plan.mixtures import latent_of, mixture_of
+from paceline.plan.model_shape import PACKED, PADDED, ModelShape
+from paceline.plan.rope import by_length
+from paceline.plan.supported import families, obstacle, unsupported
+from paceline.plan.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a decoder. ``num_parameters`` counts tied weights once.
-
-    ``matmul_parameters`` are those that take part in matrix products for a token: every linear weight and the output head (also when it is
-    tied to the embedding), without the embedding look-up, norms and biases; of a mixture of experts only the experts a token visits.
-    A forward and backward takes 6 × ``matmul_parameters`` FLOP a token (Kaplan et al. 2020, arXiv:2001.08361, eq. 2.2), attention aside.
-    ``exact`` is False for a family this file does not know: it is counted as a Llama. ``scalar_head``: one number a document in place of logits.
-    """
-
-    model_type: str
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool
-    max_position_embeddings: int
-    num_parameters: int
-    matmul_parameters: int
-    exact: bool = True
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    experts: int = 0
-    scalar_head: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> ModelShape:
-        return ModelShape(**data)
 
 
 def shape_from_config(config: Mapping[str, Any], where: str = "model.config") -> ModelShape:
@@ -61,14 +30,12 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
         raise ConfigError(
             Diagnostic("plan.model_type", "the model's family is missing", where, "no model_type", "model_type: llama")
         )
-    sizes = dict(FAMILY_SIZES.get(family, {}))
+    sizes = family_sizes(family)
     for name, spellings in SIZE_NAMES.items():
         for spelling in spellings:
             if config.get(spelling) is not None:
-                sizes[name] = _whole(config[spelling], spelling, where)
+                sizes[name] = _whole(config[spelling], spelling, where, LARGEST.get(name, LARGEST_SIZE))
                 break
-    if family in EXPERTS and config.get(EXPERTS[family][4]) is not None:
-        sizes["intermediate"] = _whole(config[EXPERTS[family][4]], EXPERTS[family][4], where)
     missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
     if missing:
         close = difflib.get_close_matches(family, FAMILY_SIZES, n=2)
@@ -87,14 +54,7 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
 
 def scoring(shape: ModelShape) -> ModelShape:
     """The same trunk under a head of one number (a reward model), ``Linear(hidden, 1)`` without bias."""
-    embedding = shape.vocab * shape.hidden_size
-    gone = (0 if shape.tied else embedding) + (shape.vocab if shape.model_type == "phi" else 0)
-    return replace(
-        shape,
-        num_parameters=shape.num_parameters - gone + shape.hidden_size,
-        matmul_parameters=shape.matmul_parameters - embedding + shape.hidden_size,
-        scalar_head=True,
-    )
+    return counted(replace(shape, scalar_head=True))
 
 
 def shape_from_path(path: str | Path) -> ModelShape:
@@ -108,7 +68,7 @@ def config_from_path(path: str | Path) -> dict[str, Any]:
     file = Path(path).expanduser()
     file = file / "config.json" if file.is_dir() else file
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file, MAX_CONFIG_BYTES)
     except OSError as exc:
         raise ConfigError(
             Diagnostic(
@@ -130,14 +90,12 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     ``environ`` may move the cache (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a folder that is missing.
     """
     if model.config:
-        return shape_from_config(model.config)
+        return trained_shape(model.config, "model.config", attention=model.attn_implementation)
     name = model.name_or_path
     if not name:
         return None
     local = Path(name).expanduser()
-    if local.exists():
-        return shape_from_path(local)
-    if name.startswith(("/", "./", "../", "~")):
+    if not local.exists() and name.startswith(("/", "./", "../", "~")):
         raise ConfigError(
             Diagnostic(
                 "plan.model_missing",
@@ -149,8 +107,25 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
         )
     given = environ or {}
     home = Path(given.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    cached = cached_model_dir(name, model.revision, Path(given.get("HF_HUB_CACHE") or home / "hub"))
-    return shape_from_path(cached) if cached else None
+    cache = Path(given.get("HF_HUB_CACHE") or home / "hub")
+    folder = local if local.exists() else cached_model_dir(name, model.revision, cache)
+    if folder is None:
+        return None
+    config = config_from_path(folder)
+    own_code = "auto_map" in config and model.trust_remote_code
+    if folder.is_dir() and (found := weights_findings(folder)):
+        raise ConfigError(*found)
+    return trained_shape(
+        config, str(folder / "config.json" if folder.is_dir() else folder), own_code, model.attn_implementation
+    )
+
+
+def trained_shape(config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto") -> ModelShape:
+    """``shape_from_config`` of a model that is trained. Raises ConfigError for one that is not (arguments as ``unsupported``'s)."""
+    found = unsupported(config, where, own_code, attention)
+    if found:
+        raise ConfigError(*found)
+    return shape_from_config(config, where)
 
 
 def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | None:
@@ -165,13 +140,10 @@ def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | Non
     return snapshot if commit and (snapshot / "config.json").is_file() else None
 
 
-def _whole(value: Any, name: str, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            Diagnostic(
-                "plan.model_size", f"{name} is a whole number from 1 up", f"{where}.{name}", repr(value), f"{name}: 512"
-            )
-        )
+def _whole(value: Any, name: str, where: str, largest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        what = f"{name} is a whole number from 1 up to {largest:,}"
+        raise ConfigError(Diagnostic("plan.model_size", what, f"{where}.{name}", repr(value)[:100], f"{name}: 512"))
     return value
 
 
@@ -193,7 +165,11 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
                 f"num_attention_heads: {_nearest(hidden, heads)}, or head_dim",
             )
         )
-    kv_heads = heads if family in ("gpt2", "gpt_neox") else sizes.get("kv_heads") or heads  # those know no other number
+    kv_heads = (
+        heads if family in ("gpt2", "gpt_neox", "bloom", "opt") else sizes.get("kv_heads") or heads
+    )  # those know no other number
+    if family == "falcon" and not config.get("new_decoder_architecture"):
+        kv_heads = 1 if config.get("multi_query", True) else heads
     if heads % kv_heads:
         raise ConfigError(
             Diagnostic(
@@ -214,9 +190,9 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         intermediate=intermediate,
         max_positions=sizes.get("max_positions", 0),
     )
-    extra, matmul = _count(family, full, config)
-    embedding = sizes["vocab"] * hidden
-    return ModelShape(
+    mixture = mixture_of(config, sizes["layers"], intermediate, where)
+    latent = latent_of(config, where)
+    shape = ModelShape(
         model_type=family,
         hidden_size=hidden,
         layers=sizes["layers"],
@@ -227,60 +203,30 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         vocab=sizes["vocab"],
         tied=tied,
         max_position_embeddings=_positions(full["max_positions"], config),
-        num_parameters=extra + embedding * (1 if tied else 2),
-        matmul_parameters=matmul + embedding,
-        exact=family in FAMILY_SIZES,
-        attention_bias=bool(config.get("attention_bias", family == "gpt_neox")),
+        num_parameters=0,
+        matmul_parameters=0,
+        exact=bool(families().get(family, {}).get("counted")) and not config.get("use_qk_norm"),
+        attention_bias=bool(config.get("attention_bias", family in ("gpt_neox", "bloom", "opt", "gpt_oss"))),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        experts=_experts(family, config)[0],
+        mixture=mixture,
+        latent=latent,
+        rows=PACKED if obstacle(config) is None else PADDED,
+        rope_by_length=by_length(config),
+        buffers=bool(families().get(family, {}).get("buffers")),
     )
-
-
-def _experts(family: str, config: Mapping[str, Any]) -> tuple[int, int]:
-    """(experts of a layer, how many of them a token visits); (0, 0) for a dense model."""
-    if family not in EXPERTS:
-        return 0, 0
-    count, default, each, visited, _ = EXPERTS[family]
-    return int(config.get(count, default)), int(config.get(each, visited))
+    return counted(shape)
 
 
 def _positions(trained: int, config: Mapping[str, Any]) -> int:
     """Positions the model can take: those written down, stretched by linear, dynamic or YaRN scaling (llama3 and longrope count it in)."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if scaling.get("rope_type", scaling.get("type")) not in ("linear", "dynamic", "yarn"):
+    if not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) not in (
+        "linear",
+        "dynamic",
+        "yarn",
+    ):
         return trained
-    original = int(scaling.get("original_max_position_embeddings") or trained)
-    return max(trained, int(original * float(scaling.get("factor") or 1)))
-
-
-def _count(family: str, s: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, int]:
-    """(all parameters without the token embedding and the head's weight, linear weights a token visits without the head)."""
-    hidden, layers, inter = s["hidden_size"], s["layers"], s["intermediate"]
-    q, kv = s["heads"] * s["head_dim"], s["kv_heads"] * s["head_dim"]
-    attention = hidden * q * 2 + hidden * kv * 2
-    if family in ("gpt2", "phi", "gpt_neox"):
-        linear = attention + 2 * hidden * inter
-        attention_bias = 0 if family == "gpt_neox" and config.get("attention_bias") is False else q + 2 * kv + hidden
-        norms = {"gpt2": 4, "phi": 2, "gpt_neox": 4}[family] * hidden  # weight and bias of one or two LayerNorms
-        total = layers * (linear + attention_bias + inter + hidden + norms) + 2 * hidden
-        total += s["max_positions"] * hidden if family == "gpt2" else 0  # learnt positions
-        total += s["vocab"] if family == "phi" else 0  # the head's bias
-        return total, layers * linear
-    mlp = 3 * hidden * inter
-    visited = total_mlp = mlp
-    if family in EXPERTS:
-        count, each = _experts(family, config)
-        router = hidden * count
-        total_mlp = mlp * count + router
-        visited = mlp * each + router
-    bias = 0
-    if family == "qwen2":
-        bias = q + 2 * kv
-    elif config.get("attention_bias"):
-        bias = q + 2 * kv + hidden
-    if config.get("mlp_bias"):
-        bias += 2 * inter + hidden
-    norms = (4 if family in ("gemma2", "gemma3_text") else 2) * hidden
-    if family in ("qwen3", "qwen3_moe", "gemma3_text"):
-        norms += 2 * s["head_dim"]
-    return layers * (attention + total_mlp + bias + norms) + hidden, layers * (attention + visited)
+    original, factor = scaling.get("original_max_position_embeddings") or trained, scaling.get("factor") or 1
+    if not isinstance(original, int) or not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
+        return trained
+    return max(trained, int(original * factor))

@@ -19,7 +19,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.plan.mesh import Mesh
 from paceline.runtime.world import World
-from paceline.seam.shard import PARAM, Shard, ShardReader
+from paceline.seam.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies import state
 from paceline.strategies.deepspeed_parts import Part, Place, finish_import, local_parts
 from paceline.strategies.handle import Handle
@@ -76,6 +76,9 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
             for kind, values in part.tensors().items():  # views, not copies
                 yield spread.shard(role, name, kind, values, part.start)
     yield from _frozen(role, {n: p for n, p in named.items() if not p.requires_grad}, world, mesh)
+    if world.rank == 0:
+        for name, buffer in state.buffers_of(handle.root).items():
+            yield Shard(role, name, BUFFER, tuple(buffer.shape), (0,) * buffer.ndim, buffer.detach())
     yield from _scaler(role, engine, world)
 
 
@@ -101,6 +104,8 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     for name, parameter in named.items():
         if not parameter.requires_grad:
             _read_frozen(parameter, reader, role, name, Place.of(name, parameter, mesh.coordinates(world.rank).tp))
+    for name, buffer in state.buffers_of(handle.root).items():
+        buffer.copy_(reader.read(role, name, BUFFER))
     _read_scaler(role, engine, reader)
     finish_import(engine)
     handle.root.refresh_compute_weights()  # type: ignore[operator]

@@ -61,7 +61,7 @@ def import_state(handle: Handle, reader: ShardReader) -> None:
 def import_beside_parameters(handle: Handle, reader: ShardReader) -> None:
     """Buffers and the scaler."""
     role = handle.role.value
-    for name, buffer in _buffers(handle.root).items():
+    for name, buffer in buffers_of(handle.root).items():
         _read_into(buffer, reader, role, name, BUFFER)
     if handle.scaler is not None and reader.has(role, SCALER, "scale"):
         scale, tracker = reader.read(role, SCALER, "scale"), reader.read(role, SCALER, "growth_tracker")
@@ -82,7 +82,7 @@ def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
 
 def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
     """Name → kind → tensor of buffers and the scaler."""
-    found: dict[str, dict[str, Tensor]] = {name: {BUFFER: buffer} for name, buffer in _buffers(handle.root).items()}
+    found: dict[str, dict[str, Tensor]] = {name: {BUFFER: buffer} for name, buffer in buffers_of(handle.root).items()}
     if handle.scaler is not None:
         scaler = handle.scaler.state_dict()
         found[SCALER] = {
@@ -162,7 +162,7 @@ def _parameters(root: nn.Module) -> dict[str, nn.Parameter]:
     return dict(root.plain_named_parameters())  # type: ignore[operator]
 
 
-def _buffers(root: nn.Module) -> dict[str, Tensor]:
+def buffers_of(root: nn.Module) -> dict[str, Tensor]:
     """Persistent buffers, for root modules that name theirs (``plain_named_buffers``); most language models have none."""
     named = getattr(root, "plain_named_buffers", None)
     return dict(named()) if named is not None else {}

@@ -60,6 +60,13 @@ def hugging_face_files(
     }
 
 
+def own_generation(hf: Any) -> dict[str, Any]:
+    """``generation_config.json`` of the base, as ``save_pretrained`` would write it; nothing for a model that writes no text."""
+    config = getattr(hf, "generation_config", None)
+    said = {} if config is None else config.to_diff_dict()
+    return {key: value for key, value in said.items() if not key.startswith("_")}
+
+
 def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
     """Refuse to put an adapter on other weights than it was trained on, and a whole model into a run with an adapter. Raises CheckpointError.
 

@@ -36,7 +36,7 @@ from paceline.training.reference import ask_reference
 from paceline.training.rollout_setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
-from paceline.training.saving import exported_shards, hugging_face_files, run_state, same_base
+from paceline.training.saving import exported_shards, hugging_face_files, own_generation, run_state, same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import BestRule, TrainState
 from paceline.training.trainer import Observer, Trainer
@@ -58,6 +58,7 @@ class Session:
     reader: CheckpointReader | None = None
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more of each document, by split
     said: list[str] = field(default_factory=list)  # what was done before the first step, for the log
+    saved_configs: dict[Role, dict[str, Any]] = field(default_factory=dict)  # ``config.json`` of what is trained
 
     @property
     def models(self) -> Models:
@@ -76,6 +77,7 @@ class Session:
         algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         factories = {role: self.models.trained(role) for role in algorithm.trains}
+        self.saved_configs = {role: factory.saved_config for role, factory in factories.items()}
         handles = {role: strategy.prepare(role, build, self.optimizer()) for role, build in factories.items()}
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
@@ -246,10 +248,10 @@ class Session:
             keep_best=t.load_best_model_at_end,
         )
 
-    def hf_config(self, role: Role, root: Any) -> dict[str, Any]:
+    def hf_config(self, role: Role) -> dict[str, Any]:
         """``config.json`` of the trained model. Hugging Face's class for sequence classification reads the last token that is not padding: a padding
         token that also ends answers is left out, so that it cannot be mistaken."""
-        config: dict[str, Any] = root.hf.config.to_dict()
+        config = self.saved_configs[role]
         pad = self.prepared.pad_token_id
         scores = role in SCALAR_ROLES
         return config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad} if scores else config
@@ -259,9 +261,13 @@ class Session:
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
         role = trainer.algorithm.trains[0]
         root = trainer.handles[role].root
-        generation = {"eos_token_id": list(self.prepared.stop_token_ids), "pad_token_id": self.prepared.pad_token_id}
+        generation = {
+            **own_generation(root.hf),
+            "eos_token_id": list(self.prepared.stop_token_ids),
+            "pad_token_id": self.prepared.pad_token_id,
+        }
         files = (
-            hugging_face_files(self.hf_config(role, root), self.prepared.tokenizer_path, generation, root.adapter)
+            hugging_face_files(self.hf_config(role), self.prepared.tokenizer_path, generation, root.adapter)
             if self.world.rank == 0
             else {}
         )

@@ -41,7 +41,7 @@ class LoraSection(Section):
     dropout: Float = Field(default=0.0, ge=0, lt=1, description="Dropout before the adapters.")
     target_modules: Annotated[tuple[str, ...], BeforeValidator(_targets)] = Field(
         default=("all-linear",),
-        description="Modules that get an adapter: ends of names, or one regular expression of whole names; all-linear means every linear layer but the head.",
+        description="Modules that get an adapter: ends of names, or one regular expression of whole names; all-linear means every linear layer but the head (of a mixture of experts: those beside the experts).",
     )
     modules_to_save: Texts = Field(
         default=(), description="Modules trained in full beside the adapters (embed_tokens, lm_head)."

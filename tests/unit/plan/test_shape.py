@@ -147,7 +147,7 @@ def test_a_folder_without_a_usable_config_is_named(tmp_path: Path, text: str | N
 
 
 def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path) -> None:
-    model = SimpleNamespace(config=None, name_or_path="org/small", revision=None)
+    model = SimpleNamespace(config=None, name_or_path="org/small", revision=None, attn_implementation="auto")
     environ = {"HF_HUB_CACHE": str(tmp_path)}
     assert shape_of(model, environ) is None
     snapshot = tmp_path / "models--org--small/snapshots/abc"
@@ -163,7 +163,7 @@ def test_a_hub_name_is_looked_up_in_the_cache(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_not_taken_for_a_hub_name() -> None:
     with pytest.raises(ConfigError, match="no such folder"):
-        shape_of(SimpleNamespace(config=None, name_or_path="./nowhere", revision=None))
+        shape_of(SimpleNamespace(config=None, name_or_path="./nowhere", revision=None, attn_implementation="auto"))
     assert shape_of(SimpleNamespace(config=None, name_or_path=None, revision=None)) is None
 
 

@@ -1,0 +1,92 @@
+"""Tensors under the names and in the shapes that ``save_pretrained`` writes: those of the released models.
+
+Transformers 5 keeps the experts of a layer as one tensor and renames parts of some models as it loads them; it goes the way back as it saves. Other
+programs (vLLM, SGLang, older Transformers) read the released layout only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.tensorfile import Entry
+
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
+
+
+def hub_entries(model: Any, entries: Sequence[Entry]) -> list[Entry]:
+    """``entries`` (a whole model's, as ``model``'s class names them) as ``save_pretrained`` would write them.
+
+    ``model`` may lie on the meta device: only its class and config are read. A tensor is loaded when its turn comes; where one is made of several, or
+    several of one, those of one layer are in memory at a time.
+    """
+    whole = _reverted(model, {e.name: _empty(e) for e in entries})
+    by_name = {e.name: e for e in entries}
+    if set(whole) == set(by_name) and all(whole[n].shape == torch.Size(by_name[n].shape) for n in whole):
+        return list(entries)
+    for key in (_itself, _layer, lambda _: ""):
+        try:
+            made = _grouped(model, entries, key)
+        except (RuntimeError, ValueError, KeyError, IndexError):  # made of tensors that lie in several of these groups
+            continue
+        if {e.name: torch.Size(e.shape) for e in made} == {n: t.shape for n, t in whole.items()}:
+            return made
+    raise AssertionError("the whole model is one of the groups that were tried")
+
+
+def _itself(name: str) -> str:
+    return name
+
+
+def _layer(name: str) -> str:
+    found = _LAYER.match(name)
+    return found[1] if found else ""
+
+
+def _grouped(model: Any, entries: Sequence[Entry], key: Callable[[str], str]) -> list[Entry]:
+    """The entries made of each group of ``entries`` by itself."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry.name), []).append(entry)
+    made = []
+    for group in groups.values():
+        source = _Group(model, group)
+        shapes = _reverted(model, {e.name: _empty(e) for e in group})
+        made += [Entry(name, t.dtype, tuple(t.shape), source.loader(name)) for name, t in shapes.items()]
+    return made
+
+
+@dataclass
+class _Group:
+    """Tensors that become others together; what they became is kept until each was asked for once."""
+
+    model: Any
+    entries: list[Entry]
+    ready: dict[str, Tensor] = field(default_factory=dict)
+
+    def loader(self, name: str) -> Callable[[], Tensor]:
+        """A function that gives the finished tensor ``name``."""
+
+        def load() -> Tensor:
+            if name not in self.ready:
+                self.ready = dict(_reverted(self.model, {e.name: e.load().detach() for e in self.entries}))
+            return self.ready.pop(name).contiguous()
+
+        return load
+
+
+def _empty(entry: Entry) -> Tensor:
+    return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+
+
+def _reverted(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    back: Any = revert_weight_conversion
+    found: dict[str, Tensor] = back(model, dict(tensors))
+    return found

@@ -1,0 +1,92 @@
+"""Rotary embeddings whose frequencies depend on the length of what is read: a document gets those it gets alone.
+
+Dynamic NTK and LongRoPE (Ding et al. 2024, arXiv:2402.13753) choose their factor by the longest position of a call. In a batch of several documents
+that is the longest document's, for all of them. Here the module is asked for each document by itself, from the state it began with.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.layout import layout_of, rows_of
+from paceline.models.swap import swapped
+from paceline.plan.rope import BY_LENGTH
+
+_FRESH = "original_inv_freq"
+
+
+class DocumentRope(nn.Module):
+    """The class that such a module is swapped to. Outside of a root module's forward (generation) its own code runs."""
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """position_ids int64 [1, T] of a flat batch, or [rows, longest] -> the module's own tensors, [.., tokens, width] along dim 1."""
+        layout, rows = layout_of(self), rows_of(self)
+        own: Any = super().forward
+        if layout is None and rows is None:
+            return own(x, position_ids, *args, **kwargs)
+        if rows is not None:  # padding takes the last position: the row is as long as its document
+            ends = rows.cu_seqlens.diff()
+            parts = [
+                _alone(self, own, x[:1], position_ids[i : i + 1].clamp(max=int(end) - 1), args, kwargs)
+                for i, end in enumerate(ends.tolist())
+            ]
+            return _joined(parts, 0)
+        assert layout is not None
+        if position_ids.shape[-1] != layout.bounds[-1]:
+            raise ConfigError(_not_whole(self))
+        parts = [_alone(self, own, x[:, a:b], position_ids[:, a:b], args, kwargs) for a, b in pairwise(layout.bounds)]
+        return _joined(parts, 1)
+
+
+def rope_by_document(model: nn.Module) -> int:
+    """Swap the rotary embeddings of ``model`` that depend on the length; returns how many."""
+    count = 0
+    for module in model.modules():
+        if depends_on_length(module) and not isinstance(module, DocumentRope):
+            module.__class__ = swapped(DocumentRope, type(module))
+            count += 1
+    return count
+
+
+def depends_on_length(module: nn.Module) -> bool:
+    """Whether it is a rotary embedding of a kind whose frequencies follow the length (of any of its kinds of layers)."""
+    kinds = getattr(module, "rope_type", None)
+    named = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+    return bool(named & BY_LENGTH)
+
+
+def _alone(module: Any, own: Any, x: Tensor, positions: Tensor, args: Any, kwargs: Any) -> Any:
+    """What the module answers for one document, as if it were the first it sees."""
+    for name in [n for n in vars(module) | module._buffers if n.endswith(_FRESH)]:
+        prefix = name.removesuffix(_FRESH)
+        current = getattr(module, f"{prefix}inv_freq", None)
+        if isinstance(current, Tensor):
+            module.register_buffer(
+                f"{prefix}inv_freq", getattr(module, name).to(current.device).clone(), persistent=False
+            )
+        if hasattr(module, f"{prefix}max_seq_len_cached"):
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+    return own(x, positions, *args, **kwargs)
+
+
+def _joined(parts: list[Any], dim: int) -> Any:
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts, dim)
+    return tuple(torch.cat(part, dim) for part in zip(*parts, strict=True))
+
+
+def _not_whole(module: nn.Module) -> Diagnostic:
+    return Diagnostic(
+        "models.rope_by_length",
+        "the frequencies of this rotary embedding follow the length of a whole document, and this rank has a part of it",
+        "training.parallelism.cp_size",
+        type(module).__name__,
+        "cp_size: 1",
+    )

@@ -1,0 +1,135 @@
+"""Which families of models are trained, and how their documents are kept apart: the verdicts of ``tests/unit/models/family_sweep.py``. No torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+
+LIST = "docs/families.md"
+_TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
+_WEIGHTS_OF_TOWERS = ("vision", "visual", "audio", "speech", "image", "mm_projector", "multi_modal_projector", "multimodal_projector", "embed_vision")  # fmt: skip
+_STATEFUL = "full_attention", "sliding_attention"  # the kinds of layers that carry nothing but keys and values
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(
+        resources.files("paceline.plan").joinpath("data/families.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def families() -> Mapping[str, Mapping[str, Any]]:
+    """Model type -> ``{"refused": why}``, or ``{"rows": "packed" or "padded", "sizes": …}`` with ``counted`` and ``buffers`` where they are so."""
+    found: Mapping[str, Mapping[str, Any]] = _table()["families"]
+    return found
+
+
+def verdicts_of() -> str:
+    """The version of Transformers that the verdicts are about."""
+    return str(_table()["transformers"])
+
+
+def supported() -> tuple[str, ...]:
+    """The model types that are trained."""
+    return tuple(sorted(kind for kind, verdict in families().items() if "rows" in verdict))
+
+
+def unsupported(
+    config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto"
+) -> list[Diagnostic]:
+    """Why a model of this ``config.json`` is not trained: a tower, a balance loss, a family that is not supported, Falcon's doubled bias.
+
+    ``own_code``: it brings Python; ``attention``: ``model.attn_implementation``.
+    """
+    found = [*_tower(config, where), *_balance(config, where)]
+    if attention == "eager" and config.get("model_type") == "falcon" and config.get("alibi"):
+        what = "Transformers' eager attention adds Falcon's ALiBi bias twice: its losses are those of another model (sdpa adds it once)"
+        found.append(
+            Diagnostic("plan.alibi_twice", what, "model.attn_implementation", "eager", "attn_implementation: auto")
+        )
+    kind = config.get("model_type")
+    if found or not isinstance(kind, str) or own_code:
+        return found
+    verdict = families().get(kind)
+    if verdict is None or "refused" in verdict:
+        found.append(_family(kind, "" if verdict is None else str(verdict["refused"]), where))
+    return found
+
+
+def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnostic]:
+    """Refuses weights of a tower that a text model has no place for, counted and named."""
+    towers = sorted(n for n in names if any(word in part for part in n.split(".")[:-1] for word in _WEIGHTS_OF_TOWERS))
+    if not towers:
+        return []
+    kinds = sorted({".".join(name.split(".")[:2]) for name in towers})
+    what = (
+        f"{len(towers)} tensors of this folder belong to a tower that a text model has no place for: they would be lost"
+    )
+    return [Diagnostic("plan.tower", what, where, f"{', '.join(kinds[:4])} ({towers[0]}, …)", _no_tower())]
+
+
+def obstacle(config: Mapping[str, Any]) -> str | None:
+    """Why attention alone does not keep the documents of a row apart, or None. A family that is not on the list is taken for one that it does."""
+    kind = config.get("model_type")
+    verdict = families().get(str(kind), {})
+    layers = config.get("layer_types") or ()
+    other = sorted({str(x) for x in layers} - set(_STATEFUL)) if isinstance(layers, (list, tuple)) else []
+    if other:
+        return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
+    if config.get("attention_chunk_size"):
+        return f"model_type {kind} uses chunked attention"
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        return f"model_type {kind} is set to bidirectional attention"
+    if verdict.get("rows") == "padded":
+        return f"documents of a row of model_type {kind} would change each other's losses"
+    return None
+
+
+def _family(kind: str, why: str, where: str) -> Diagnostic:
+    near = difflib.get_close_matches(kind, supported(), n=3, cutoff=0.6)
+    known = list(dict.fromkeys([*near, "llama", "qwen3", "gemma3_text", "mistral", "phi3", "gpt2"]))[:7]
+    what = f"models of type '{kind}' are not supported" + (f": {why}" if why else "")
+    hint = f"supported: {', '.join(known)} and {len(supported()) - len(known)} more ({LIST})"
+    return Diagnostic("plan.family", what, f"{where}.model_type", kind, hint)
+
+
+def _tower(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
+    inner = [
+        key
+        for key in config
+        if key.endswith("_config") and key.removesuffix("_config").startswith(_TOWERS) and config[key]
+    ]
+    named = config.get("architectures")
+    classes = (
+        [n for n in named if isinstance(n, str) and n.endswith("ForConditionalGeneration")]
+        if isinstance(named, list)
+        else []
+    )
+    if inner or classes:
+        what = "this model reads images or sound beside text, and its tower would be lost or stay untrained"
+        yield Diagnostic("plan.tower", what, where, ", ".join([*inner, *classes]), _no_tower())
+
+
+def _no_tower() -> str:
+    return (
+        f"the text model of its family as a folder of its own (e.g. gemma3_text, qwen3); {LIST} lists what is trained"
+    )
+
+
+def _balance(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
+    """A balance loss of experts is added where the routers' logits are asked for; a coefficient alone stands in most published configs."""
+    inner = config.get("text_config")
+    for place, one in ((where, config), *([(f"{where}.text_config", inner)] if isinstance(inner, Mapping) else [])):
+        if one.get("output_router_logits") is True and one.get("router_aux_loss_coef") != 0:
+            what = "the balance loss of the experts (output_router_logits with router_aux_loss_coef) is not built: it would be left out"
+            found = (
+                f"output_router_logits: true, router_aux_loss_coef: {one.get('router_aux_loss_coef', 'the default')}"
+            )
+            yield Diagnostic("plan.balance_loss", what, f"{place}.output_router_logits", found, "output_router_logits: false: trained without it")  # fmt: skip
