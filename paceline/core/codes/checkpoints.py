@@ -15,6 +15,7 @@ _SAVING = {
 }
 _READING = {
     "checkpoint.damaged": "A file of the checkpoint is not the one that was published: its size or its digest differs. Resume from another checkpoint; resume_from_checkpoint: latest falls back to the newest complete one by itself.",
+    "checkpoint.unreadable": "A file of the checkpoint cannot be opened on this machine, which says nothing of its content: too many open files (ulimit -n), no permission, a file system that answers with an error. The reason and what to do are shown; the checkpoint may be whole.",
     "checkpoint.incomplete": "The checkpoint lacks files: its save was never finished, or some were removed. Resume from another one.",
     "checkpoint.misplaced": "A checkpoint's folder, its manifest and its state speak of different steps or numbers of ranks: folders were renamed into each other, or files of several checkpoints were put together. Give the folder the name it was saved under, or take another checkpoint; a copy may have any name that is no step's.",
     "checkpoint.manifest": "The checkpoint's manifest is not valid or of another version. Resume from another checkpoint, or with the version of Paceline that wrote it.",

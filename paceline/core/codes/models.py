@@ -6,6 +6,8 @@ _BUILDING = {
     "models.bad_config": "Transformers cannot build a model from model.config; its reason is shown. Correct the sizes, or take them from the config.json of a model of that family.",
     "models.cannot_load": "The model cannot be loaded. Weights are read as safetensors only: name a folder with config.json and .safetensors files, or a hub name that has them.",
     "models.missing_weights": "The checkpoint lacks weights that the model has; they would start at random. Get a complete checkpoint, or train from scratch by model.config.",
+    "models.lost_weights": "The checkpoint holds tensors that the model's class has no place for: an export would lose them. They are counted and named; take the class or the checkpoint that fits.",
+    "models.rope_by_length": "Dynamic and LongRoPE rotary embeddings take their frequencies from the length of a whole document, and this rank has a part of it. Set cp_size: 1.",
     "models.no_model": "Neither weights nor a config are named. Set model.name_or_path to a folder or hub name, or model.config.",
     "models.not_causal": "This type of model has no causal language model in Transformers. Take a decoder, such as llama, qwen2, mistral, gemma2 or gpt2.",
     "models.not_filled": "After the start without memory (meta device) some parameters had no values. Set fsdp_config.cpu_ram_efficient_loading: false, and report the model's type.",
