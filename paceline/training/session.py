@@ -58,7 +58,6 @@ class Session:
     reader: CheckpointReader | None = None
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more of each document, by split
     said: list[str] = field(default_factory=list)  # what was done before the first step, for the log
-    saved_configs: dict[Role, dict[str, Any]] = field(default_factory=dict)  # ``config.json`` of what is trained
 
     @property
     def models(self) -> Models:
@@ -77,7 +76,6 @@ class Session:
         algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         factories = {role: self.models.trained(role) for role in algorithm.trains}
-        self.saved_configs = {role: factory.saved_config for role, factory in factories.items()}
         handles = {role: strategy.prepare(role, build, self.optimizer()) for role, build in factories.items()}
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
@@ -251,7 +249,7 @@ class Session:
     def hf_config(self, role: Role) -> dict[str, Any]:
         """``config.json`` of the trained model. Hugging Face's class for sequence classification reads the last token that is not padding: a padding
         token that also ends answers is left out, so that it cannot be mistaken."""
-        config = self.saved_configs[role]
+        config = self.models.trained(role).saved_config
         pad = self.prepared.pad_token_id
         scores = role in SCALAR_ROLES
         return config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad} if scores else config
