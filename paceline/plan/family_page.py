@@ -29,7 +29,7 @@ def _lines() -> Iterator[str]:
         "and tried: losses and gradients of several documents must be those of each document alone through Transformers' own class, to 1e-5; later tokens",
         "must change nothing earlier; every trained parameter must get a gradient; the exported folder must hold the tensors (names, shapes, values) and the",
         "config of `save_pretrained`, and load. What fails is refused by `paceline plan`, by name. To do it again:",
-        "`.venv/bin/python tests/unit/models/family_sweep.py --write` (all of them; some minutes), or `scripts/test --slow tests/unit/models/test_families.py`.",
+        "`.venv/bin/python tests/unit/models/family_sweep.py write` (all of them; some minutes), or `scripts/test --slow tests/unit/models/test_families.py`.",
         "",
         f"**{len(trained)} are trained**, {len(packed)} of them packed: attention keeps the documents of a row apart. The others get one padded row a document,",
         "and `data.packing` is not granted. Where the size is marked *exact*, the plan's count of parameters is Transformers' own; elsewhere it is about right",

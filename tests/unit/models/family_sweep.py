@@ -1,7 +1,7 @@
 """Every causal language model that Transformers registers, tried in small: does Paceline train and export it as Transformers itself does?
 
     .venv/bin/python tests/unit/models/family_sweep.py            # the verdicts, one a line
-    .venv/bin/python tests/unit/models/family_sweep.py --write    # into paceline/plan/data/families.json
+    .venv/bin/python tests/unit/models/family_sweep.py write    # into paceline/plan/data/families.json
 
 ``supported`` means: losses and gradients of several documents, laid end to end (``packed``) or a row each (``padded``), are those of each document
 alone through Transformers; later tokens change nothing earlier; every trained parameter has a gradient; the exported folder has the names, shapes,
@@ -336,17 +336,17 @@ class _OneRank:
 def main() -> None:
     """Print, or write, the table."""
     parser = argparse.ArgumentParser(description="Try every causal language model of Transformers in small.")
-    parser.add_argument("kinds", nargs="*", help="model types [default: all]")
-    parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
+    parser.add_argument("kinds", nargs="*", help=f"model types [default: all]; write: all, and into {TABLE.name}")
     args = parser.parse_args()
+    write = args.kinds == ["write"]
     found = {}
-    for kind in args.kinds or sorted(registered()):
+    for kind in sorted(registered()) if write else args.kinds or sorted(registered()):
         found[kind] = examine(kind)
         print(
             f"{kind:28} {found[kind].rows or 'refused'}{' buffers' if found[kind].buffers else ''} {found[kind].why}",
             flush=True,
         )
-    if args.write:
+    if write:
         families_known(with_counts({kind: verdict.to_json() for kind, verdict in found.items()}))
 
 

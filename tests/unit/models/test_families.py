@@ -1,6 +1,6 @@
 """The table of families that the plan refuses and accepts by, held against Transformers itself.
 
-All of them: ``scripts/test --slow tests/unit/models/test_families.py``; to write the table anew: ``python tests/unit/models/family_sweep.py --write``.
+All of them: ``scripts/test --slow tests/unit/models/test_families.py``; to write the table anew: ``python tests/unit/models/family_sweep.py write``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_every_family_s_verdict_is_what_a_trial_gives(kind: str) -> None:
 
 
 def test_the_table_is_about_every_family_of_this_transformers() -> None:
-    assert transformers.__version__ == verdicts_of(), "run tests/unit/models/family_sweep.py --write"
+    assert transformers.__version__ == verdicts_of(), "run tests/unit/models/family_sweep.py write"
     assert set(families()) == set(registered())
 
 
