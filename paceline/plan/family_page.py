@@ -51,8 +51,13 @@ def _lines() -> Iterator[str]:
         "",
         "| `model_type` | why |",
         "| --- | --- |",
-        *(f"| {kind} | {row['refused'].replace('|', '/')} |" for kind, row in sorted(table.items()) if "refused" in row),
+        *(f"| {kind} | {_plain(str(row['refused']))} |" for kind, row in sorted(table.items()) if "refused" in row),
     )  # fmt: skip
+
+
+def _plain(why: str) -> str:
+    """One cell of a table, without the first part of parameters' names (which is that of the config's section, too)."""
+    return why.replace("|", "/").replace("model.", "…")
 
 
 if __name__ == "__main__":
