@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -188,17 +188,28 @@ def cpu_flags(text: str | None = None) -> tuple[frozenset[str], str]:
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may use: the smaller of the machine's and the cgroup's limit (v2 and v1). 0 when unknown."""
+    """Memory that this process may use: the smallest of the machine's and the limits of its cgroups (v2 and v1) and of those above them. 0 when unknown."""
     total = 0
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
             total = int(line.split()[1]) * 1024
     limits = [total] if total else []
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        value = _read(root / name).strip()
+    for path in _memory_limits(root):
+        value = _read(path).strip()
         if value.isdigit() and (not total or int(value) < total):
             limits.append(int(value))
     return min(limits, default=0)
+
+
+def _memory_limits(root: Path) -> Iterator[Path]:
+    """Files with a limit: of the group that this process is in, by ``/proc/self/cgroup`` (``0::/path``, ``4:memory:/path``), and of every group above."""
+    for line in ["0::/", "0:memory:/", *_read(root / "proc/self/cgroup").splitlines()]:
+        _, controllers, group = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        inside = Path(group.lstrip("/"))
+        yield from (root / "sys/fs/cgroup" / top / folder / name for folder in (inside, *inside.parents))
 
 
 def cpu_count(root: Path = Path("/")) -> int:

@@ -20,7 +20,6 @@ from paceline.plan.shape import ModelShape
 from paceline.plan.starts import INTERPRETER, Role, Start, card_peak, host_peak, start_of
 
 KEY = "training.distributed_strategy"
-DOCUMENT = 120  # bytes of a training document in each process: its columns and its place in the order (measured at a million: 118)
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Room:
         return {field: getattr(self, field) for field in self.__dataclass_fields__}
 
 
-def room_of(plan: Plan, hardware: Hardware, documents: int = 0) -> Room | None:
-    """What ``plan`` needs on ``hardware``; ``documents`` of training data, where that is known. None where the size of a model is not known."""
+def room_of(plan: Plan, hardware: Hardware) -> Room | None:
+    """What ``plan`` needs on ``hardware``. None where the size of a model is not known."""
     start = start_of(plan.strategy, plan.engine)
     if start is None or plan.shape is None or plan.memory is None:
         return None
@@ -54,13 +53,12 @@ def room_of(plan: Plan, hardware: Hardware, documents: int = 0) -> Room | None:
     for place, shape in enumerate(shapes.values()):
         kept = _built(plan, states[place], on_cpu) if states is not None else Placed(0, 0, 0)
         roles.append(Role((shape.num_parameters if shape else 0) * size, kept.card, kept.host))
-    data = processes * documents * DOCUMENT
     first = Start(False, start.one_reads, start.words) if on_cpu else start
     return Room(
         start_card=round(card_peak(first, roles)),
-        start_host=round(host_peak(first, roles, processes) + data),
+        start_host=round(host_peak(first, roles, processes)),
         states_card=None if parts is None else sum(p.card for p in parts),
-        states_host=None if parts is None else processes * (sum(p.host for p in parts) + INTERPRETER) + data,
+        states_host=None if parts is None else processes * (sum(p.host for p in parts) + INTERPRETER),
         words=start.words,
     )
 

@@ -113,6 +113,29 @@ def test_memory_is_the_smaller_of_machine_and_cgroup(tmp_path: Path) -> None:
     assert host_memory_bytes(tmp_path) == 4096
 
 
+@pytest.mark.parametrize(
+    ("own", "limited", "expected"),
+    [
+        ("0::/user.slice/job.scope", "user.slice/job.scope/memory.max", 2**20),
+        ("0::/user.slice/job.scope", "user.slice/memory.max", 2**20),
+        ("5:cpu:/x\n4:memory,hugetlb:/slurm/job_7", "memory/slurm/job_7/memory.limit_in_bytes", 2**20),
+        ("4:memory:/slurm/job_7/step_0", "memory/slurm/job_7/memory.limit_in_bytes", 2**20),
+        ("0::/other", "user.slice/memory.max", 2**30),
+    ],
+)
+def test_the_limit_of_a_group_inside_counts_and_of_every_group_above_it(
+    own: str, limited: str, expected: int, tmp_path: Path
+) -> None:
+    """Slurm and systemd limit a group below the root of the hierarchy, which a process outside a container sees whole."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {2**20} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(own + "\n")
+    limit = tmp_path / "sys/fs/cgroup" / limited
+    limit.parent.mkdir(parents=True)
+    limit.write_text(f"{2**20}\n")
+    assert host_memory_bytes(tmp_path) == expected
+
+
 def test_a_cpu_quota_counts(tmp_path: Path) -> None:
     cgroup = tmp_path / "sys/fs/cgroup"
     cgroup.mkdir(parents=True)
