@@ -45,6 +45,7 @@ from paceline.runtime.alarm import Alarm, leave
 from paceline.runtime.cascade import is_cascade, is_timeout
 from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.heartbeat import sign_of
+from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.world import RankEnv, World
 from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
@@ -80,6 +81,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
     rank = 0
     try:
         start = parse_start(argv, environ)
+        quiet_libraries(quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None)
         env = RankEnv.from_environ(environ, start.local_rank)
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)

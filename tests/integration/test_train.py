@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,10 @@ def steps_of(run: Path, rank: int = 0) -> list[Step]:
     return [e for e in events_of(run, rank) if isinstance(e, Step)]
 
 
+# What Paceline itself writes beside the plan and the steps of a run without fault: findings, and who set the threads.
+OURS = re.compile(r"(note|warning)\[[a-z]+\.[a-z0-9_]+\] |    (found|hint): |OMP_NUM_THREADS=|$")
+
+
 def train(paceline: Paceline, config: dict[str, Any], folder: Path, nproc: int, *extra: str, **kw: Any) -> Run:
     yaml = write_yaml(folder / f"config-{nproc}.yaml", config)
     return paceline("train", str(yaml), "--nproc", str(nproc), *extra, **kw)
@@ -51,6 +56,7 @@ def test_the_same_losses_on_one_process_and_several(
         )
         done = train(paceline, config, tmp_path, nproc)
         assert done.code == 0, done.err
+        assert [line for line in done.err.splitlines() if not OURS.match(line)] == []
         steps = steps_of(tmp_path / f"run{nproc}")
         losses[nproc], digests[nproc] = [s.loss for s in steps], [s.sample_digest for s in steps]
         norms[nproc] = [s.grad_norm for s in steps]

@@ -1,0 +1,46 @@
+"""Libraries are quiet in a rank: no bars, no word of kernels for packed weights where none are packed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.runtime.quiet import quiet_libraries
+
+
+@pytest.fixture
+def library_settings() -> Iterator[None]:
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = logging.getLogger("bitsandbytes").level, transformers_logging.is_progress_bar_enabled()
+    transformers_logging.enable_progress_bar()
+    yield
+    logging.getLogger("bitsandbytes").setLevel(level)
+    transformers_logging.enable_progress_bar() if bars else transformers_logging.disable_progress_bar()
+
+
+def test_loading_a_model_says_nothing(
+    tmp_path: Path, library_settings: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).save_pretrained(tmp_path)
+    capfd.readouterr()
+    LlamaForCausalLM.from_pretrained(tmp_path)
+    assert "Loading weights" in capfd.readouterr().err  # what is silenced
+    quiet_libraries(quantised=False)
+    LlamaForCausalLM.from_pretrained(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_kernels_for_packed_weights_are_told_where_weights_are_packed(library_settings: None, quantised: bool) -> None:
+    logging.getLogger("bitsandbytes").setLevel(logging.NOTSET)
+    quiet_libraries(quantised)
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    assert logger.isEnabledFor(logging.WARNING) is quantised
+    assert logger.isEnabledFor(logging.ERROR)
