@@ -204,6 +204,7 @@ _MODEL = {
     "peft.quant_full": "Quantised weights cannot be trained in full; adapters can be trained on top (QLoRA).",
     "peft.resize_quant": "Added tokens need new embedding rows, which a quantised embedding cannot get.",
     "sec.secret_value": "A value of the config is, or holds, the value of an environment variable whose name speaks of a token, key, secret or password. It would be written into config.json and plan.json and shown to trackers.",
+    "sec.no_remote_code": "trust_remote_code: true was given where no code is needed (a model made from scratch) or none is pinned (a hub name without a revision), as other programs' files do for every model. It is read as false and no code runs; a model that needs its own code is refused when it is loaded, and takes the 40-digit commit in `model.revision`.",
     "sec.trust_remote_code": "trust_remote_code runs Python that comes with the model. A hub name is pinned by a commit in `model.revision`, a folder by the digest of its Python files and of what its configs say of them (`auto_map`): the message prints it. Code of the tokenizer runs only from the same place; other models of a run (reference, reward, value) run none.",
     "sec.attention_kernel": "Transformers downloads an attention that is named `org/repository` from the hub and runs it. It has to be pinned by a commit, like any code; a model's own config.json cannot ask for one.",
     "sec.secret_on_cli": "A secret in a config or on the command line is visible to `ps`, saved with the run and sent to trackers. Keep it in the environment.",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.build import build
+from paceline.config.code_of_models import without_code
 from paceline.config.collect import Collector
 from paceline.config.foreign.files import foreign_layer
 from paceline.config.foreign.kinds import not_a_config
@@ -97,12 +98,13 @@ def load_config(
         config = config.model_copy(update={"training": training})
     problems += misfits
     provenance = _provenance(merged, config)
+    config, code_notes = without_code(config, provenance)
     problems += errors(check(config, Facts(), provenance=provenance))
     problems += held_secrets(config.to_json(), provenance, environ or {})
     if problems:
         raise ConfigError(*map(masked, _in_order(problems)))
     notes = [note for collector in collectors for note in collector.notes]
-    return Loaded(config, provenance, (*notes, *launched.notes, *foreign.notes, *merged.notes), path)
+    return Loaded(config, provenance, (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes), path)
 
 
 def _yaml(path: str | None, collector: Collector) -> None:

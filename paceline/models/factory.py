@@ -353,12 +353,15 @@ def _model_class(config: Any, model: ModelSource, role: Role) -> Any:
 
 
 def _no_weights(name: str, error: Exception) -> Diagnostic:
+    hint = "a folder with config.json and *.safetensors, or a hub name that has them"
+    if "trust_remote_code" in str(error):
+        hint = "the model needs its own code: trust_remote_code: true, and revision: the 40-digit commit you have read"
     return Diagnostic(
         code="models.cannot_load",
         what="this model cannot be loaded (safetensors only)",
         where="model.name_or_path",
         found=f"{name}: {_first_lines(error)}",
-        hint="a folder with config.json and *.safetensors, or a hub name that has them",
+        hint=hint,
     )
 
 
