@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.shape import cached_model_dir
+from paceline.plan.weights_files import MAX_CONFIG_BYTES, read_json
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
@@ -25,7 +25,7 @@ def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, A
         home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
         folder = cached_model_dir(name, model.revision, Path(environ.get("HF_HUB_CACHE") or home / "hub"))
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
+        found = read_json(folder / "config.json", MAX_CONFIG_BYTES) if folder else None
     except (OSError, ValueError) as error:
         raise ConfigError(
             Diagnostic("plan.model_config", "the model has no readable config.json", str(folder), str(error))

@@ -228,3 +228,31 @@ def test_the_command(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert export("g", "--checkpoint", "best") == 1 and "export.no_best" in capsys.readouterr().err
     assert export("g", at=tmp_path / "nowhere") == 1 and "resume.not_a_checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "g").exists()
+
+
+def test_experts_are_exported_under_the_released_names_with_the_router_s_buffers(run: RunDir, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "vocab_size": 40,
+    }  # fmt: skip
+    model: Any = DeepseekV3ForCausalLM(DeepseekV3Config(**sizes)).eval()
+    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.arange(4.0))
+    shards = [whole(n, p.detach()) for n, p in model.named_parameters()]
+    buffers = [(n, b) for n, b in model.named_buffers() if n in model.state_dict()]
+    files = {"config.json": json.dumps(model.config.to_dict()).encode()}
+    without = Checkpointer(run, OneRank()).save(1, shards, {}, files)
+    with pytest.raises(CheckpointError, match="e_score_correction_bias"):
+        export_hf(without, tmp_path / "none")
+    export_hf(
+        Checkpointer(run, OneRank()).save(2, [*shards, *(whole(n, b, "buffer") for n, b in buffers)], {}, files),
+        tmp_path / "out",
+    )
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = (load_file(tmp_path / place / "model.safetensors") for place in ("out", "theirs"))
+    assert set(ours) == set(theirs) and "model.layers.1.mlp.experts.0.gate_proj.weight" in ours
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
