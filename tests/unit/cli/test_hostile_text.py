@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from support import write_yaml
 
 from paceline.cli.main import main as command
@@ -22,6 +23,9 @@ from paceline.data.main import main as prepare
 from paceline.launch.outlet import Outlet, redacted, terminal
 from paceline.runlog.redact import Redactor
 from paceline.runlog.textlog import TextLog
+from paceline.runtime.alarm import _print_foreign
+from paceline.runtime.message import heard, told
+from paceline.runtime.signed import SignedStore
 from paceline.training.worker import tell
 
 # colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override and isolate, tags, line separator
@@ -100,6 +104,19 @@ def test_an_exception_and_a_finding(printed: Any) -> None:
 
     text = printed(program)
     assert text.count("EVIL") == 3 and "\\x1b[31mEVIL" in text and "\\u202egpj" in text
+
+
+def test_a_value_of_the_ranks_store(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a secret a stranger's error is believed; what it says is text all the same."""
+    store = dist.HashStore()
+    evil = Diagnostic(
+        "evil.code", HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE, evidence={"x": HOSTILE}
+    )
+    store.set("error", told(1, evil, 1))
+    message = heard(SignedStore(store, b"", "run").get("error"))
+    assert message is not None and message[1].what == HOSTILE + FORGED
+    text = printed(redacted(lambda: _print_foreign(*message, 76)))
+    assert text.count("EVIL") == 4
 
 
 def test_a_rank_s_log(printed: Any, tmp_path: Path) -> None:

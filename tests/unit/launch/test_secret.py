@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import write_yaml
 
+from paceline.cli.main import main as command
 from paceline.core.errors import ConfigError
 from paceline.launch.secret import FILE, VALUE, handed_out, read_secret, unsigned
 from paceline.launch.spec import Cluster
@@ -78,3 +83,27 @@ def test_whoever_goes_without_is_told() -> None:
     for nodes, ours in ((2, True), (1, False), (2, False)):
         found = unsigned({}, nodes, 8, ours=ours)
         assert found is not None and found.code == "launch.store_unsigned" and FILE in found.hint
+
+
+@pytest.mark.parametrize(("nodes", "environ", "said"), [(1, {}, False), (2, {}, True), (2, {VALUE: GOOD}, False)])
+def test_the_plan_says_that_nobody_has_named_a_secret(
+    nodes: int, environ: dict[str, str], said: bool, tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    config = tiny()
+    config["launch"] = {"nproc": 2, "nnodes": nodes, "master_addr": "10.0.0.1", "master_port": 29500}
+    with contextlib.suppress(SystemExit):
+        command(["plan", str(write_yaml(tmp_path / "c.yaml", config))])
+    told = capsys.readouterr()
+    assert "Plan " in told.out, told.err
+    assert ("launch.store_unsigned" in told.err + told.out) is said and GOOD not in told.out + told.err
+
+
+def test_the_plan_refuses_a_secret_that_cannot_be_used(
+    tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FILE, str(tmp_path / "gone"))
+    with pytest.raises(SystemExit) as stopped:
+        command(["plan", str(write_yaml(tmp_path / "c.yaml", tiny()))])
+    assert stopped.value.code == 2 and "launch.store_secret" in capsys.readouterr().err
