@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 
-SOCKET = "PACELINE_LAUNCH_LINE"  # the launcher's socket, in the environment of what it starts
+SOCKET = "PACELINE_START_LINE"  # the launcher's socket, in the environment of what it starts
 AGENT = -1  # torchrun's agent in the place of a rank
 MESSAGE_BYTES = 64 * 1024
 _CONNECT_SECONDS = 2.0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-MARK = "PACELINE_LAUNCH_ID"
+MARK = "PACELINE_START_ID"
 PROC = Path("/proc")
 GRACE_SECONDS = 2.0
 STOPPED = ("T", "t")  # states of a process that no signal but SIGKILL ends (SIGSTOP, a debugger)

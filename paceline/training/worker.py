@@ -207,7 +207,13 @@ class Worker:
         closed = world.close(ok=True)
         if world.rank == 0:
             leave_word(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
-        return int(code) if closed else int(ExitCode.CLOSING)
+        final = int(code) if closed else int(ExitCode.CLOSING)
+        if (
+            world.world_size > 1
+        ):  # all is durable and closed: destructors of C++ threads abort a process at its exit now and then
+            self.line.ended(final)
+            leave(final)
+        return final
 
     def watch(self, world: World) -> None:
         """All ranks are here: from now on each hears why another fails, and that it is silent."""
