@@ -19,6 +19,7 @@ _CODE = (
     "examples",
     "fields",
     "formats",
+    "guess",
     "pairs",
     "prompts",
     "locate",

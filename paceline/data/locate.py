@@ -82,7 +82,7 @@ def _known(file: Path) -> Path:
                 f"files that end in '{file.suffix}' cannot be read",
                 str(file),
                 file.name,
-                f"one of {', '.join(SUFFIXES)}",
+                f"a name that says what it holds: one of {', '.join(SUFFIXES)} (JSON lines .jsonl, plain text .txt)",
             )
         )
     return file

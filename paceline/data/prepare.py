@@ -39,6 +39,7 @@ class Prepared:
     stop_token_ids  tokens that end an answer (end of text, and the template's end of turn): for generation_config's eos_token_id
     tokenizer_path  the tokenizer as it was used (tokens added, chat template settled): what goes beside the weights
     longest         tokens of the longest document
+    train_fingerprint  of what is trained on alone: another evaluation set does not change it
     notes           what was assumed, left out, cut or found to overlap; warnings and notes, never errors
     """
 
@@ -55,6 +56,7 @@ class Prepared:
     max_token_id: int
     notes: tuple[Diagnostic, ...]
     from_cache: bool
+    train_fingerprint: str = ""
 
 
 def prepare(
@@ -98,6 +100,7 @@ def prepare(
         ),
     )
     prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
+    prepared = replace(prepared, train_fingerprint=key_of(data, setup, train, [], seed, cache_dir))
     say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
     if settled.damage:
         what = "the prepared data in the cache was damaged and has been made anew"

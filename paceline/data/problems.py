@@ -69,11 +69,11 @@ REASONS: Mapping[str, tuple[str, str]] = {
     ),
     "too_long": (
         "the row is longer than data.max_length",
-        "raise data.max_length, or data.on_too_long: truncate or skip",
+        "raise data.max_length",
     ),
     "prompt_too_long": (
         "the prompt fills data.max_length and leaves no room for an answer; prompts are never cut",
-        "raise data.max_length, or data.on_too_long: skip",
+        "raise data.max_length",
     ),
     "answer_cut_off": (
         "the prompt alone fills data.max_length, no answer is left after truncation",
@@ -87,6 +87,13 @@ LENGTH_REASONS = (
     "answer_cut_off",
     "prompt_too_long",
 )  # ruled by data.on_too_long, the others by data.on_bad_row
+
+
+# reason -> (a value of data.on_too_long that deals with it, what becomes of rows where that is the value): no hint names the value that is set
+_CUT, _LEFT = ("truncate", "truncated"), ("skip", "skipped")
+_POLICIES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "too_long": (_CUT, _LEFT), "prompt_too_long": (_LEFT,), "answer_cut_off": (_LEFT,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -207,6 +214,8 @@ def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic,
 def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int, of: str = "") -> Diagnostic:
     meaning, advice = REASONS[reason]
     rows = "row" if rows_read == 1 else "rows"
+    if other := [policy for policy, when in _POLICIES.get(reason, ()) if when != verb]:
+        advice += f", or data.on_too_long: {' or '.join(other)}"
     if verb == "refused" and reason not in (*LENGTH_REASONS, ALWAYS_REFUSED):
         advice += "; data.on_bad_row: skip leaves such rows out (and counts them)"
     more = tally.count - len(tally.examples)

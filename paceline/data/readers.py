@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data.guess import disguised
 from paceline.data.locate import SUFFIXES, Located
 from paceline.data.strict import DECODER, check_value, parse_row
 
@@ -233,6 +234,7 @@ def _skip(text: str, place: int) -> int:
 
 
 def _csv(file: Path) -> Iterator[RawRow]:
+    _plain(file)
     csv.field_size_limit(MAX_LINE)
     with _open(file) as stream:
         reader = csv.reader(stream, strict=True)
@@ -269,7 +271,18 @@ def _twice(names: Sequence[str]) -> str:
     return next((name for name in names if names.count(name) > 1), "")
 
 
+def _plain(file: Path) -> None:
+    """Raises DataError for a file that is no text or CSV in truth."""
+    try:
+        found = disguised(file)
+    except OSError:
+        return  # opening it names the reason
+    if found is not None:
+        raise DataError(found)
+
+
 def _txt(file: Path) -> Iterator[RawRow]:
+    _plain(file)
     for number, line, consumed in _lines(file):
         yield RawRow({"text": line.rstrip("\r\n")}, f"{file}:{number}", consumed=consumed)
 

@@ -43,8 +43,21 @@ def open_resume(world: Any, where: str | None, run: RunDir, plan: Plan, state_no
         return Resumed(None, plan, tuple(notes))
     reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
     kept, said = keep_global_batch(reader.state, plan)
-    same_run(reader.state, {**{field: state_now[field] for field in FIXED}, "global_batch": kept.batch.global_batch})
+    said += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     return Resumed(reader, kept, (*notes, *said, *changed_keys(reader.state.get("config", {}), plan.config)))
+
+
+def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
+    """Raises CheckpointError when the run would be trained on something else. Another evaluation set, or none, is said: it changes nothing of that."""
+    trained = state.get("train_fingerprint") or None
+    same_rows = trained is not None and trained == now["train_fingerprint"]
+    same_run(state, {field: now[field] for field in FIXED}, override=("data_fingerprint",) if same_rows else ())
+    if state.get("data_fingerprint") == now["data_fingerprint"]:
+        return []
+    what = "the evaluation set is another than when this checkpoint was saved; what is trained is the same"
+    best = state.get("train", {}).get("best_metric")
+    found = "" if best is None else f"the best value so far, {best:.4g}, was measured on the former set"
+    return [Diagnostic("resume.other_evaluation", what, "data.eval", found, severity=Severity.WARNING)]
 
 
 def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[Diagnostic]]:

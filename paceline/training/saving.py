@@ -14,7 +14,13 @@ from paceline.training.state import TrainState
 
 
 def run_state(
-    state: TrainState, algorithm: Any, plan: Any, data_fingerprint: str, adapters: Mapping[str, Any] | None = None
+    state: TrainState,
+    algorithm: Any,
+    plan: Any,
+    data_fingerprint: str,
+    adapters: Mapping[str, Any] | None = None,
+    *,
+    train_fingerprint: str = "",
 ) -> dict[str, Any]:
     """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with; with ``adapters`` (by trained role, the model
     that is exported first) also their bases."""
@@ -29,6 +35,7 @@ def run_state(
         "config": dict(plan.config),
         "config_digest": plan.config_digest,
         "data_fingerprint": data_fingerprint,
+        "train_fingerprint": train_fingerprint,
         "global_batch": plan.batch.global_batch,
         "seq_len": plan.seq_len,
         "packing": plan.packing,

@@ -274,7 +274,15 @@ class Session:
             if self.config.training.load_best_model_at_end:
                 checkpointer.protect(trainer.state.best_step)
             adapters = {r.value: trainer.handles[r].root.adapter for r in trainer.algorithm.trains}
-            state = run_state(trainer.state, trainer.algorithm, self.plan, self.prepared.fingerprint, adapters)
+            data = self.prepared
+            state = run_state(
+                trainer.state,
+                trainer.algorithm,
+                self.plan,
+                data.fingerprint,
+                adapters,
+                train_fingerprint=data.train_fingerprint,
+            )
             shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm, trainer.windows.shards(step))
             path = checkpointer.save(step, shards, state, files)
             cost = checkpointer.last

@@ -234,7 +234,8 @@ class Worker:
         open_port = None if said else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
         for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
-        now = run_state(TrainState(), None, self.plan, self.prepared.fingerprint)
+        data = self.prepared
+        now = run_state(TrainState(), None, self.plan, data.fingerprint, train_fingerprint=data.train_fingerprint)
         resumed = open_resume(world, self.config.training.resume_from_checkpoint, self.run_dir, self.plan, now)
         self.plan, reader = resumed.plan, resumed.reader
         self.checkpoint = str(reader.path) if reader else ""

@@ -30,6 +30,7 @@ _READING = {
 _RESUMING = {
     "resume.adapter": "The checkpoint and the config do not agree about an adapter. Resume with the lora section it was made with, or start a new run.",
     "resume.base_model": "The adapter in the checkpoint was trained on other base weights than those here. Use the model and revision it was made with.",
+    "resume.other_evaluation": "The run goes on with another evaluation set than before, or with none. What is trained stays as it was; the best value so far was measured on the former set, so it does not compare with the next one.",
     "resume.batch_resplit": "The run goes on with another number of processes; micro-batch and accumulation were chosen anew so that a step still takes as many rows as before.",
     "resume.chosen": "Which checkpoint the run goes on from.",
     "resume.config_changed": "A key that shapes training differs from the run that saved the checkpoint. It is used as it stands now; change it back if that was not meant.",

@@ -1,0 +1,56 @@
+"""Whether a file of plain text or CSV is something else in truth, seen from its beginning: rows of JSON would be trained on with braces and keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.data.formats import COLUMNS, PAIRS
+
+_LOOKED_AT = 1 << 16  # bytes
+_LINES = 20
+_HEADERS = [frozenset(must) for must, _ in COLUMNS.values() if len(must) > 1] + [frozenset(p) for p in PAIRS] + [frozenset(("chosen", "rejected"))]  # fmt: skip
+
+
+def disguised(file: Path) -> Diagnostic | None:
+    """The finding for a .txt or .csv file that holds rows of another kind; None for what is what it says. Raises OSError."""
+    with file.open("rb") as stream:
+        start = stream.read(_LOOKED_AT).decode("utf-8-sig", "ignore")
+    kind = _kind(start)
+    if kind is None or file.suffix.lower() == f".{kind[0]}":
+        return None
+    suffix, name = kind
+    return Diagnostic(
+        "data.disguised",
+        f"the file ends in '{file.suffix}' and looks like {name}: it would be read as plain text, names and punctuation included",
+        f"{file}:1",
+        repr(start.strip()[:60]),
+        f'a name that ends in .{suffix}; to train on such text as it stands, rows {{"text": …}} in a .jsonl file',
+    )
+
+
+def _kind(start: str) -> tuple[str, str] | None:
+    """(suffix, what it is called) of a text that begins so."""
+    text = start.lstrip()
+    lines = [line for line in start.splitlines() if line.strip()]
+    whole = lines[:_LINES] if len(start) < _LOOKED_AT else lines[:-1][:_LINES]  # the last may be cut
+    if whole and all(_is_object(line) for line in whole):
+        return "jsonl", "JSON lines"
+    if re.match(r'\[\s*(\{\s*"|\])', text) or re.match(r'\{\s*\n\s*"[^"\n]*"\s*:', text):
+        return "json", "JSON"
+    for mark, name in ((",", "CSV"), ("\t", "a table with tabs"), (";", "a table with semicolons")):
+        header = {part.strip().strip('"').lower() for part in lines[0].split(mark)} if lines else set()
+        if any(needed <= header for needed in _HEADERS):
+            return "csv", name
+    return None
+
+
+def _is_object(line: str) -> bool:
+    if not line.lstrip().startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
