@@ -14,6 +14,7 @@ from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
 _ABOUT = {
@@ -24,6 +25,7 @@ _ABOUT = {
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Export as asked; the exit code (``core.errors.ExitCode``)."""
     args = _parser().parse_args(argv)

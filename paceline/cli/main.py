@@ -8,10 +8,12 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from paceline import __version__
 from paceline.cli.report import reported, tell
 from paceline.core.errors import ExitCode
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
 # verb -> one line of help. Each lives in paceline/cli/<verb>.py, which holds ``app``: a typer.Typer.
@@ -34,7 +36,8 @@ FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # typer's reason
 
 
 @redacted
-def main(arguments: Sequence[str] | None = None) -> None:
+@ended
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The console script: runs a verb and exits with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(reported(lambda: dispatch(given)))

@@ -33,7 +33,8 @@ def become(module: str, *arguments: str) -> NoReturn:
 
 
 def call(module: str, *arguments: str) -> int:
-    """Run ``python -m module …`` to its end and answer its exit code. Ctrl-C reaches the child, which is in our process group."""
+    """Run ``python -m module …`` to its end and answer its exit code. Ctrl-C reaches the child, which is in our process group; what ends us otherwise
+    (SIGTERM, a hang-up: ``launch.ending``) ends it too."""
     reach_package()
     child = subprocess.Popen(module_argv(module, *arguments))
     while True:
@@ -42,3 +43,7 @@ def call(module: str, *arguments: str) -> int:
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:  # the child has it too and decides how to end
             continue
+        except SystemExit:
+            child.terminate()
+            child.wait()
+            raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ExitCode, PacelineError
+from paceline.launch.ending import READER_GONE, reader_gone
 
 
 def reported(run: Callable[[], Any]) -> int:
@@ -24,8 +25,8 @@ def reported(run: Callable[[], Any]) -> int:
         print("interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output (head, less) has gone: nothing to tell, and nobody to tell it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.FAILED)
+        reader_gone()
+        return READER_GONE
     except OSError as error:
         where = str(error.filename or "")
         tell(

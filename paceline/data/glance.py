@@ -18,6 +18,7 @@ from paceline.core.errors import DataError
 from paceline.data.examples import Reading, RowReader
 from paceline.data.looking import LOOKED_AT, find_sets, look
 from paceline.data.problems import LENGTH_REASONS, Problem, Tally, refusal
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.plan.roles import reads_pairs, reads_prompts
 
@@ -61,6 +62,7 @@ def _of(key: str, section: Dataset, reading: Reading, *, refuses: bool) -> list[
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the findings; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.data.glance", description="Look at the first rows.")

@@ -18,6 +18,7 @@ from paceline.data.prepare import key_of, opened, sets_of
 from paceline.data.store import Store
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import tokenizer_spec
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
 IN_PASSING = 64_000_000  # bytes that are hashed in a tenth of a second
@@ -51,6 +52,7 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the answer; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.data.lengths", description="How long an epoch is.")

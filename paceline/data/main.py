@@ -25,6 +25,7 @@ from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted, terminal
 from paceline.plan.roles import reads_pairs, reads_prompts
 
@@ -139,6 +140,7 @@ def read_config(arguments: argparse.Namespace) -> Config:
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(

@@ -18,6 +18,7 @@ from paceline.demo.preferences import DPO, REWARD
 from paceline.demo.rewards import GRPO, PPO
 from paceline.demo.sft import demo_sft
 from paceline.demo.steps import free_directory
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted, terminal
 
 DEFAULT = Path("outputs/demo")
@@ -26,6 +27,7 @@ ALGORITHMS = ("sft", *RECIPES)
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 when the goal was reached."""
     options = _parser().parse_args(None if argv is None else list(argv))

@@ -29,6 +29,7 @@ from paceline.core.units import human_bytes
 from paceline.demo.files import write_questions
 from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
+from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted, terminal
 from paceline.plan.hardware import cpu_count
@@ -53,6 +54,7 @@ class Cell:
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     options = _parser().parse_args(None if argv is None else list(argv))

@@ -19,12 +19,14 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.generation.answer import Message, Sampling, answer, load_folder
 from paceline.generation.settings import sampling_of
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; errors with a name are printed, not raised."""
     options = _parser().parse_args(None if argv is None else list(argv))
@@ -44,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        return int(ExitCode.OK)
     return int(ExitCode.OK)
 
 

@@ -26,6 +26,7 @@ from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.data.tokenizer import load_tokenizer
 from paceline.generation.answer import Sampling, answer
+from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
 from paceline.models.factory import HFModelFactory
@@ -50,6 +51,7 @@ class Scored:
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(

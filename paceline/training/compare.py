@@ -19,6 +19,7 @@ from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.runlog.history import load_history
 
@@ -59,6 +60,7 @@ def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> 
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.training.compare")

@@ -17,6 +17,7 @@ from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_seconds
+from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.runlog.history import History, load_history
 from paceline.runlog.lines import is_share, utilisation
@@ -221,6 +222,7 @@ def _memory(ax: Any, history: History) -> None:
 
 
 @redacted
+@ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw as asked; the exit code (``core.errors.ExitCode``)."""
     parser = argparse.ArgumentParser(prog="paceline plot", description=__doc__, allow_abbrev=False)

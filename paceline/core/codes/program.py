@@ -24,6 +24,7 @@ CODES = {
     "plot.write": "The picture cannot be written to this path. Give --to with another file.",
     "plan.picture": "The forecast's picture cannot be written to this path. Give --picture with another file.",
     "runlog.events_lost": "Some events of the run could not be written, most often because the disk was full; pictures show a gap there. Training itself went on. Free space on that disk.",
+    "program.system_refused": "The operating system refused what the command was to write or read: the disk is full or out of inodes, over its quota, read-only, or there is no permission. The file is named; nothing half-written counts as done.",
     "runlog.lost": "The system refuses to write the run's events or logs: the disk is full, read-only, over its quota, or a log was deleted. It is said once, when it begins; training goes on, and so do saves where they can be written. Events and lines are lost until there is room again, and their number is told then and at the end.",
     "tracker.failed": "A tracker (TensorBoard, Weights & Biases) raised an error. The run goes on without it; look at the tracker's own logs.",
     "tracker.not_installed": "The package of a tracker named in training.report_to is not installed. Install it as shown, or leave the name out.",

@@ -1,0 +1,80 @@
+"""How a program of the package ends that is not a training: by signals, by a reader that went away, by a disk that refuses, with the documented code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, ParamSpec
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ExitCode
+from paceline.core.refusals import refusal_of
+
+P = ParamSpec("P")
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+READER_GONE = 141  # 128 + SIGPIPE, as a shell sees a program whose reader (head, less) has ended
+
+
+def ended(main: Callable[P, int]) -> Callable[P, int]:
+    """A program's ``main``: SIGTERM and a hang-up let it clean up and answer 143 and 129, Ctrl-C 130, a reader that went away 141 without a word, and
+    a disk that refuses is named (1)."""
+
+    @functools.wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        before = _install()
+        try:
+            return _answered(lambda: main(*args, **kwargs))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    return run
+
+
+def _answered(main: Callable[[], int]) -> int:
+    try:
+        try:
+            code = main()
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        reader_gone()
+        return READER_GONE
+    except OSError as error:
+        named = str(error.filename or "")
+        why = refusal_of(error, Path(named) if named else None)
+        if why is None:
+            raise
+        finding = Diagnostic("program.system_refused", f"the system refused: {why.reason}", named, str(error), why.hint)
+        print(finding.render(), file=sys.stderr)
+        return int(ExitCode.FAILED)
+
+
+def reader_gone() -> None:
+    """Nobody reads standard output any more: what is still to be flushed goes nowhere, without a complaint at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _install() -> dict[int, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]  # nohup means it
+    return {number: signal.signal(number, _leave) for number in ours}
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -1,0 +1,101 @@
+"""Every program that a verb starts ends by the same rules: signals, a reader that went away, a disk that refuses."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ELSEWHERE = {  # programs with rules of their own
+    "paceline/training/worker.py": "saves at a stop", "paceline/runtime/agent.py": "torchrun's own rules", "paceline/__main__.py": "the console script's main",
+    "paceline/algorithms/rewards/sandbox/__main__.py": "ended by who asked it", "paceline/simulate/__main__.py": "a part of verify, ended with it",
+    "paceline/config/reference.py": "documentation", "paceline/config/foreign/reference.py": "documentation",
+}  # fmt: skip
+
+PROGRAM = """
+import sys, tempfile, time
+from paceline.launch.ending import ended
+@ended
+def main():
+    with tempfile.TemporaryDirectory(dir=sys.argv[2]):
+        print("up", flush=True)
+        if sys.argv[1] == "wait": time.sleep(600)
+        if sys.argv[1] == "full": raise OSError(28, "No space left on device", "/data/x")
+        if sys.argv[1] == "connection": raise ConnectionResetError(104, "reset")
+        if sys.argv[1] == "talk":
+            while True: print("x" * 1000)
+        if sys.argv[1] == "exit": raise SystemExit(2)
+    return 0
+sys.exit(main())
+"""
+
+
+def begin(mode: str, folder: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", PROGRAM, mode, str(folder)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environ, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_lets_it_clean_up_and_answers_its_code(number: int, code: int, tmp_path: Path) -> None:
+    process = begin("wait", tmp_path)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_ends_it_without_a_word(tmp_path: Path) -> None:
+    process = begin("talk", tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (141, "") and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "code", "words"), [("full", 1, "error[program.system_refused] /data/x: the system refused: the disk is full"), ("exit", 2, ""), ("connection", 1, "ConnectionResetError"), ("end", 0, "")])  # fmt: skip
+def test_a_disk_that_refuses_is_named_and_the_rest_is_left_alone(
+    mode: str, code: int, words: str, tmp_path: Path
+) -> None:
+    process = begin(mode, tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code and words in err
+
+
+def test_every_program_ends_by_these_rules_or_says_by_which() -> None:
+    bare = set()
+    for path in sorted((ROOT / "paceline").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        started = any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body)
+        mains = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+        decorated = mains and "ended" in [ast.unparse(d) for d in mains[0].decorator_list]
+        if started and not decorated:
+            bare.add(path.relative_to(ROOT).as_posix())
+    assert bare == set(ELSEWHERE)
+
+
+def test_prepare_takes_its_process_along(tmp_path: Path) -> None:
+    """SIGTERM to the verb alone: the process that prepares does not go on without it."""
+    flag = tmp_path / "up"
+    verb = "import sys; from paceline.cli.process import call; from paceline.launch.ending import ended"
+    child = f"import time; open({str(flag)!r}, 'w').close(); time.sleep(600)"
+    argv = [sys.executable, "-c", f"{verb}; sys.exit(ended(lambda: call('timeit', '-n', '1', sys.argv[1]))())", child]
+    process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not flag.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+    with pytest.raises(ProcessLookupError):  # nobody is left in its group
+        os.killpg(process.pid, 0)
