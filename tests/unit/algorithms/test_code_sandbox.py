@@ -21,7 +21,7 @@ from code_attacks import ATTACKS, attack, fingerprint, plant
 from support import ROOT
 
 from paceline.algorithms.rewards.code import check_isolation
-from paceline.algorithms.rewards.sandbox import kernel, landlock, seccomp
+from paceline.algorithms.rewards.sandbox import client, kernel, landlock, seccomp
 from paceline.algorithms.rewards.sandbox.client import Refused, Sandbox, readable_folders
 from paceline.core.errors import ConfigError
 
@@ -45,6 +45,29 @@ def listener() -> Iterator[tuple[int, str]]:
         local.bind(f"\0{abstract}")
         local.listen()
         yield server.getsockname()[1], abstract
+
+
+@pytest.mark.parametrize("parent", ["/tmp", "/dev/shm"])
+def test_a_python_that_lies_below_the_program_s_own_folders_is_read_and_not_written(
+    parent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        os.chmod(folder, 0o755)
+        inner = Path(folder) / "venv" / "lib"
+        inner.mkdir(parents=True)
+        (inner / "there.py").write_text("X = 7\n")
+        (Path(folder) / "secret").write_text("not to be seen")
+        monkeypatch.setattr(client, "readable_folders", lambda: [*readable_folders(), str(inner)])
+        program = (
+            f"import os, sys\nsys.path.append({str(inner)!r})\nimport there\nprint(there.X, os.path.exists({folder + '/secret'!r}))\n"
+            f"for act in (lambda: open({str(inner / 'there.py')!r}, 'a'), lambda: open({str(inner / 'new')!r}, 'w'), lambda: os.unlink({str(inner / 'there.py')!r})):\n"
+            f"    try: act(); print('written')\n    except OSError as e: print(e.errno in (13, 30))\nopen({parent + '/own'!r}, 'w').write('x')\nprint('own')"
+        )
+        with Sandbox() as sandbox:
+            for _ in range(2):  # each program has its own folders
+                ended = sandbox.output(program, "", seconds=20, memory_bytes=512 << 20)
+                assert ended.output.split() == ["7", "False", "True", "True", "True", "own"]
+        assert sorted(os.listdir(inner)) == ["there.py"] and (inner / "there.py").read_text() == "X = 7\n"
 
 
 def test_no_attack_gets_through(tmp_path: Path, listener: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:

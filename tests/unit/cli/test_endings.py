@@ -20,7 +20,9 @@ ELSEWHERE = {  # programs with rules of their own
 }  # fmt: skip
 
 PROGRAM = """
-import sys, tempfile, time
+import signal, sys, tempfile, time
+for number in (signal.SIGHUP, signal.SIGINT):  # the tests themselves may run under nohup, or behind a script's &
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 from paceline.launch.ending import ended
 @ended
 def main():

@@ -15,12 +15,14 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 
 _MNT_DETACH = 2
 _ATTR_RDONLY, _ATTR_NOSUID = 1, 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_OPEN_TREE_CLONE, _FROM_EMPTY_PATH = 1, 4
 # prctl.h
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAP_AMBIENT = 1, 24, 38, 22, 47
 _CAPABILITY_VERSION = 0x20080522
 _LAST_CAPABILITY = 63
 # Numbers of system calls that the C library may not know, the same on x86_64 and aarch64
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF, _MOUNT_SETATTR = 444, 445, 446, 442
+_OPEN_TREE, _MOVE_MOUNT = 428, 429
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 
@@ -71,6 +73,18 @@ def read_only(target: str) -> None:
     attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
     done = syscall(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, ctypes.byref(attributes), 32)
     checked(done, f"mount_setattr {target} (Linux 5.12 and newer)")
+
+
+def copy_of_mount(path: str) -> int:
+    """A copy of what is mounted at ``path``, all below it too, as an open file that ``put_mount`` gives a place."""
+    return checked(
+        syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC),
+        f"open_tree {path}",
+    )
+
+
+def put_mount(copy: int, target: str) -> None:
+    checked(syscall(_MOVE_MOUNT, copy, b"", _AT_FDCWD, target.encode(), _FROM_EMPTY_PATH), f"move_mount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:

@@ -122,7 +122,7 @@ def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> N
     told: dict[str, Any]
     try:
         if namespaces:
-            walls.private_files()
+            walls.private_files(request["readable"])
         child = os.fork()
         if not child:
             os.close(life)

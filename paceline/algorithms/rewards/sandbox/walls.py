@@ -94,12 +94,23 @@ def _followed(path: str) -> str:
     raise OSError(f"{path}: a link that leads in a circle")
 
 
-def private_files() -> None:
-    """Fresh, empty, writable folders, bounded in bytes and in files; they end with the mount namespace that they are made in."""
+def private_files(readable: Sequence[str]) -> None:
+    """Fresh, empty, writable folders, bounded in bytes and in files; they end with the mount namespace that they are made in.
+
+    What is ``readable`` below them (a Python that lies in /tmp) stays to be read.
+    """
     kernel.unshare("mount", "pid", "ipc")
+    below = [
+        path for path in readable if path.startswith(tuple(f"{own}/" for own in WRITABLE)) and os.path.exists(path)
+    ]
+    copies = [kernel.copy_of_mount(path) for path in below]
     for path in WRITABLE:
         options = f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={NOBODY},gid={NOBODY}"
         kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+    for path, copy in zip(below, copies, strict=True):
+        os.makedirs(path, exist_ok=True)
+        kernel.put_mount(copy, path)
+        os.close(copy)
 
 
 def shut_in(limits: Mapping[str, Any], *, namespaces: bool) -> None:
