@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
-from paceline.checkpoint.manifest import MANIFEST, read_manifest, verify
-from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.manifest import MANIFEST, check_sizes, read_manifest, verify
 from paceline.checkpoint.ties import check_name, check_state, read_state
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 
-__all__ = ["CheckpointReader", "find_checkpoint", "open_checkpoint", "same_run"]
+if TYPE_CHECKING:
+    from paceline.checkpoint.reader import CheckpointReader
 
 LATEST = "latest"
 AUTO = "auto"
 
 
-def find_checkpoint(where: str, run: RunDir, notes: list[Diagnostic] | None = None) -> Path | None:
-    """The checkpoint that ``resume_from_checkpoint: where`` means; every byte of it was verified.
+def find_checkpoint(
+    where: str, run: RunDir, notes: list[Diagnostic] | None = None, *, hashes: bool = True
+) -> Path | None:
+    """The checkpoint that ``resume_from_checkpoint: where`` means; every byte of it was verified (``hashes`` False: sizes alone, for a look before).
 
     ``latest`` and ``auto`` take the newest complete one of ``run`` (``auto`` gives None when the run has none at all); a path may be a
     run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``), or one checkpoint (taken or refused).
@@ -29,22 +31,24 @@ def find_checkpoint(where: str, run: RunDir, notes: list[Diagnostic] | None = No
     """
     notes = notes if notes is not None else []
     if where in (LATEST, AUTO):
-        return _newest(run.checkpoints, notes, may_be_none=where == AUTO)
+        return _newest(run.checkpoints, notes, may_be_none=where == AUTO, hashes=hashes)
     path = Path(where).expanduser().absolute()
     if (path / MANIFEST).is_file() or is_step_name(path.name):
-        return _exactly(path)
+        return _exactly(path, hashes)
     if path.name == LATEST and path.parent.is_dir() and not path.is_dir():
-        return _newest(path.parent, notes, may_be_none=False)
+        return _newest(path.parent, notes, may_be_none=False, hashes=hashes)
     folder = RunDir.at(path).checkpoints
     if folder.is_dir():
-        return _newest(folder, notes, may_be_none=False)
+        return _newest(folder, notes, may_be_none=False, hashes=hashes)
     if path.is_dir() and scan(path):
-        return _newest(path, notes, may_be_none=False)
+        return _newest(path, notes, may_be_none=False, hashes=hashes)
     raise CheckpointError(_no_such(path))
 
 
 def open_checkpoint(path: Path, *, verify: bool = True) -> CheckpointReader:
     """Open a checkpoint for reading; ``verify=False`` only where another rank has just verified the same files. Raises CheckpointError."""
+    from paceline.checkpoint.reader import CheckpointReader  # needs torch; finding one does not
+
     return CheckpointReader(path, verify=verify)
 
 
@@ -90,13 +94,13 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool) -> Path | None:
+def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes: bool) -> Path | None:
     """The newest one that verifies. Refuses when there are some but none is complete (rule resume.only_incomplete)."""
     found = scan(folder)
     hint = read_hint(folder / LATEST)
     problems: list[tuple[Found, CheckpointError]] = []
     for candidate in reversed(found):
-        problem = candidate.problem or _problem(candidate)
+        problem = candidate.problem or (_problem(candidate) if hashes else None)
         if problem is None:
             problems += [(f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step]
             notes.extend(_passed_over(f, p, candidate) for f, p in problems)
@@ -121,13 +125,13 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool) -> Path
     )
 
 
-def _exactly(path: Path) -> Path:
+def _exactly(path: Path, hashes: bool) -> Path:
     """A checkpoint named by the user: this one or none."""
     if not path.is_dir():
         raise CheckpointError(_no_such(path))
     manifest = read_manifest(path)
     check_name(path, manifest)
-    verify(path, manifest)
+    (verify if hashes else check_sizes)(path, manifest)
     check_state(path, manifest, read_state(path))
     return path
 

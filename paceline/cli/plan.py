@@ -58,6 +58,13 @@ Ledger = Annotated[
     bool,
     typer.Option("--ledger", help="What plans predicted and runs measured on this machine, and what follows from it."),
 ]
+Imports = Annotated[
+    bool,
+    typer.Option(
+        "--imports/--no-imports",
+        help="Try what only an import can tell (a reward function, a compile backend, the model's class) in a process of its own.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")]
 
 
@@ -87,6 +94,7 @@ def plan(
     simulate: Simulate = False,
     picture: Picture = None,
     ledger: Ledger = False,
+    imports: Imports = True,
     as_json: AsJson = False,
 ) -> None:
     """Show what a training would do, how much memory it needs and how fast it will be, and why. Starts nothing; only --simulate needs torch."""
@@ -101,7 +109,7 @@ def plan(
         found = forecast_of_model(model, hardware, seq_len, rows, lora, bits, algorithm, tokens)
         told = _of_model(found, str(model), lora, bits, simulate)
     else:
-        told = _of_config(config, overrides, nproc, nnodes, hardware, model, simulate)
+        told = _of_config(config, overrides, nproc, nnodes, hardware, model, simulate, imports)
     if as_json:
         typer.echo(json.dumps(told.data, indent=2, ensure_ascii=False))
     else:
@@ -132,6 +140,7 @@ def _of_config(
     hardware: str | None,
     model: str | None,
     simulate: bool,
+    imports: bool,
 ) -> Told:
     from paceline.cli.forecast import forecast_of_plan, needs_one_subject
     from paceline.cli.joined import rehearsed
@@ -145,7 +154,7 @@ def _of_config(
     asked = Asked(nproc=nproc, nnodes=nnodes)
     loaded = load(path, overrides, (asked if hardware else rehearsed(asked)).flags())
     cluster = cluster_of(hardware) if hardware else None
-    made, warnings = planned(loaded, cluster=cluster)
+    made, warnings = planned(loaded, cluster=cluster, imports=imports)
     forecast = forecast_of_plan(made, cluster)
     tell((*loaded.notes, *warnings))
     simulated = None

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline.config.source import COMMAND_LINE, DEFAULTS
-from paceline.core.diagnostics import Diagnostic, errors
+from paceline.config.source import COMMAND_LINE
+from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 
@@ -55,10 +55,16 @@ def planned(
     use_torchrun: bool = False,
     cluster: PlannedCluster | None = None,
     needs_room: bool = True,
+    imports: bool = True,
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan for this machine (or for ``cluster``), and warnings; ``needs_room``: of ``make_plan``. Raises ConfigError with every violation that a start, hardware and world size bring up."""
+    """The plan for this machine (or for ``cluster``), and warnings; ``needs_room``: of ``make_plan``; ``imports``: what only an import can tell is
+    tried, in a process of its own.
+
+    Raises ConfigError with every violation that a start, hardware and world size bring up, and every one that a look at files and imports does.
+    """
+    from paceline.cli.beforehand import beforehand
     from paceline.cli.facts import facts
-    from paceline.cli.glance import first_rows
+    from paceline.cli.machine import of_machine
     from paceline.cli.sandbox import code_sandbox
     from paceline.launch.op_build import op_lock_problems
     from paceline.launch.spec import Cluster
@@ -79,16 +85,14 @@ def planned(
     launcher = launcher_for(processes, use_torchrun=use_torchrun)
     run = RunDir.at(config.run_directory())
     problems: list[Diagnostic] = []
-    warnings: list[Diagnostic] = []
     plan = shape = None
-    try:
-        warnings += meeting_place(loaded, processes.world_size) if cluster is None else ()
-    except ConfigError as error:
-        problems += error.diagnostics
     try:
         shape = shape_of(config.model, os.environ)
         if shape is None and cluster is not None:
             shape = known_shape(config.model.name_or_path or "")
+    except ConfigError as error:
+        problems += error.diagnostics
+    try:
         plan = make_plan(
             config,
             hardware,
@@ -104,9 +108,6 @@ def planned(
         problems += error.diagnostics
     if cluster is None and plan is not None and "nvme" in plan.engine.values():
         problems += op_lock_problems(os.environ)
-    rows = first_rows(config)
-    problems += errors(rows)
-    warnings += [note for note in rows if note not in problems]
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
     if cluster is None:
         known = replace(known, code_sandbox=code_sandbox(config))
@@ -121,23 +122,14 @@ def planned(
             memlock_unlimited=None,
         )
     found = loaded.check(known, starting=True)
-    wrong = merged(errors(found), problems, loaded.provenance)
+    looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)
+    here = [] if cluster is not None else of_machine(loaded, hardware, processes.world_size, shape is not None, run)
+    others = (*here, *looked.found)
+    wrong = merged(errors(found), (*problems, *errors(others)), loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)
-    return plan, (*found, *warnings)
-
-
-def meeting_place(loaded: Loaded, processes: int) -> list[Diagnostic]:
-    """Warnings about where the nodes of the config meet, and who else may speak there. Raises ConfigError where they cannot."""
-    from paceline.launch.addresses import check_address
-    from paceline.launch.secret import read_secret, unsigned
-    from paceline.launch.spec import Cluster
-
-    c, source = loaded.config.launch, loaded.provenance.get("launch.master_addr")
-    cluster = Cluster(1, c.nnodes, c.node_rank, c.master_addr, c.master_port)
-    read_secret(os.environ)  # raises
-    open_port = unsigned(os.environ, c.nnodes, processes, ours=True)
-    return [*check_address(cluster, named=source is not None and source.layer != DEFAULTS), *filter(None, (open_port,))]
+    said = merged((), [d for d in others if d.severity is not Severity.ERROR], loaded.provenance)
+    return looked.said(plan), (*found, *said)
 
 
 def merged(
@@ -153,9 +145,14 @@ def merged(
         source = provenance.get(diagnostic.where)
         place = source.place() if source and source.layer != "default" else diagnostic.where
         placed = replace(diagnostic, where=place)
-        if (diagnostic.code, place) not in named and placed not in found:
+        if (diagnostic.code, place) not in named and placed not in found and not _said(placed, found):
             found.append(placed)
     return found
+
+
+def _said(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:
+    """Whether a folder's fault stands there already: what is planned by and the look read the same files."""
+    return any((d.code, d.where, d.what) == (one.code, one.where, one.what) for d in found)
 
 
 def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:

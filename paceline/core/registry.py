@@ -22,13 +22,16 @@ def load_attr(target: str) -> Any:
         )
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
+    except Exception as exc:  # somebody's own module may raise anything
+        there = not isinstance(exc, ModuleNotFoundError) or exc.name not in (module_name, module_name.split(".")[0])
         raise ConfigError(
             Diagnostic(
                 "core.target_module",
                 f"module '{module_name}' cannot be imported",
-                found=str(exc),
-                hint="start from its folder, or put the folder on PYTHONPATH",
+                found=f"{type(exc).__name__}: {exc}"[:400],
+                hint="correct the module: it raises as it is imported"
+                if there
+                else "start from its folder, or put the folder on PYTHONPATH",
             )
         ) from exc
     if not hasattr(module, attr):

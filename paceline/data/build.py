@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,17 +111,8 @@ def settle_template(
     if not formats:
         return setup, notes
     if not tokenizer.chat_template:
-        if formats & {"messages", "sharegpt", CONVERSATION, PROMPT_CONVERSATION}:
-            hint = f"model.chat_template: chatml (or {', '.join(n for n in BUILTIN_TEMPLATES if n != 'chatml')}, the path of a .jinja file, or a tokenizer that has one)"
-            raise DataError(
-                Diagnostic(
-                    "data.no_chat_template",
-                    "the tokenizer has no chat template, and the data is conversations",
-                    "model.chat_template",
-                    setup.tokenizer.folder,
-                    hint,
-                )
-            )
+        if needs_template(formats):
+            raise DataError(no_template(setup.tokenizer.folder))
         what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
         notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
@@ -138,6 +129,19 @@ def settle_template(
             )
         )
     return setup, [*notes, *_end_notes(setup, tokenizer)]
+
+
+def needs_template(formats: Set[str]) -> bool:
+    """Whether rows of these formats are conversations, whose turns somebody has to say how to mark."""
+    return bool(formats & {"messages", "sharegpt", CONVERSATION, PROMPT_CONVERSATION})
+
+
+def no_template(tokenizer: str) -> Diagnostic:
+    """Conversations, and a tokenizer that cannot render them."""
+    others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
+    hint = f"model.chat_template: chatml (or {others}, the path of a .jinja file, or a tokenizer that has one)"
+    what = "the tokenizer has no chat template, and the data is conversations"
+    return Diagnostic("data.no_chat_template", what, "model.chat_template", tokenizer, hint)
 
 
 def _check_syntax(template: str, where: str) -> None:

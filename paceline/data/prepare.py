@@ -152,6 +152,22 @@ def _damaged(store: Store, key: str, why: str) -> Diagnostic:
     return Diagnostic("data.cache_damaged", what, str(store.folder(key)), why, hint)
 
 
+def train_fingerprint_of(
+    data: DataSection, model: ModelSection, seed: int, cache_dir: Path, *, pairs: bool, prompts: bool, most_bytes: int
+) -> str | None:
+    """``Prepared.train_fingerprint`` of what ``prepare`` would make of files that are here; None where something would be downloaded, or more than
+    ``most_bytes`` read. Raises DataError for what is not there."""
+    train, evaluation = sets_of(data)
+    here = all(s.located.kind == "files" for s in (*train, *evaluation))
+    name = model.tokenizer or model.name_or_path
+    if not here or not name or not Path(name).expanduser().is_dir():
+        return None
+    if sum(f.stat().st_size for s in (*train, *evaluation) for f in s.located.files) > most_bytes:
+        return None
+    setup = Setup(tokenizer_spec(model), "assistant" if pairs else data.train_on, data.max_length, data.on_too_long, pairs, prompts)  # fmt: skip
+    return key_of(data, setup, train, [], seed, cache_dir)
+
+
 def key_of(
     data: DataSection, setup: Setup, train: list[DataSet], evaluation: list[DataSet], seed: int, cache_dir: Path
 ) -> str:

@@ -57,15 +57,7 @@ def tokenizer_folder(model: ModelSection) -> Path:
             )
         return local
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or local.exists():
-        raise DataError(
-            Diagnostic(
-                "data.no_tokenizer",
-                "there is no such tokenizer folder",
-                name,
-                "",
-                "model.tokenizer: a folder with tokenizer.json, or a name on the hub",
-            )
-        )
+        raise DataError(_not_found(name, "there is no such folder", model))
     return _download(name, model)
 
 
@@ -78,16 +70,17 @@ def _download(name: str, model: ModelSection) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as exc:  # noqa: BLE001  (network, authentication and hub errors alike: the tokenizer cannot be had)
         message = str(exc).split("\n")[0][:300]
-        hint = "model.tokenizer: a folder that exists here, or a name on the hub with the network on"
-        raise DataError(
-            Diagnostic(
-                "data.no_tokenizer",
-                f"the tokenizer '{name}' is no folder here and could not be loaded from the hub",
-                name,
-                f"{type(exc).__name__}: {message}",
-                hint,
-            )
-        ) from exc
+        why = f"it is no folder here and could not be loaded from the hub: {type(exc).__name__}: {message}"
+        raise DataError(_not_found(name, why, model)) from exc
+
+
+def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
+    """The key that named it: a model's own tokenizer is missing with the model."""
+    if model.tokenizer:
+        hint = "model.tokenizer: a folder with tokenizer.json, or a name on the hub with the network on"
+        return Diagnostic("data.no_tokenizer", f"there is no tokenizer '{name}'", "model.tokenizer", found, hint)
+    hint = "model.name_or_path: a folder with config.json, its weights and its tokenizer, or a name on the hub with the network on"
+    return Diagnostic("model.not_found", f"there is no model '{name}'", "model.name_or_path", found, hint)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
@@ -64,13 +64,17 @@ def check_adapter(
     compute: str,
     engine: Mapping[str, Any] | None = None,
     installed: Callable[[str], object] = util.find_spec,
+    here: bool = True,
 ) -> list[Diagnostic]:
-    """What keeps this adapter from a start: a missing package, a strategy or a precision it does not go with; ``engine`` is ``Plan.engine``."""
+    """What keeps this adapter from a start: a missing package, a strategy or a precision it does not go with; ``engine`` is ``Plan.engine``.
+
+    ``here`` False: the run is for another machine, and what is not installed on this one is a note.
+    """
     if adapter is None:
         return []
     found = []
     if installed("peft") is None:
-        found.append(_not_installed("peft", "adapters need peft", "lora", "lora"))
+        found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
     axes = [axis for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1]
     if strategy in ("pipeline", "data_parallel") or axes:
         found.append(
@@ -86,7 +90,7 @@ def check_adapter(
         return found
     if installed("bitsandbytes") is None:
         found.append(
-            _not_installed("bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora")
+            _not_installed("bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora", here)
         )
     if strategy == "deepspeed":  # the stage is its file's
         strategy = f"zero{(engine or {}).get('zero_stage', 0)}"
@@ -246,7 +250,9 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def _not_installed(package: str, what: str, where: str, extra: str) -> Diagnostic:
-    return Diagnostic(
-        "plan.not_installed", what, where, f"{package} is not installed", f"pip install 'paceline[{extra}]'"
+def _not_installed(package: str, what: str, where: str, extra: str, here: bool) -> Diagnostic:
+    found = f"{package} is not installed" + (
+        "" if here else " on this machine, which is not the one that is planned for"
     )
+    severity = Severity.ERROR if here else Severity.NOTE
+    return Diagnostic("plan.not_installed", what, where, found, f"pip install 'paceline[{extra}]'", severity)

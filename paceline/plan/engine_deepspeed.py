@@ -9,6 +9,7 @@ from typing import Any
 from paceline.plan.batch import BatchSplit
 from paceline.plan.deepspeed_config import compile_config, offload_device
 from paceline.plan.engine import Findings, Job
+from paceline.plan.families import NO_TENSOR_PLAN
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Precision
 
@@ -92,6 +93,25 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
             f"autotp_size: {tp}",
             f"a divisor of {heads}",
         )
+    if job.shape is not None and tp > 1 and job.shape.model_type in NO_TENSOR_PLAN:
+        findings.refuse(
+            "strategy.deepspeed_tp_plan",
+            "AutoTP needs the model's own tensor-parallel plan, and this model has none",
+            KEY,
+            f"model_type {job.shape.model_type} with autotp_size {tp}",
+            "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+        )
+    kv_heads = job.shape.kv_heads if job.shape else None
+    if kv_heads is not None and heads is not None and heads % tp == 0 and kv_heads < tp and job.axis("tp") == 1:
+        findings.refuse(
+            "par.tp_kv_heads",
+            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of AutoTP needs one of its own",
+            KEY,
+            f"autotp_size: {tp}",
+            f"autotp_size: {math.gcd(kv_heads, tp)}"
+            if math.gcd(kv_heads, tp) > 1
+            else "distributed_strategy: fsdp or zero3, without autotp_size",
+        )
     if heads is not None and heads % cp and job.axis("cp") == 1:
         findings.refuse(
             "par.cp_heads",
@@ -171,6 +191,7 @@ def deepspeed_engine(
         "offload_optimizer": offload_device(zero, "offload_optimizer"),
         "offload_param": offload_device(zero, "offload_param") if stage == 3 else "none",
     }
+    _check_stage(stage, engine["autotp_size"], job, precision, findings)
     _say_engine(engine, mesh, findings)
     engine["config"] = compile_config(user, engine, job, mesh, batch, precision, findings)
     return engine
@@ -184,6 +205,27 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
         findings.say("ZeRO stage", "2", why, granted=False)
         return 2
     return stage
+
+
+def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: Findings) -> None:
+    """What DeepSpeed refuses, or computes wrongly, at this stage."""
+    if tp > 1 and not stage:
+        findings.refuse(
+            "strategy.deepspeed_tp_stage",
+            "AutoTP without ZeRO clips each rank's part of the model by itself",
+            KEY,
+            f"stage 0 with autotp_size {tp}",
+            '"zero_optimization": {"stage": 1}',
+        )
+    hardware = job.hardware
+    if stage and precision.compute == "float16" and hardware.device == "cpu" and "float16" not in hardware.products:
+        findings.refuse(
+            "strategy.deepspeed_fp16",
+            f"ZeRO-{stage} keeps the weights in float16, and DeepSpeed refuses that on a CPU without float16 products ({hardware.device_name})",
+            "training.mixed_precision",
+            "fp16",
+            "bf16: true, mixed_precision: no, or distributed_strategy: ddp, whose masters stay float32",
+        )
 
 
 def _say_engine(engine: Mapping[str, Any], mesh: Mesh, findings: Findings) -> None:

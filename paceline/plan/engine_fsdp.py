@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.plan.engine import Findings, Job
+from paceline.plan.families import NO_TENSOR_PLAN
 from paceline.plan.fsdp_options import CONFIG, KEY, FsdpAsked, read_fsdp
 from paceline.plan.mesh import Mesh
 
@@ -28,6 +29,7 @@ def fsdp_mesh(strategy: str, job: Job, findings: Findings) -> Mesh:
     elif replicate > 1 and shard == 1 and asked.sharding != "no_shard" and (hybrid or left > replicate):
         shard = left // replicate if left % replicate == 0 else 1
     _check_sharding(asked, replicate, shard, findings)
+    _check_width(sizes["tp"], job, findings)
     mesh = Mesh(dp_replicate=replicate, dp_shard=shard, **sizes)
     return mesh if mesh.size == job.world_size else Mesh(dp_shard=job.world_size)
 
@@ -72,6 +74,33 @@ def _check_sharding(asked: FsdpAsked, replicate: int, shard: int, findings: Find
             f"dp_shard_size: {shard} with fsdp: no_shard",
             "fsdp: full_shard, or dp_replicate_size instead of dp_shard_size",
         )
+
+
+def _check_width(tp: int, job: Job, findings: Findings) -> None:
+    """Tensor parallelism goes by the family's plan, and cuts the MLP's columns in equal parts (heads: the config rules)."""
+    if job.shape is None or tp == 1:
+        return
+    family = job.shape.model_type
+    if family in NO_TENSOR_PLAN or job.shape.experts:
+        code = "models.tp_no_plan" if family in NO_TENSOR_PLAN else "models.tp_style"
+        why = (
+            "has no tensor-parallel plan"
+            if family in NO_TENSOR_PLAN
+            else "has a plan that cuts experts, which is not built"
+        )
+        findings.refuse(code, f"this model {why}", f"{PARALLELISM}.tp_size", f"model_type {family} with tp_size {tp}", "fsdp without tp_size shards any model")  # fmt: skip
+        return
+    if job.shape.intermediate % tp == 0:
+        return
+    width = job.shape.intermediate
+    fitting = max(size for size in range(1, tp + 1) if width % size == 0)
+    findings.refuse(
+        "par.tp_width",
+        f"an MLP {width} wide cannot be cut in {tp} equal parts",
+        f"{PARALLELISM}.tp_size",
+        f"tp_size: {tp}",
+        f"tp_size: {fitting}, and the other ranks by dp_shard_size",
+    )
 
 
 def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> dict[str, Any]:

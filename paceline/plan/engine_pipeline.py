@@ -7,6 +7,7 @@ from typing import Any
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_fsdp import PARALLELISM, fsdp_engine
+from paceline.plan.families import NO_STAGES
 from paceline.plan.mesh import Mesh
 
 #: Schedules that need more than one stage on each rank, with the number they take when none is given.
@@ -24,6 +25,14 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
             f"{PARALLELISM}.pp_size",
             "pp_size: 1",
             f"pp_size: {min(2, job.world_size)} or more, or distributed_strategy: fsdp",
+        )
+    if job.shape is not None and job.shape.model_type in NO_STAGES:
+        findings.refuse(
+            "models.no_stages",
+            "this model class cannot be cut into pipeline stages",
+            f"{PARALLELISM}.pp_size",
+            f"model_type {job.shape.model_type}: its stages would compute something else than the whole",
+            "distributed_strategy: fsdp (or zero3) shards it without cutting it",
         )
     _check_stages(schedule, stages, findings)
     _check_layers(job, mesh, stages, findings)

@@ -35,6 +35,10 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"vocab": 151936, "hidden_size": 2048, "intermediate": 6144, "layers": 24, "heads": 32, "kv_heads": 4, "max_positions": 32768},
 }
 # fmt: on
+#: Families without a tensor-parallel plan of Transformers.
+NO_TENSOR_PLAN = frozenset({"gpt2"})
+#: Families whose layers, run stage by stage, compute something else than the whole (positions that the trunk adds itself).
+NO_STAGES = frozenset({"gpt2"})
 
 #: Larger numbers are no model's: a config that has them is damaged, or means harm.
 LARGEST_SIZE = 2**24

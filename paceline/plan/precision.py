@@ -24,6 +24,8 @@ def choose_precision(asked: str, hardware: Hardware, master: str = "float32") ->
     if asked == "no":
         return _precision("no", "asked for")
     how = f"{hardware.device_name} computes it in hardware"
+    if hardware.device == "cpu" and _DTYPES[asked] not in hardware.products:
+        how = f"{hardware.device_name} converts it, and computes products in float32"
     if asked in hardware.emulated:
         how = f"{hardware.device_name} has no instructions for it: right, but hardly faster than float32"
     return _precision(asked, f"asked for; {how}")

@@ -95,7 +95,8 @@ def resolve(
         job = Job(_with_sharding(training, chosen), values.get("lora"), hardware, world_size, num_nodes, shape)
         engine = attempt(lambda: _engine(chosen, job, precision), found)
     if chosen is not None and engine is not None:
-        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options)
+        here = hardware.packages is not None
+        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options, here=here)
     if engine is not None:
         found += check_family(shape, engine.mesh)
         found += check_rollout(training, engine.batch)

@@ -56,7 +56,7 @@ def start_engine(
                 "DeepSpeed refuses this configuration",
                 "training.deepspeed",
                 f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
-                "the keys that its message names",
+                "change in training.deepspeed what its message names, or distributed_strategy: fsdp, which needs no DeepSpeed",
             )
         ) from error
     check_engine(engine, config, world, sequence_parallel)

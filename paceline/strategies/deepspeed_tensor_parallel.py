@@ -16,19 +16,8 @@ def prepare_root(root: nn.Module, stage: int) -> None:
     Only the trunk's plan is shown: the head computes losses from its whole weight and stays replicated. AutoTP tells layers by their exact
     class and passes a subclass by without a word. Raises ConfigError for a model without a plan, or for stage 0.
     """
-    hf: Any = getattr(root, "hf", None)
-    config = getattr(hf, "config", None)
-    plan = getattr(config, "base_model_tp_plan", None)
-    if not plan:
-        raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_tp_plan",
-                "AutoTP needs the model's own tensor-parallel plan, and this model has none",
-                "tensor_parallel.autotp_size",
-                type(hf).__name__,
-                "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
-            )
-        )
+    config = getattr(getattr(root, "hf", None), "config", None)
+    check_tp_plan(config)
     if not stage:
         raise ConfigError(
             Diagnostic(
@@ -43,6 +32,20 @@ def prepare_root(root: nn.Module, stage: int) -> None:
     for module in root.modules():
         if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not module._forward_hooks:
             module.__class__ = nn.Linear
+
+
+def check_tp_plan(config: Any) -> None:
+    """Raise ConfigError for a Hugging Face config without a tensor-parallel plan."""
+    if not getattr(config, "base_model_tp_plan", None):
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_tp_plan",
+                "AutoTP needs the model's own tensor-parallel plan, and this model has none",
+                "training.deepspeed",
+                f"model_type {getattr(config, 'model_type', None)} with tensor_parallel.autotp_size",
+                "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+            )
+        )
 
 
 def unsharded(root: nn.Module) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -31,7 +31,12 @@ STRATEGIES = Registry(
 
 def make_strategy(name: str, world: World, plan: Plan) -> Strategy:
     """The strategy called ``name`` for this world. Raises ConfigError for an unknown name or a class that is no Strategy."""
-    cls = STRATEGIES.load(name)
+    return strategy_class(name)(world, plan)
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """The class behind a name. Raises ConfigError as ``make_strategy``."""
+    cls: Any = STRATEGIES.load(name)
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise ConfigError(
             Diagnostic(
@@ -41,4 +46,4 @@ def make_strategy(name: str, world: World, plan: Plan) -> Strategy:
                 hint="a class that inherits from paceline.strategies.base:Strategy (or DDP, Single)",
             )
         )
-    return cls(world, plan)
+    return cls

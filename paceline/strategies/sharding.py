@@ -181,13 +181,18 @@ def units_of(trunk: nn.Module, how: Sharding) -> list[nn.Module]:
         return []
     if how.policy == "size":
         return _by_size(trunk, how.min_num_params)
-    classes = how.classes or layer_classes(trunk)
-    found = [m for m in trunk.modules() if type(m).__name__ in classes or _is_one_of(m, classes)]
-    missing = set(how.classes) - {name for m in found for name in _names(m)}
-    if missing:
-        raise ConfigError(_no_such_class(sorted(missing), trunk))
+    found = wrapped_classes(trunk, how.classes) if how.classes else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]  # fmt: skip
     inside = {id(child) for m in found for child in m.modules() if child is not m}
     return [m for m in found if id(m) not in inside]
+
+
+def wrapped_classes(trunk: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
+    """The modules of these classes. Raises ConfigError for a class that none has."""
+    found = [m for m in trunk.modules() if _is_one_of(m, classes)]
+    missing = set(classes) - {name for m in found for name in _names(m)}
+    if missing:
+        raise ConfigError(_no_such_class(sorted(missing), trunk))
+    return found
 
 
 def layer_classes(trunk: nn.Module) -> tuple[str, ...]:
@@ -247,7 +252,7 @@ def _no_such_class(missing: Sequence[str], trunk: nn.Module) -> Diagnostic:
     return Diagnostic(
         "strategy.fsdp_wrap_class",
         "the model has no module of the class to wrap",
-        "training.fsdp_config.transformer_layer_cls_to_wrap",
+        "training.fsdp_config",
         ", ".join(missing),
         f"one of: {', '.join(have[:12])}; or leave it out: the decoder layers are found",
     )

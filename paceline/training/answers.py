@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from paceline.checkpoint.layout import scan
-from paceline.checkpoint.resume import CheckpointReader, open_checkpoint
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.resume import open_checkpoint
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError

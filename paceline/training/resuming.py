@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.resume import CheckpointReader, find_checkpoint, open_checkpoint, same_run
+from paceline.checkpoint.reader import CheckpointReader
+from paceline.checkpoint.resume import find_checkpoint, open_checkpoint, same_run
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
-from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
 from paceline.training.agree import share_plan
-
-# What a resumed run may not change: the order of samples, and what they are.
-FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
+from paceline.training.continuity import FIXED, keep_global_batch
 
 
 @dataclass(frozen=True)
@@ -58,22 +56,6 @@ def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
     best = state.get("train", {}).get("best_metric")
     found = "" if best is None else f"the best value so far, {best:.4g}, was measured on the former set"
     return [Diagnostic("resume.other_evaluation", what, "data.eval", found, severity=Severity.WARNING)]
-
-
-def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[Diagnostic]]:
-    """On another number of ranks, micro-batch and accumulation are derived anew so that a step takes the same rows (contract 4)."""
-    rows, ranks = int(state.get("global_batch", plan.batch.global_batch)), int(state.get("world_size", plan.world_size))
-    if rows == plan.batch.global_batch or ranks == plan.world_size:
-        return plan, []  # the same ranks with another batch: same_run names it
-    batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
-    note = Diagnostic(
-        "resume.batch_resplit",
-        f"the run takes {rows} rows a step since its start on {ranks} ranks; on {plan.world_size} ranks that is {batch}",
-        "training.per_device_train_batch_size",
-        f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
-        severity=Severity.NOTE,
-    )
-    return replace(plan, batch=batch), [note]
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:

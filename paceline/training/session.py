@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.algorithms.registry import ALGORITHMS
-from paceline.checkpoint.resume import CheckpointReader
+from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,6 +172,38 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
         return found
 
     return ask
+
+
+def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> None:
+    """Import a reward function of one's own and see whether it can be asked; ``columns`` of the rows, where they are known.
+
+    Raises ConfigError: it cannot be imported, is no function, needs what it is not given, or takes no such option.
+    """
+    function = REWARDS.load(spec.name)
+    where = "training.rollout.rewards"
+    if not callable(function):
+        hint = "a function of prompts and completions (and of the rows' columns), which gives a number each"
+        raise ConfigError(Diagnostic("rewards.not_a_function", f"'{spec.name}' is no function", where, type(function).__name__, hint))  # fmt: skip
+    try:
+        accepted = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin, which tells nothing of itself
+        return
+    plain = {n: p for n, p in accepted.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    given = {"prompts", "completions", *spec.options, *(columns or ())}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    unknown = set() if takes_all else set(spec.options) - set(plain)
+    needed = {n for n, p in plain.items() if p.default is p.empty}
+    missing = sorted(n for n in needed if _by_place(plain[n]) or (columns is not None and n not in given))
+    if missing or unknown:
+        what = f"the reward '{spec.name}' cannot be called as rewards are"
+        found = ", ".join([*(f"it needs '{n}'" for n in missing), *(f"it takes no '{n}'" for n in sorted(unknown))])
+        hint = f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns); its options by name"
+        raise ConfigError(Diagnostic("rewards.signature", what, where, f"{inspect.signature(function)}: {found}", hint))
+
+
+def _by_place(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter cannot be given by name."""
+    return parameter.kind is parameter.POSITIONAL_ONLY
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:

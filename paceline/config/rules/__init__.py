@@ -49,7 +49,7 @@ def check(
 
 
 #: Findings with which a plan can still be looked at, and nothing started.
-AT_START = frozenset({"xla.not_run"})
+AT_START = frozenset({"xla.not_run", "model.offline"})
 
 
 def at_start(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.core.codes import checkpoints, data, launch, models, plan, program, strategies, training
+from paceline.core.codes import beforehand, checkpoints, data, launch, models, plan, program, strategies, training
 
 TABLES: tuple[Mapping[str, str], ...] = (
     program.CODES,
+    beforehand.CODES,
     data.CODES,
     plan.CODES,
     launch.CODES,

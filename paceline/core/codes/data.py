@@ -34,7 +34,6 @@ _FILES = {
     "data.column_missing": "A column that the format needs, or that columns: names, is not in the data. The columns that are there are listed.",
     "data.column_unknown": "Under columns: the left side is a column of a format (prompt, completion, messages, …) and the right side the name in the data. No format has what stands on the left.",
     "data.fields_unread": "Columns of the rows, or fields of their turns, that no reader uses: each with the number of rows that have it and the first. They have no effect; a column that should have one is named under columns:.",
-    "data.not_looked_at": "A plan looks at the first rows in a process of its own, and that process did not answer. Nothing is lost: preparation looks at every row.",
     "data.disguised": "A file that ends in .txt or .csv begins like JSON, JSON lines or a table. Read as its ending says, names, braces and quotes would be trained on as text. Rename it; to train on such text as it stands, put it into rows with the one column text.",
     "data.empty_folder": "The folder named as data holds no file of a kind that can be read. The suffixes that can be read are listed.",
     "data.files_left_out": "Some files of the data folder belong to another split or kind and are not read; they are named.",

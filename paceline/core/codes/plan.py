@@ -79,4 +79,8 @@ _ZERO = {
     "zero.optimizer_params": "A parameter of the DeepSpeed file's optimizer has no counterpart, and leaving it out would change the update. Set training.optim and training.optim_args instead, or take the parameter out.",
     "zero.quantised": "ZeRO++'s quantised exchange has kernels for CUDA only. Switch it off on other devices.",
 }
-CODES = {**_SUBJECT, **_HARDWARE, **_BATCH, **_ROOM, **_ADAPTERS, **_MESH, **_ZERO}
+_LATE = {
+    "par.tp_width": "Tensor parallelism cuts the MLP's columns in equal parts. Choose a tp_size that divides its width.",
+    "strategy.deepspeed_fp16": "From ZeRO-1 on DeepSpeed keeps the weights in float16, which it refuses on a CPU that cannot multiply in float16. bf16 runs everywhere.",
+}
+CODES = {**_LATE, **_SUBJECT, **_HARDWARE, **_BATCH, **_ROOM, **_ADAPTERS, **_MESH, **_ZERO}

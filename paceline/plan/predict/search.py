@@ -9,6 +9,7 @@ from itertools import product
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.catalogue import Cluster
+from paceline.plan.families import NO_STAGES, NO_TENSOR_PLAN
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.predict.peak import Peak, worst_peak
@@ -288,7 +289,7 @@ def own_kernels(ask: Ask, zero: int, tp: int, *, deepspeed: bool) -> str:
 
 def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
     """Inside one node, dividing heads, KV heads and the feed-forward; none for a mixture: experts are not cut (``models.tensor_parallel``)."""
-    if shape.experts:
+    if shape.experts or shape.model_type in NO_TENSOR_PLAN:
         return []
     return [
         t for t in divisors(node) if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
@@ -303,6 +304,8 @@ def _cp_sizes(ask: Ask, node: int) -> list[int]:
 
 
 def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
+    if shape.model_type in NO_STAGES:
+        return [1]
     return [p for p in divisors(cards) if p <= shape.layers and (p <= 16 or p % 8 == 0)]
 
 

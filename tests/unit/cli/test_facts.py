@@ -96,7 +96,9 @@ def test_a_bf16_model_under_fp16_is_warned_about_before_the_start(tmp_path: Path
     yaml = tmp_path / "c.yaml"
     for dtype, precision, warned in (("bfloat16", "fp16", True), ("bfloat16", "no", False), ("float32", "fp16", False)):
         folder = model_folder(tmp_path / dtype, dtype=dtype)
-        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+        header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        (folder / "tokenizer.json").write_text("{}")
         yaml.write_text(
             f"model: {{name_or_path: {folder}}}\ndata: {{train: {rows}, max_length: 32}}\n"
             f"training: {{mixed_precision: '{precision}', use_cpu: true, output_dir: {tmp_path / 'run'}}}\n"

@@ -18,7 +18,7 @@ import pytest
 import typer
 
 import paceline
-from paceline.cli import compat
+from paceline.cli import beforehand, compat
 from paceline.cli.main import VERBS
 from paceline.cli.planned import Asked
 from paceline.cli.train import app as train_app
@@ -118,7 +118,7 @@ def test_a_port_in_use_by_each_command(
         port = taken.getsockname()[1]
         words = [word.replace("PORT", str(port)) for word in line]
         monkeypatch.setenv("PACELINE_TRAINING__OUTPUT_DIR", str(tmp_path / "run"))
-        monkeypatch.setattr("paceline.cli.glance.first_rows", lambda config: [])  # asks a process of its own, no rank
+        monkeypatch.setattr(beforehand, "_asked", lambda job: ({}, ""))  # the look has a process of its own
         monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a process was started"))
         monkeypatch.setattr(sys, "argv", words[2:] if words[0] == "-m" else words)
         monkeypatch.chdir(ROOT)

@@ -18,7 +18,9 @@ from paceline.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1024**3
-CPU = Hardware("cpu", "A CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 2, None, ("gloo",))
+CPU = Hardware(
+    "cpu", "A CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 2, None, ("gloo",), products=("bfloat16", "float16")
+)
 MODEL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
 GUIDE_AUTOTP = {
     "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",

@@ -19,7 +19,9 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 
 GIB = 1024**3
-CPU = Hardware("cpu", "A CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 64, None, ("gloo",))
+CPU = Hardware(
+    "cpu", "A CPU", 1, 16 * GIB, 16 * GIB, 1, True, True, 64, None, ("gloo",), products=("bfloat16", "float16")
+)
 A100 = Hardware(
     "cuda", "NVIDIA A100", 8, 80 * GIB, 512 * GIB, 1, True, True, 64, None, ("nccl", "gloo"), capability=8.0
 )

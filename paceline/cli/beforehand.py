@@ -1,0 +1,115 @@
+"""What a start needs, looked at and tried in another process before it: models, data, checkpoint (a look), and what only an import can tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.diagnostics import Diagnostic, Severity
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+    from paceline.plan.plan import Plan
+
+#: A look takes a second; imports of torch, Transformers and a user's own modules on a slow file system take longer.
+SECONDS = 180.0
+_NO_TRIES = "--no-imports: what only an import can tell is found by the processes of the run"
+
+
+@dataclass(frozen=True)
+class Beforehand:
+    """``found``: findings; ``tried``: what was tried, and why (``skipped``: it was not)."""
+
+    found: tuple[Diagnostic, ...]
+    tried: Mapping[str, str]
+    skipped: bool = False
+
+    def said(self, plan: Plan) -> Plan:
+        """``plan`` with a decision about what was tried."""
+        from paceline.plan.plan import Decision
+
+        if not self.tried:
+            return plan
+        what = "; ".join(f"{name} ({why})" for name, why in self.tried.items())
+        said = Decision("imports", "not tried", f"{what}. {_NO_TRIES}", False) if self.skipped else Decision("imports", "tried", f"{what}: in a process of its own")  # fmt: skip
+        return replace(plan, decisions=(*plan.decisions, said))
+
+
+def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsewhere: bool = False) -> Beforehand:
+    """Look, and try (``imports``). ``elsewhere``: the run is for another machine, of which this one's files and packages say little: notes."""
+    from paceline.plan.tries import MODEL, things_to_try
+
+    tries = things_to_try(config, plan)
+    if elsewhere and not (imports and tries):  # files and packages are another machine's
+        return Beforehand((), tries, skipped=not imports)
+    job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries) if imports else []}  # fmt: skip
+    told, ended = _asked(job)
+    here = list(_findings(told.get("looked", ())))
+    of_model: list[Diagnostic] = []
+    for one in told.get("tried", ()):
+        (of_model if one["name"] == MODEL else here).extend(_findings(one["found"]))
+    if ended:
+        here.append(_unfinished(told, ended))
+    if elsewhere:
+        here = [replace(finding, severity=Severity.NOTE) for finding in here]
+    return Beforehand((*here, *of_model), tries, skipped=not imports)
+
+
+def _findings(found: Any) -> list[Diagnostic]:
+    return [Diagnostic.from_json(item) for item in found]
+
+
+def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """(what the process answered until it ended, why it ended early)."""
+    from paceline.cli.process import module_argv
+    from paceline.launch.spec import import_path
+
+    with tempfile.TemporaryDirectory(prefix="paceline-look-") as folder:
+        asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(job), encoding="utf-8")
+        child = subprocess.Popen(
+            module_argv("paceline.training.trial", str(asked), str(answer)),
+            env={**os.environ, **import_path(os.environ), "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        ended = _wait(child)
+        try:
+            told: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            told = {}
+        return told, ended
+
+
+def _wait(child: subprocess.Popen[bytes]) -> str:
+    """Why the process did not end by itself and well; empty when it did. Nothing that it started outlives it."""
+    try:
+        _, said = child.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        return f"no end within {SECONDS:.0f} s"
+    except BaseException:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        raise
+    if child.returncode == 0:
+        return ""
+    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return f"exit code {child.returncode}" + (f": {last[0][:300]}" if last else "")
+
+
+def _unfinished(told: Mapping[str, Any], ended: str) -> Diagnostic:
+    name = told.get("under_way") or "what the config names"
+    what = f"{name}: looking at it did not come to an end"
+    hint = "paceline plan --no-imports leaves it out; the processes of the run would meet the same"
+    return Diagnostic("trial.unfinished", what, found=ended, hint=hint, severity=Severity.WARNING)

@@ -1,0 +1,80 @@
+"""What this machine says of a start beside its hardware: where the nodes meet, the port, the run's folder, what is installed, the hub."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.config.source import DEFAULTS
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.config.load import Loaded
+    from paceline.core.rundir import RunDir
+    from paceline.launch.spec import Cluster
+    from paceline.plan.hardware import Hardware
+
+#: Of another run, which may have ended by the time of a start: a plan can be looked at meanwhile.
+_PASSING = ("run.exists", "run.in_use", "launch.port_in_use")
+
+
+def of_machine(loaded: Loaded, hardware: Hardware, processes: int, known: bool, run: RunDir) -> list[Diagnostic]:
+    """Findings; ``known``: the model's config.json is on this machine."""
+    from paceline.plan.model_files import check_offline
+    from paceline.plan.packages import check_packages
+
+    config = loaded.config
+    found = [*meeting_place(loaded, processes), *_port(loaded), *_folder(loaded, run)]
+    found += check_packages(config, loaded.provenance, os.environ, hardware.device)
+    name = None if config.model.config is not None else config.model.name_or_path
+    found += check_offline(name, known, os.environ)
+    return [replace(d, severity=Severity.WARNING) if d.code in _PASSING else d for d in found]
+
+
+def meeting_place(loaded: Loaded, processes: int) -> list[Diagnostic]:
+    """Whether the nodes of the config can meet, and who else may speak there."""
+    from paceline.launch.addresses import check_address
+    from paceline.launch.secret import read_secret, unsigned
+
+    source = loaded.provenance.get("launch.master_addr")
+    try:
+        read_secret(os.environ)  # raises
+        open_port = unsigned(os.environ, loaded.config.launch.nnodes, processes, ours=True)
+        said = check_address(_cluster(loaded), named=source is not None and source.layer != DEFAULTS)
+    except ConfigError as error:
+        return list(error.diagnostics)
+    return [*said, *filter(None, (open_port,))]
+
+
+def _cluster(loaded: Loaded) -> Cluster:
+    from paceline.launch.spec import Cluster
+
+    c = loaded.config.launch
+    return Cluster(c.nproc or 1, c.nnodes, c.node_rank, c.master_addr, c.master_port)
+
+
+def _port(loaded: Loaded) -> Iterator[Diagnostic]:
+    """A port that the config names and somebody listens on; inside a launcher that may be the launcher itself."""
+    from paceline.launch.environ import started_by
+    from paceline.launch.ports import resolve_port
+
+    if not loaded.config.launch.master_port or started_by(os.environ) is not None:
+        return
+    try:
+        resolve_port(_cluster(loaded))
+    except ConfigError as error:
+        yield from error.diagnostics
+
+
+def _folder(loaded: Loaded, run: RunDir) -> Iterator[Diagnostic]:
+    """Whether a run may write where it is to write."""
+    from paceline.launch.claim import check_claim
+
+    t = loaded.config.training
+    try:
+        check_claim(run, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
+    except ConfigError as error:
+        yield from error.diagnostics

@@ -1,0 +1,137 @@
+"""The data and the tokenizer of a config as far as a look tells: found, not empty, of a known shape, with a chat template where one is needed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import DataError
+from paceline.data.build import needs_template, no_template
+from paceline.data.examples import Reading
+from paceline.data.glance import refused_rows
+from paceline.data.looking import DataSet, find_sets, look
+from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
+
+if TYPE_CHECKING:
+    from paceline.config.sections.data import DataSection, Dataset
+    from paceline.config.sections.model import ModelSection
+
+#: A JSON list is read whole before its first row is known; a larger one is left to the preparation.
+MOST_BYTES = 64 << 20
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+def look_at_sets(data: DataSection, reading: Reading) -> tuple[frozenset[str], list[Diagnostic]]:
+    """(formats of the rows, findings): every data set under ``data.train`` and ``data.eval`` by itself."""
+    formats: set[str] = set()
+    found: list[Diagnostic] = []
+    for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
+        for section in sections:
+            try:
+                [data_set] = find_sets(key, (section,))
+                found += _misspelt(key, section, data_set)
+                if _is_looked_into(data_set):
+                    looked = look(data_set, reading)
+                    formats.add(looked.shape.format)
+                    wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
+                    found += (_at(key, section, finding) for finding in wrong)
+            except DataError as error:
+                found += (_at(key, section, finding) for finding in error.diagnostics)
+    return frozenset(formats), found
+
+
+def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnostic]:
+    """A name that could be the hub's, next to a file or folder here of nearly that name."""
+    path = Path(section.path)
+    if data_set.located.kind != "hub" or not path.parent.is_dir():
+        return
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=3, cutoff=0.8)
+    if near:
+        what = "there is no such file or folder; a file here has nearly this name"
+        yield Diagnostic("data.missing", what, key, section.path, ", ".join(str(path.parent / name) for name in near))
+
+
+def columns_of(data: DataSection) -> frozenset[str] | None:
+    """What a reward function is given of the rows by name: the columns of their first ones; None where they are not looked into."""
+    names = {"answer", "prompt"}
+    for section in data.train:
+        [data_set] = find_sets("data.train", (section,))
+        if not _is_looked_into(data_set):
+            return None
+        head = look(data_set, Reading("all", pairs=False, prompts=True)).head
+        names |= {name for row in head for name in row.value or ()}
+    return frozenset(names)
+
+
+def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
+    """The finding at the key of the config, the file in what was found."""
+    file = finding.where or section.path
+    return replace(finding, where=key, found=f"{file}: {finding.found}" if finding.found else file)
+
+
+def _is_looked_into(data_set: DataSet) -> bool:
+    """Files of text whose first rows are soon read; Arrow and hub data sets need libraries of their own."""
+    located = data_set.located
+    lists = [file for file in located.files[:1] if file.suffix.lower() == ".json"]
+    return located.kind == "files" and all(file.stat().st_size <= MOST_BYTES for file in lists)
+
+
+def look_at_tokenizer(model: ModelSection, formats: frozenset[str]) -> Iterator[Diagnostic]:
+    """Findings about a tokenizer in a folder; a hub name is left to its download."""
+    name = model.tokenizer or model.name_or_path
+    key = "model.tokenizer" if model.tokenizer else "model.name_or_path"
+    if not name:
+        return
+    folder = Path(name).expanduser()
+    beside = folder.parent != Path(".") and any(folder.parent.glob("*/tokenizer*"))  # a folder of models that is here
+    if model.tokenizer and beside and not folder.exists() and name.count("/") == 1:
+        there = ", ".join(sorted({f.parent.name for f in folder.parent.glob("*/tokenizer*")})[:6])
+        what, hint = (
+            f"there is no tokenizer '{name}'",
+            "model.tokenizer: a folder with tokenizer.json, or a name on the hub",
+        )
+        yield Diagnostic("data.no_tokenizer", what, key, f"in {folder.parent}: {there}", hint)
+        return
+    local = folder.is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists()
+    if not local or (key == "model.name_or_path" and not folder.is_dir()):
+        return  # on the hub; or a model's folder that is not there, which is told as such
+    template: str | None = None
+    try:
+        template = template_text(model.chat_template)
+        tokenizer_folder(model)
+    except DataError as error:
+        yield from (replace(d, where=key if d.code == "data.no_tokenizer" else d.where) for d in error.diagnostics)
+        return
+    for file in tokenizer_files(folder):
+        if file.suffix == ".json" and (wrong := _cut(file)):
+            what = "a file of the tokenizer is damaged or was cut short"
+            yield Diagnostic("data.bad_tokenizer", what, key, f"{file}: {wrong}", "copy or download it again")
+    if template is None and needs_template(formats) and not _has_template(folder):
+        yield no_template(str(folder))
+
+
+def _cut(file: Path) -> str:
+    """Why a file cannot be one JSON object, by its ends alone: a vocabulary may be large."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(64).lstrip()
+            stream.seek(max(0, file.stat().st_size - 64))
+            tail = stream.read().rstrip()
+    except OSError as error:
+        return error.strerror or str(error)
+    ends = (head[:1], tail[-1:]) in ((b"{", b"}"), (b"[", b"]"))
+    return "" if ends else f"{file.stat().st_size} bytes, no whole JSON"
+
+
+def _has_template(folder: Path) -> bool:
+    if any((folder / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False

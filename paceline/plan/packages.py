@@ -1,0 +1,77 @@
+"""Packages and tools that a config needs beyond the ones always there: looked up, not imported."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib import util
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.config.source import DEFAULTS, Source
+from paceline.core.diagnostics import Diagnostic, Severity
+
+_ATTENTION = {
+    "flash_attention_2": ("flash_attn", "pip install flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "build hopper/ of Dao-AILab's flash-attention"),
+    "flash_attention_4": ("flash_attn", "pip install flash-attn-4"),
+}
+_TRACKERS = {"tensorboard": "pip install tensorboard", "wandb": "pip install 'paceline[wandb]'"}
+Find = Callable[[str], object]
+
+
+def installed(name: str) -> object:
+    """Where a package would be imported from; None also for a mere folder of its name (``wandb`` writes one)."""
+    spec = util.find_spec(name)
+    return spec.origin if spec is not None else None
+
+
+def check_packages(
+    config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], device: str, find: Find = installed
+) -> Iterator[Diagnostic]:
+    """Findings about what is not installed: an error where the run would end, a warning where it goes on without."""
+    yield from _trackers(config, provenance, environ, find)
+    name = config.model.attn_implementation
+    if name in _ATTENTION and find(_ATTENTION[name][0]) is None:
+        package, install = _ATTENTION[name]
+        yield _missing(f"{name} needs the package {package}", "model.attn_implementation", package, f"{install}; or attn_implementation: auto")  # fmt: skip
+    yield from _data(config, find)
+    t = config.training
+    if t.torch_compile and t.torch_compile_backend in (None, "inductor") and device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):  # fmt: skip
+        what, hint = "torch.compile on a CPU needs a C++ compiler", "apt-get install g++; or torch_compile: false"
+        yield Diagnostic("plan.compiler", what, "training.torch_compile", "no c++, g++ or clang++ on PATH", hint)
+
+
+def _trackers(
+    config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], find: Find
+) -> Iterator[Diagnostic]:
+    """A run goes on without a tracker that is missing; what the default names is no one's wish."""
+    source = provenance.get("training.report_to")
+    if source is None or source.layer == DEFAULTS:
+        return
+    for name in config.training.report_to:
+        if name in _TRACKERS and find(name) is None:
+            what = f"{name} is not installed: the run goes on without it"
+            yield Diagnostic("tracker.not_installed", what, "training.report_to", name, f"{_TRACKERS[name]}, or leave '{name}' out", Severity.WARNING)  # fmt: skip
+        elif name == "wandb" and not _wandb_has_a_key(environ):
+            what = "wandb has no key here: it records offline, for `wandb sync` later"
+            yield Diagnostic("tracker.offline", what, "training.report_to", "no WANDB_API_KEY", "wandb login, or WANDB_MODE=offline if that is meant", Severity.WARNING)  # fmt: skip
+
+
+def _wandb_has_a_key(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get("WANDB_API_KEY")) or environ.get("WANDB_MODE", "") in ("offline", "disabled")
+
+
+def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
+    """Parquet, ``datasets`` folders and hub data sets have readers of their own."""
+    for key, sections in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
+        for section in sections:
+            path = Path(section.path).expanduser()
+            saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+            needs = "pyarrow" if path.suffix.lower() == ".parquet" else "datasets" if saved or not path.exists() else ""
+            if needs and find(needs) is None:
+                yield _missing(f"{section.path} is read by {needs}", key, needs, f"pip install {needs}, or rows as .jsonl")  # fmt: skip
+
+
+def _missing(what: str, where: str, package: str, hint: str) -> Diagnostic:
+    return Diagnostic("plan.package", what, where, f"{package} is not installed", hint)

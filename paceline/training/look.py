@@ -1,0 +1,122 @@
+"""A look before anything heavy is imported: are the models, the data, the tokenizer and the checkpoint that a config names what a run needs?
+
+Names, sizes, headers and the first rows are read; nothing is downloaded or tokenised. No torch, no Transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.resume import find_checkpoint, same_run
+from paceline.checkpoint.ties import read_state
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.core.rundir import RunDir
+from paceline.data.examples import Reading
+from paceline.data.look import look_at_sets, look_at_tokenizer
+from paceline.data.prepare import train_fingerprint_of
+from paceline.launch.environ import cache_folder
+from paceline.plan.model_files import check_adapter_folder, check_model_folder
+from paceline.plan.plan import Plan
+from paceline.plan.roles import model_named, reads_pairs, reads_prompts
+from paceline.training.continuity import FIXED, keep_global_batch
+
+#: A data set larger than this is not read through for its fingerprint before a start, unless its digests are known.
+MOST_BYTES = 2 << 30
+
+
+def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> list[Diagnostic]:
+    """Everything found, each once. ``plan``: where there is one, a resumed run's global batch is compared too."""
+    found: list[Diagnostic] = []
+    parts: list[Callable[[], Iterable[Diagnostic]]] = [
+        lambda: _models(config),
+        lambda: _data(config),
+        lambda: _checkpoint(config, environ, plan),
+    ]
+    for part in parts:
+        try:
+            found += part()
+        except PacelineError as error:
+            found += error.diagnostics
+    return list({(d.code, d.where, d.found): d for d in found}.values())
+
+
+def _models(config: Config) -> Iterator[Diagnostic]:
+    """The trained model's folder, those of the algorithm's other roles, and the adapter that training starts from."""
+    training, m = config.to_json()["training"], config.model
+    named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
+    own = f"training.{training['algorithm']}"
+    for role, key in (("reference", f"{own}.ref_model"), ("value", f"{own}.value_model"), ("reward", "training.rollout.rewards")):  # fmt: skip
+        name = model_named(training, role)
+        if name is not None:
+            named.setdefault(name, key)
+    for name, key in named.items():
+        yield from check_model_folder(name, key)
+    if config.lora is not None and config.lora.adapter_name_or_path:
+        yield from check_adapter_folder(config.lora.adapter_name_or_path, "lora.adapter_name_or_path")
+
+
+def _data(config: Config) -> Iterator[Diagnostic]:
+    algorithm = config.training.algorithm
+    reading = Reading(config.data.train_on, reads_pairs(algorithm), reads_prompts(algorithm))
+    formats, found = look_at_sets(config.data, reading)
+    yield from found
+    yield from look_at_tokenizer(config.model, formats)
+
+
+def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:
+    """Whether there is a checkpoint to go on from, and whether it is this run's."""
+    where = config.training.resume_from_checkpoint
+    if not where:
+        return
+    run = RunDir.at(config.run_directory())
+    try:
+        path = find_checkpoint(where, run, hashes=False)
+    except PacelineError as error:
+        for finding in error.diagnostics:
+            place = "training.resume_from_checkpoint"
+            yield replace(finding, where=place, found=f"{finding.where}: {finding.found}" if finding.where != place else finding.found)  # fmt: skip
+        return
+    if path is None:
+        return
+    state = read_state(path)
+    now = _state_now(config, environ, plan, state)
+    try:
+        same_run(state, now)
+    except PacelineError as error:
+        for finding in error.diagnostics:
+            yield replace(finding, where=_KEYS[finding.where])
+
+
+_KEYS = {
+    "data_fingerprint": "data.train",
+    "global_batch": "training.per_device_train_batch_size",
+    "seq_len": "data.max_length",
+    "packing": "data.packing",
+    "seed": "training.seed",
+}
+
+
+def _state_now(
+    config: Config, environ: Mapping[str, str], plan: Plan | None, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of what ``same_run`` compares all that can be told before the start."""
+    prompts = reads_prompts(config.training.algorithm)
+    now: dict[str, Any] = {
+        "seq_len": config.data.max_length,
+        "packing": config.data.packing and not prompts,
+        "seed": config.training.seed,
+    }
+    if plan is not None:
+        now["global_batch"] = keep_global_batch(state, plan)[0].batch.global_batch
+    cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else cache_folder(environ)
+    seed = config.training.seed if config.data.seed is None else config.data.seed
+    known = train_fingerprint_of(config.data, config.model, seed, cache, pairs=reads_pairs(config.training.algorithm), prompts=prompts, most_bytes=MOST_BYTES)  # fmt: skip
+    trained = state.get("train_fingerprint") or None  # another evaluation set does not matter
+    if known is not None and trained is not None and known != trained:
+        now["data_fingerprint"] = known
+    return {field: now[field] for field in FIXED if field in now}

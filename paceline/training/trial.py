@@ -1,0 +1,134 @@
+"""``python -m paceline.training.trial JOB ANSWER``: looks at what a config names, then tries what only an import can tell (JSON files).
+
+The parent has a time limit and reads what was answered until then: the answer is written anew after each part, and says which one is under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import PacelineError
+from paceline.launch.environ import current
+from paceline.launch.outlet import redacted
+from paceline.plan.model_config import model_config
+from paceline.plan.plan import Plan
+from paceline.plan.tries import COMPILE, MODEL, REWARDS, STRATEGY
+from paceline.training.look import look
+
+
+@redacted
+def main(job: str, answer: str) -> int:
+    """Writes what was found, each finding with whether it hangs on this machine's packages."""
+    asked = json.loads(Path(job).read_text(encoding="utf-8"))
+    config = Config.from_json(asked["config"])
+    plan = None if asked["plan"] is None else Plan.from_json(asked["plan"])
+    told: dict[str, Any] = {
+        "looked": [d.to_json() for d in look(config, current(), plan)],
+        "tried": [],
+        "under_way": "",
+    }
+    told["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
+    _write(Path(answer), told)
+    for name in asked["tries"]:
+        _write(Path(answer), {**told, "under_way": name})
+        found = [finding.to_json() for finding in _tried(name, config, plan)]
+        told["tried"].append({"name": name, "found": found})
+    _write(Path(answer), told)
+    return 0
+
+
+def _write(answer: Path, told: dict[str, Any]) -> None:
+    staged = answer.with_suffix(".part")
+    staged.write_text(json.dumps(told), encoding="utf-8")
+    os.replace(staged, answer)
+
+
+def _tried(name: str, config: Config, plan: Plan | None) -> list[Diagnostic]:
+    """Findings of one try. Whatever else an import raises is one too: code that is tried here runs in every rank."""
+    tries: dict[str, Callable[[Config, Plan | None], Iterable[Diagnostic]]] = {
+        REWARDS: _rewards,
+        STRATEGY: _strategy,
+        COMPILE: _compile,
+        MODEL: _model,
+    }
+    try:
+        return list(tries[name](config, plan))
+    except PacelineError as error:
+        return [replace(finding, where=finding.where or _KEYS[name]) for finding in error.diagnostics]
+    except (Exception, SystemExit) as error:  # a library's own refusal of what it was asked for, without a name
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        what, found = f"the {name} cannot be had", f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+        return [Diagnostic("trial.failed", what, _KEYS[name], found, "what its message asks for, or another value")]
+
+
+_KEYS = {
+    REWARDS: "training.rollout.rewards",
+    STRATEGY: "training.distributed_strategy",
+    COMPILE: "training.torch_compile_backend",
+    MODEL: "model.name_or_path",
+}
+
+
+def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.algorithms.rewards.scoring import RewardSpec, check_reward
+    from paceline.data.look import columns_of
+
+    rollout = config.training.rollout
+    assert rollout is not None
+    try:
+        columns = columns_of(config.data)
+    except PacelineError:  # the look has told it
+        columns = None
+    for reward in rollout.rewards:
+        if ":" in reward.name:
+            try:
+                check_reward(RewardSpec(reward.name, reward.weight, dict(reward.options)), columns)
+            except PacelineError as error:
+                yield from (replace(finding, where=_KEYS[REWARDS]) for finding in error.diagnostics)
+
+
+def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.strategies.registry import strategy_class
+
+    strategy_class(config.training.distributed_strategy)
+    yield from ()
+
+
+def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from torch._dynamo import list_backends
+    from torch._inductor import list_mode_options
+
+    t = config.training
+    backends = [name for name in list_backends(exclude_tags=()) if "TESTING" not in name and "minifier" not in name]
+    modes = list(list_mode_options())
+    if t.torch_compile_backend not in (None, *backends):
+        yield Diagnostic("train.compile_backend", "torch has no such compile backend here", "training.torch_compile_backend",
+                         str(t.torch_compile_backend), f"one of {', '.join(backends)}")  # fmt: skip
+    if t.torch_compile_mode not in (None, "default", *modes):
+        yield Diagnostic("train.compile_mode", "torch.compile has no such mode", "training.torch_compile_mode",
+                         str(t.torch_compile_mode), f"one of {', '.join(modes)}")  # fmt: skip
+
+
+def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    assert plan is not None
+    try:
+        model_config(config.model, current())
+    except PacelineError as error:
+        first = error.diagnostics[0]
+        yield Diagnostic("trial.not_here", f"the model's class was not looked at: {first.what}", first.where, first.found, first.hint, Severity.NOTE)  # fmt: skip
+        return
+    from paceline.training.trial_model import try_model
+
+    yield from try_model(config, plan)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,16 @@
+"""A sound job of a few files, that faults are made in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fault_jobs import Job
+
+
+@pytest.fixture
+def job(tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACELINE_LEDGER", "off")
+    monkeypatch.chdir(tmp_path)
+    return Job(tmp_path, tokenizer_dir)

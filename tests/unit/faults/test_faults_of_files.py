@@ -1,0 +1,266 @@
+"""Faults of folders and files that a config names: each is found by ``plan``, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_jobs import Job, write_safetensors
+
+from paceline.config.schema import field_of
+
+Fault = Callable[[Job], dict[str, Any] | None]
+
+
+def cut(path: Path, by: int = 40) -> None:
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+def _config_missing(job: Job) -> None:
+    (job.model / "config.json").unlink()
+
+
+def _config_cut(job: Job) -> None:
+    cut(job.model / "config.json")
+
+
+def _config_list(job: Job) -> None:
+    (job.model / "config.json").write_text("[1, 2]")
+
+
+def _weights_empty(job: Job) -> None:
+    (job.model / "model.safetensors").write_bytes(b"")
+
+
+def _weights_cut(job: Job) -> None:
+    cut(job.model / "model.safetensors", 3)
+
+
+def _weights_html(job: Job) -> None:
+    (job.model / "model.safetensors").write_text("<html>404</html>" * 9)
+
+
+def _weights_none(job: Job) -> None:
+    (job.model / "model.safetensors").unlink()
+
+
+def _pickles(job: Job) -> None:
+    (job.model / "model.safetensors").rename(job.model / "pytorch_model.bin")
+
+
+def _shards(job: Job) -> None:
+    (job.model / "model.safetensors").unlink()
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    write_safetensors(job.model / names[0])
+    (job.model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
+
+
+def _index_cut(job: Job) -> None:
+    _shards(job)
+    cut(job.model / "model.safetensors.index.json")
+
+
+def _adapter_as_model(job: Job) -> None:
+    (job.model / "config.json").unlink()
+    (job.model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/no/base"}))
+
+
+def _adapter_bin(job: Job) -> dict[str, Any]:
+    folder = job.root / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}))  # fmt: skip
+    (folder / "adapter_model.bin").write_bytes(b"x")
+    return {"lora.adapter_name_or_path": str(folder)}
+
+
+def _tokenizer_gone(job: Job) -> None:
+    for file in job.model.glob("tokenizer*"):
+        file.unlink()
+    for file in job.model.glob("*.jinja"):
+        file.unlink()
+
+
+def _tokenizer_cut(job: Job) -> None:
+    cut(job.model / "tokenizer.json")
+
+
+def _no_template(job: Job) -> dict[str, Any]:
+    (job.model / "chat_template.jinja").unlink()
+    rows = job.root / "talk.jsonl"
+    rows.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+    return {"data.train": str(rows)}
+
+
+def _rows(text: str, name: str = "rows.jsonl", key: str = "data.train", **more: Any) -> Fault:
+    def make(job: Job) -> dict[str, Any]:
+        (job.root / name).write_text(text)
+        return {key: str(job.root / name), **{k.replace("__", "."): v for k, v in more.items()}}
+
+    return make
+
+
+def _folder_of_others(job: Job) -> dict[str, Any]:
+    (job.root / "data").mkdir()
+    (job.root / "data" / "notes.pdf").write_text("x")
+    return {"data.train": str(job.root / "data")}
+
+
+def _other_split(job: Job) -> dict[str, Any]:
+    (job.root / "data").mkdir()
+    (job.root / "data" / "train.jsonl").write_text('{"text": "a"}')
+    return {"data.train": [{"path": str(job.root / "data"), "split": "test"}]}
+
+
+def _output_is_a_file(job: Job) -> None:
+    (job.root / "run").write_text("x")
+
+
+PAIRS = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
+FAULTS: list[tuple[str, Fault, str]] = [
+    ("no such folder", lambda job: {"model.name_or_path": "/no/such"}, "plan.model_missing"),
+    ("misspelt folder", lambda job: {"model.name_or_path": "models/lama"}, "plan.model_missing"),
+    ("a file as model", lambda job: {"model.name_or_path": str(job.root / "models/llama/config.json")}, "model.not_a_folder"),
+    ("a folder of data as model", lambda job: {"model.name_or_path": str(job.root / "models")}, "plan.model_config"),
+    ("config.json missing", _config_missing, "plan.model_config"),
+    ("config.json cut", _config_cut, "plan.model_config"),
+    ("config.json a list", _config_list, "plan.model_config"),
+    ("weights empty", _weights_empty, "model.damaged_weights"),
+    ("weights cut", _weights_cut, "model.damaged_weights"),
+    ("weights a web page", _weights_html, "model.damaged_weights"),
+    ("no weights", _weights_none, "model.no_weights"),
+    ("pickles", _pickles, "model.pickled"),
+    ("shards missing", _shards, "model.missing_shards"),
+    ("index cut", _index_cut, "model.weights_index"),
+    ("an adapter as model", _adapter_as_model, "model.adapter_folder"),
+    ("an adapter of pickles", _adapter_bin, "model.pickled"),
+    ("no adapter there", lambda job: {"lora.adapter_name_or_path": "/no/adapter"}, "plan.adapter_folder"),
+    ("no tokenizer", _tokenizer_gone, "data.no_tokenizer"),
+    ("tokenizer cut", _tokenizer_cut, "data.bad_tokenizer"),
+    ("another tokenizer missing", lambda job: {"model.tokenizer": "/no/tokenizer"}, "data.no_tokenizer"),
+    ("no chat template", _no_template, "data.no_chat_template"),
+    ("a template of no name", lambda job: {"model.chat_template": "chatmll"}, "data.bad_chat_template"),
+    ("reference missing", lambda job: {"training.algorithm": "dpo", "training.dpo": {"ref_model": "/no/ref"}, **_rows(PAIRS)(job)}, "plan.model_missing"),
+    ("no such data", lambda job: {"data.train": "/no/rows.jsonl"}, "data.missing"),
+    ("misspelt data", lambda job: {"data.train": "rows.jsn"}, "data.missing"),
+    ("data of another kind", _rows("x", "rows.xlsx"), "data.unknown_suffix"),
+    ("empty data", _rows(""), "data.empty"),
+    ("data of one object", _rows('{\n"version": 1,\n"rows": []\n}', "one.json"), "data.not_a_list"),
+    ("data no JSON", _rows("text, more\na, b\n"), "data.not_json"),
+    ("data of no known format", _rows('{"alpha": 1}\n'), "data.format_unknown"),
+    ("pairs for SFT", _rows(PAIRS), "data.format_preference"),
+    ("SFT rows for DPO", _rows('{"text": "a"}', training__algorithm="dpo"), "data.format_pairs"),
+    ("a folder without data", _folder_of_others, "data.empty_folder"),
+    ("a split that is not there", _other_split, "data.split_missing"),
+    ("columns that are not there", lambda job: {"data.train": [{"path": str(job.root / "rows.json"), "columns": {"prompt": "asked", "completion": "output"}}]}, "data.column_missing"),
+    ("no such evaluation data", lambda job: {"data.eval": "/no/eval.jsonl", "training.eval_strategy": "steps"}, "data.missing"),
+    ("evaluation data empty", _rows("", "eval.jsonl", "data.eval"), "data.empty"),
+    ("output is a file", _output_is_a_file, "run.not_a_directory"),
+    ("output below a file", lambda job: {"training.output_dir": str(job.root / "rows.json" / "run")}, "run.not_writable"),
+    ("no such deepspeed file", lambda job: {"training.deepspeed": "no.json"}, "config.foreign_missing"),
+    ("no checkpoint there", lambda job: {"training.resume_from_checkpoint": "/no/such"}, "resume.not_a_checkpoint"),
+    ("a model as checkpoint", lambda job: {"training.resume_from_checkpoint": str(job.model)}, "resume.not_a_checkpoint"),
+    ("latest of nothing", lambda job: {"training.resume_from_checkpoint": "latest"}, "resume.no_checkpoint"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "code"), [(f, c) for _, f, c in FAULTS], ids=[name for name, _, _ in FAULTS])
+def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = fault(job) or {}
+    _in_this_process(monkeypatch)
+    found = job.found(settings)
+    assert code in found, {c: d.render() for c, d in found.items()}
+    assert found[code].severity.value == "error" and (found[code].hint or found[code].found)
+    assert "job.yaml:" in found[code].where or field_of(found[code].where) or code.startswith(("plan.model_config", "run.", "resume.")), found[code].render()  # fmt: skip
+
+
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look without its process, which a test of its own starts: half a second a fault."""
+    import os
+
+    from paceline.cli import beforehand
+    from paceline.config.schema import Config
+    from paceline.plan.plan import Plan
+    from paceline.training.look import look
+
+    def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        plan = Plan.from_json(job["plan"]) if job["plan"] else None
+        return {"looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan)]}, ""
+
+    monkeypatch.setattr(beforehand, "_asked", asked)
+
+
+def test_the_sound_job_is_planned(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _in_this_process(monkeypatch)
+    assert not {code for code, d in job.found().items() if d.severity.value == "error"}
+
+
+def test_all_faults_are_told_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _in_this_process(monkeypatch)
+    settings = {"data.train": "/no/rows.jsonl", "data.eval": "/no/eval.jsonl", "model.name_or_path": "/no/model", "training.resume_from_checkpoint": "/no/run", "training.parallelism": {"tp_size": 2}, "launch.nproc": 1}  # fmt: skip
+    found = job.found(settings)
+    assert set(found) >= {"data.missing", "plan.model_missing", "resume.not_a_checkpoint", "par.product"}
+
+
+def test_nothing_heavy_is_imported_to_refuse(job: Job) -> None:
+    """The processes themselves: neither the command line nor the look imports torch or Transformers, and nothing else is started."""
+    import subprocess
+    import sys
+
+    from support import ROOT, worker_environment
+
+    program = (
+        "import sys; sys.argv = ['paceline', 'plan', 'job.yaml']\n"
+        "import json, paceline.cli.beforehand as b\n"
+        "asked = b._asked\n"
+        "def told(job):\n    answer = asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\n"
+        "b._asked = told\n"
+        "from paceline.cli.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('HERE', [n for n in ('torch', 'transformers', 'numpy') if n in sys.modules], file=sys.stderr)\n"
+    )
+    job.yaml({"data.train": "/no/rows.jsonl", "model.name_or_path": "models/lama"})
+    env = worker_environment({"PACELINE_CACHE": str(job.root / "cache")})
+    done = subprocess.run([sys.executable, "-c", program], cwd=job.root, env=env, capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert ROOT.is_dir() and done.returncode == 2, done.stderr
+    assert "HERE []" in done.stderr and "HEAVY []" in done.stderr, done.stderr
+    assert "data.missing" in done.stderr and "error[plan.model_missing]" in done.stderr
+    assert "job.yaml:" in done.stderr
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_line_that_converts_pickles_works(job: Job, adapter: bool) -> None:
+    """It is run as the message has it; the folder that it writes is one that the look takes."""
+    import subprocess
+    import sys
+
+    import torch
+    from support import worker_environment
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from paceline.plan.model_files import check_adapter_folder, check_model_folder
+
+    made = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in json.loads((job.model / "config.json").read_text()).items() if k != "architectures"}))  # fmt: skip
+    folder = job.root / "with space"
+    shutil.copytree(job.model, folder)
+    (folder / "model.safetensors").unlink()
+    if adapter:
+        from peft import LoraConfig, get_peft_model
+
+        made.save_pretrained(job.model)
+        made.name_or_path = str(job.model)
+        get_peft_model(made, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder, safe_serialization=False)  # fmt: skip
+        [found] = check_adapter_folder(str(folder), "lora.adapter_name_or_path")
+    else:
+        torch.save(made.state_dict(), folder / "pytorch_model.bin")
+        [found] = check_model_folder(str(folder), "model.name_or_path")
+    assert found.code == "model.pickled"
+    line = found.hint.partition("new folder: ")[2]
+    assert line.startswith("python ")
+    env = worker_environment({"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"})
+    subprocess.run(["bash", "-c", line], cwd=job.root, env=env, check=True, timeout=120, capture_output=True)
+    look = check_adapter_folder if adapter else check_model_folder
+    assert look(f"{folder}-safetensors", "k") == []

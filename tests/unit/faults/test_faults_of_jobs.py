@@ -1,0 +1,167 @@
+"""Faults that follow from YAML, a model's shape, what is installed and the machine: each is found by ``plan``."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+from fault_jobs import Job
+
+from paceline.cli import beforehand
+from paceline.plan.packages import check_packages
+
+CPU_FP16 = {"training.mixed_precision": "fp16", "launch.nproc": 2}
+TP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.parallelism": {"tp_size": 2}}
+
+
+def deepspeed(tp: int, stage: int = 1) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage}, "tensor_parallel": {"autotp_size": tp}}
+
+
+@pytest.fixture(autouse=True)
+def no_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These follow without a look at files, whose process costs half a second each."""
+    if "with_look" not in request.keywords:
+        monkeypatch.setattr(beforehand, "_asked", lambda job: ({}, ""))
+
+
+def of_shape(job: Job, **changed: Any) -> None:
+    file = job.model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"training.deepspeed": deepspeed(4), "launch.nproc": 4}, "par.tp_kv_heads"),  # 2 KV heads: SIGFPE
+        ({"training.deepspeed": deepspeed(3), "launch.nproc": 3}, "par.tp_heads"),
+        ({"training.deepspeed": deepspeed(2, 0), "launch.nproc": 2}, "strategy.deepspeed_tp_stage"),
+        ({**TP, "training.parallelism": {"tp_size": 4}, "launch.nproc": 4}, "par.tp_kv_heads"),
+        ({"launch.nproc": 2, "training.parallelism": {"pp_size": 2}, "training.distributed_strategy": "pipeline", "model.name_or_path": "models/gpt2"}, "models.no_stages"),
+        ({**TP, "model.name_or_path": "models/gpt2"}, "models.tp_no_plan"),
+        ({"training.deepspeed": deepspeed(2), "launch.nproc": 2, "model.name_or_path": "models/gpt2"}, "strategy.deepspeed_tp_plan"),
+        ({"training.parallelism": {"pp_size": 8}, "launch.nproc": 8, "training.distributed_strategy": "pipeline"}, "par.pp_layers"),
+        ({**CPU_FP16, "training.distributed_strategy": "zero2"}, "strategy.deepspeed_fp16"),
+        ({"model.attn_implementation": "flash_attention_2"}, "model.attention_cpu"),
+        ({"training.ddp_backend": "nccl", "launch.nproc": 2}, "back.nccl_cpu"),
+        ({"training.distributed_strategy": "fsdp"}, "back.fsdp_single"),
+        ({"training.eval_strategy": "steps"}, "eval.dataset"),
+        ({"data.eval": "rows.json", "training.eval_strategy": "steps", "training.eval_steps": 3, "training.save_steps": 4, "training.load_best_model_at_end": True}, "save.best_steps"),
+        ({"data.max_length": 4096}, "data.max_pos"),
+        ({"training.report_to": "mlflow"}, "train.report_to"),
+        ({"training.early_stopping_patience": 2}, "eval.early_stopping"),
+        ({"launch.nnodes": 2, "launch.master_port": 29500}, "launch.master_addr"),
+        ({"launch.nnodes": 2, "launch.node_rank": 1, "launch.master_port": 29500}, "launch.master_addr"),
+        ({"lora.quantization_bit": 4, "training.distributed_strategy": "zero3", "launch.nproc": 2}, "plan.quantised_strategy"),
+        ({"training.algorithm": "grpo", "training.rollout": {"max_completion_length": 32}}, "rollout.no_rewards"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_found_by_plan(job: Job, settings: dict[str, Any], code: str) -> None:
+    found = job.found(settings)
+    assert code in found, {c: d.render() for c, d in found.items()}
+    assert found[code].severity.value == "error" and found[code].hint
+
+
+def test_autotp_needs_a_key_value_head_a_rank_and_no_more(job: Job) -> None:
+    of_shape(job, num_attention_heads=12, num_key_value_heads=1, hidden_size=48)
+    assert "par.tp_kv_heads" in job.found({"training.deepspeed": deepspeed(2), "launch.nproc": 2})
+    of_shape(job, num_attention_heads=12, num_key_value_heads=3, hidden_size=48)
+    assert "par.tp_kv_heads" not in job.found({"training.deepspeed": deepspeed(2), "launch.nproc": 2})
+
+
+def test_a_width_that_ranks_cannot_share(job: Job) -> None:
+    of_shape(job, intermediate_size=51)
+    found = job.found(TP)
+    assert "tp_size: 1" in found["par.tp_width"].hint
+    of_shape(job, intermediate_size=52)
+    assert "par.tp_width" not in job.found(TP)
+
+
+def test_fp16_where_the_processor_multiplies_it_is_let_through(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.plan import hardware
+
+    monkeypatch.setattr(hardware, "cpu_flags", lambda text=None: (frozenset({"avx512_fp16", "f16c"}), "A CPU"))
+    assert "strategy.deepspeed_fp16" not in job.found({**CPU_FP16, "training.distributed_strategy": "zero2"})
+
+
+def test_a_port_in_use_is_warned_of(job: Job) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        found = job.found({"launch.master_port": taken.getsockname()[1], "launch.nproc": 2})
+    assert found["launch.port_in_use"].severity.value == "warning"
+
+
+def test_a_disk_too_small_for_a_checkpoint(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.cli import facts
+
+    monkeypatch.setattr(facts, "disk_free_bytes", lambda path: 1000)
+    assert "save.disk" in job.found()
+
+
+def test_a_run_that_is_there_is_warned_of(job: Job) -> None:
+    (job.root / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    assert job.found()["run.exists"].severity.value == "warning"
+
+
+def test_a_model_that_must_be_fetched_offline(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.config.rules import at_start
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = job.found({"model.name_or_path": "some-org/some-model"})["model.offline"]
+    assert found.severity.value == "warning" and at_start([found])
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert "model.offline" not in job.found({"model.name_or_path": "some-org/some-model"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing", "code", "severity"),
+    [
+        ({"lora.r": 4}, "peft", "plan.not_installed", "error"),
+        ({"lora.quantization_bit": 4}, "bitsandbytes", "plan.not_installed", "error"),
+        ({"training.distributed_strategy": "zero2", "launch.nproc": 2}, "deepspeed", "plan.deepspeed_missing", "error"),
+        ({"training.report_to": "wandb"}, "wandb", "tracker.not_installed", "warning"),
+        ({"training.report_to": "tensorboard"}, "tensorboard", "tracker.not_installed", "warning"),
+        ({"data.train": "rows.parquet"}, "pyarrow", "plan.package", "error"),
+        ({"data.train": "org/rows"}, "datasets", "plan.package", "error"),
+    ],
+)
+def test_a_missing_package_is_found(
+    job: Job, settings: dict[str, Any], missing: str, code: str, severity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == missing else real(name, *a))
+    monkeypatch.setattr(check_packages, "__defaults__", (lambda name: None if name == missing else "there",))
+    from paceline.plan.adapter import check_adapter
+
+    monkeypatch.setattr(check_adapter, "__defaults__", (None, importlib.util.find_spec, True))
+    found = job.found(settings)
+    assert found[code].severity.value == severity and missing in found[code].render(), found
+    assert "pip install" in found[code].hint
+
+
+def test_wandb_without_a_key_is_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_packages, "__defaults__", (lambda name: "there",))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert "tracker.offline" in job.found({"training.report_to": "wandb"})
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert "tracker.offline" not in job.found({"training.report_to": "wandb"})
+
+
+def test_for_other_hardware_packages_are_notes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from paceline.plan.adapter import check_adapter
+    from paceline.plan.catalogue import cluster_of
+
+    real = importlib.util.find_spec
+    none = lambda name, *a: None if name == "peft" else real(name, *a)  # noqa: E731
+    monkeypatch.setattr(check_adapter, "__defaults__", (None, none, True))
+    settings = {"lora.r": 4, "training.use_cpu": False, "data.train": "/no/rows.jsonl"}
+    found = job.found(settings, cluster=cluster_of("1xA100"))
+    assert "data.missing" not in found and "plan.not_installed" not in {c for c, d in found.items() if d.severity.value == "error"}  # fmt: skip

@@ -1,0 +1,167 @@
+"""What only an import can tell is tried in a process of its own, with an end; its findings are the plan's."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_jobs import Job
+
+from paceline.cli import beforehand
+from paceline.config.load import load_config
+from paceline.plan.tries import COMPILE, MODEL, REWARDS, STRATEGY
+from paceline.training import trial
+
+REWARDS_OF_MINE = """
+import math
+def fine(prompts, completions, answer, **columns): return [1.0 for _ in prompts]
+def other(samples): return []
+def with_option(completions, *, bonus): return [bonus for _ in completions]
+NUMBER = 3
+"""
+GRPO = {"training.algorithm": "grpo", "data.max_length": 128}
+
+
+@pytest.fixture
+def mine(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    (job.root / "my_rewards.py").write_text(REWARDS_OF_MINE)
+    (job.root / "my_broken.py").write_text("import no_such_package_of_mine\n")
+    (job.root / "my_syntax.py").write_text("def f(:\n")
+    (job.root / "my_exit.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(job.root)
+    yield job  # type: ignore[misc]
+    for name in ("my_rewards", "my_broken", "my_syntax", "my_exit"):
+        sys.modules.pop(name, None)
+
+
+def tried(job: Job, settings: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Code → finding of the tries themselves, in this process."""
+    config = load_config(str(job.yaml(settings))).config
+    return {d.code: d for name in names for d in trial._tried(name, config, None)}
+
+
+@pytest.mark.parametrize(
+    ("reward", "code"),
+    [
+        ("my_rewards:fine", None), ("my_rewards:fin", "core.target_attr"), ("my_rewardz:fine", "core.target_module"), ("my_broken:f", "core.target_module"),
+        ("my_syntax:f", "core.target_module"), ("my_exit:f", "trial.failed"), ("my_rewards:NUMBER", "rewards.not_a_function"), ("my_rewards:other", "rewards.signature"),
+        ("my_rewards:with_option", "rewards.signature"),
+    ],
+)  # fmt: skip
+def test_a_reward_of_ones_own(mine: Job, reward: str, code: str | None) -> None:
+    found = tried(mine, {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": reward}}, REWARDS)
+    assert set(found) == ({code} if code else set()), found
+    assert all(d.where == "training.rollout.rewards" and d.hint for d in found.values())
+
+
+def test_options_of_a_reward(mine: Job) -> None:
+    def found(**options: Any) -> set[str]:
+        rewards = [{"name": "my_rewards:with_option", "options": options}]
+        return set(
+            tried(mine, {**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": rewards}}, REWARDS)
+        )
+
+    assert found(bonus=1) == set()
+    assert found(bonus=1, malus=2) == {"rewards.signature"}
+
+
+def test_compile_backend_and_mode(job: Job) -> None:
+    found = tried(job, {"training.torch_compile": True, "training.torch_compile_backend": "nosuch", "training.torch_compile_mode": "fastest"}, COMPILE)  # fmt: skip
+    assert set(found) == {"train.compile_backend", "train.compile_mode"}
+    assert not tried(job, {"training.torch_compile": True, "training.torch_compile_backend": "eager", "training.torch_compile_mode": "max-autotune"}, COMPILE)  # fmt: skip
+
+
+def test_a_strategy_of_ones_own(mine: Job) -> None:
+    assert set(tried(mine, {"training.distributed_strategy": "my_rewards:fine"}, STRATEGY)) == {
+        "strategy.not_a_strategy"
+    }
+    assert not tried(mine, {"training.distributed_strategy": "paceline.strategies.ddp:DDP"}, STRATEGY)
+
+
+def of_model(job: Job, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The plan's findings with the try of the model's class in this process."""
+    from paceline.config.schema import Config
+    from paceline.plan.plan import Plan
+
+    def asked(work: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        config, plan = Config.from_json(work["config"]), Plan.from_json(work["plan"]) if work["plan"] else None
+        found = [{"name": n, "found": [d.to_json() for d in trial._tried(n, config, plan)]} for n in work["tries"]]
+        return {"looked": [], "tried": found}, ""
+
+    monkeypatch.setattr(beforehand, "_asked", asked)
+    return job.found(settings)
+
+
+FSDP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.fsdp": "full_shard"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({**FSDP, "training.fsdp_config": {"transformer_layer_cls_to_wrap": "BertLayer"}}, "strategy.fsdp_wrap_class"),
+        ({**FSDP, "training.fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer", "LlamaMPL"]}}, "strategy.fsdp_wrap_class"),
+        ({**FSDP, "training.fsdp_config": {"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}}, None),
+        ({"model.attn_implementation": "flashattn9"}, "model.attention"),
+        ({"model.attn_implementation": "flex_attention"}, None),
+        ({"lora.target_modules": ["c_attn"]}, "models.adapter_targets"),
+        ({"lora.target_modules": ["q_proj"], "lora.modules_to_save": ["embeddings"]}, "models.adapter_modules_to_save"),
+        ({"lora.target_modules": ["q_proj"], "lora.modules_to_save": ["embed_tokens"]}, None),
+    ],
+)  # fmt: skip
+def test_the_models_class_is_asked(job: Job, settings: dict[str, Any], code: str | None, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    found = {c for c, d in of_model(job, settings, monkeypatch).items() if d.severity.value == "error"}
+    assert found == ({code} if code else set())
+
+
+def test_a_family_that_the_plan_does_not_know_is_asked_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family of encoders has no causal model; one with its own positions cannot be cut into stages."""
+    import json
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 320}
+    (job.model / "config.json").write_text(json.dumps({"model_type": "vit", **sizes}))
+    assert {"plan.family", "models.not_causal"} & set(of_model(job, {}, monkeypatch))
+    (job.model / "config.json").write_text(json.dumps({"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 128, **sizes}))  # fmt: skip
+    stages = {"launch.nproc": 2, "training.parallelism": {"pp_size": 2}, "training.distributed_strategy": "pipeline"}
+    assert "models.no_stages" in of_model(job, stages, monkeypatch)
+
+
+def test_the_process_itself(mine: Job) -> None:
+    """Once through: what a try finds is an error at the line of the YAML, and the plan says what was tried."""
+    found = mine.found({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fin"}})
+    assert "job.yaml:" in found["core.target_attr"].where
+    from paceline.cli.options import load
+    from paceline.cli.planned import planned
+
+    loaded = load(
+        mine.yaml({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fine"}}), []
+    )
+    for imports, choice in ((True, "tried"), (False, "not tried")):
+        plan, _ = planned(loaded, imports=imports)
+        [said] = [d for d in plan.decisions if d.subject == "imports"]
+        assert (said.choice, said.granted) == (choice, imports) and "my_rewards:fine" in said.reason
+        assert imports or "--no-imports" in said.reason
+
+
+def test_a_try_that_does_not_end_is_ended(mine: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mine.root / "my_slow.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.setattr(beforehand, "SECONDS", 4.0)
+    found = mine.found({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_slow:f"}})[
+        "trial.unfinished"
+    ]
+    assert found.severity.value == "warning" and REWARDS in found.what and "4 s" in found.found
+
+
+def test_a_try_that_dies_is_told(mine: Job) -> None:
+    (mine.root / "my_death.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    found = mine.found({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_death:f"}})[
+        "trial.unfinished"
+    ]
+    assert "-9" in found.found and REWARDS in found.what
+
+
+def test_every_try_has_a_key_and_a_function() -> None:
+    assert set(trial._KEYS) == {REWARDS, STRATEGY, COMPILE, MODEL}
+    assert isinstance(trial, types.ModuleType) and Path(trial.__file__ or "").is_file()
