@@ -16,6 +16,7 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
+from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
 from paceline.plan.model_config import model_config
@@ -24,6 +25,7 @@ from paceline.plan.tries import COMPILE, MODEL, REWARDS, STRATEGY
 from paceline.training.look import look
 
 
+@ended
 @redacted
 def main(job: str, answer: str) -> int:
     """Writes what was found, each finding with whether it hangs on this machine's packages."""
