@@ -137,13 +137,13 @@ TRIPLES = [
 
 
 @pytest.mark.parametrize("given", TRIPLES, ids=lambda g: json.dumps(g).replace("train_", ""))
-def test_of_a_file_s_batch_everything_says_what_runs(given: dict[str, Any], tmp_path: Path) -> None:
+def test_of_a_file_s_batch_everything_says_what_runs(given: dict[str, Any], tmp_path: Path, tokenizer_dir: Path) -> None:
     """The note at the file, the rule's warning and the plan's decisions: one of them saying that the total stays, another that it does not, is a lie."""
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({**given, "zero_optimization": {"stage": 2}}))
     (tmp_path / "rows.jsonl").write_text('{"text": "a b c"}\n' * 4)
     path = tmp_path / "c.yaml"
-    model = {"config": dict(known_models()["gpt2"]["config"]), "tokenizer": str(tmp_path)}
+    model = {"config": dict(known_models()["gpt2"]["config"]), "tokenizer": str(tokenizer_dir)}
     values = {"model": model, "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 64}, "launch": {"nproc": 2},
               "training": {"use_cpu": True, "output_dir": str(tmp_path / "o"), "deepspeed": str(file)}}  # fmt: skip
     path.write_text(yaml.safe_dump(values))
