@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.algorithms.rewards.scoring import MODEL, RewardSpec, check_built_in
 from paceline.checkpoint.resume import find_checkpoint, same_run
 from paceline.checkpoint.ties import read_state
 from paceline.config.schema import Config
@@ -24,6 +25,7 @@ from paceline.plan.model_files import check_adapter_folder, check_model_folder
 from paceline.plan.plan import Plan
 from paceline.plan.roles import model_named, reads_pairs, reads_prompts
 from paceline.training.continuity import FIXED, keep_global_batch
+from paceline.training.rollout_named import check_reward_folder, missing_key
 
 #: A data set larger than this is not read through for its fingerprint before a start, unless its digests are known.
 MOST_BYTES = 2 << 30
@@ -35,6 +37,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config),
         lambda: _data(config),
+        lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
     for part in parts:
@@ -58,6 +61,26 @@ def _models(config: Config) -> Iterator[Diagnostic]:
         yield from check_model_folder(name, key)
     if config.lora is not None and config.lora.adapter_name_or_path:
         yield from check_adapter_folder(config.lora.adapter_name_or_path, "lora.adapter_name_or_path")
+
+
+def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Names and options of built-in rewards, whether the reward model gives one number, the server's key."""
+    t = config.training
+    if t.rollout is None or not reads_prompts(t.algorithm):
+        return
+    for reward in t.rollout.rewards:
+        if reward.name == MODEL or ":" in reward.name:  # a function of the user's own is tried
+            continue
+        try:
+            check_built_in(RewardSpec(reward.name, reward.weight, dict(reward.options)))
+        except PacelineError as error:
+            yield from (replace(finding, where="training.rollout.rewards") for finding in error.diagnostics)
+    judge = model_named(config.to_json()["training"], "reward")
+    if judge is not None and (Path(judge) / "config.json").is_file():
+        yield from check_reward_folder(Path(judge))
+    missing = missing_key(t.rollout.server.api_key_env, environ) if t.rollout.server is not None else None
+    if missing is not None:
+        yield replace(missing, where="training.rollout.server", found=f"api_key_env: {missing.found}")
 
 
 def _data(config: Config) -> Iterator[Diagnostic]:

@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.seam.roles import Ask, Role
 from paceline.training.rollout_batches import Answer, answer_batch
+from paceline.training.rollout_named import gives_no_number
 
 _WHERE = "training.rollout.rewards"
 
@@ -58,11 +59,8 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
             hint = "export it as a whole model: paceline export RUN --to FOLDER --merge"
         what = "there is no reward model that could be loaded"
         raise ConfigError(Diagnostic("rewards.model", what, _WHERE, f"{name}: {said}", hint)) from error
-    classes = [kind for kind in config.architectures or () if kind.endswith("ForSequenceClassification")]
-    if not classes or config.num_labels != 1:
-        found = f"{name}: {', '.join(config.architectures or ()) or 'no architecture'}, {config.num_labels} labels"
-        hint = "a model trained with algorithm: reward and exported, or any AutoModelForSequenceClassification of one label"
-        raise ConfigError(Diagnostic("rewards.model", "this model gives no single number", _WHERE, found, hint))
+    if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
+        raise ConfigError(wrong)
     mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
     if mine != theirs:
         different = sorted(set(mine.items()) ^ set(theirs.items()))

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from paceline.config.sections.rollout import ServerOptions
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.generation.remote import Server, ServerEngine
 from paceline.runtime.world import environment
+from paceline.training.rollout_named import missing_key
 from paceline.training.server_weights import WeightSync
 
 
@@ -48,8 +48,6 @@ class RolloutServer:
 def _key(name: str | None) -> str | None:
     if name is None:
         return None
-    key = environment().get(name)
-    if not key:
-        what, hint = "the environment variable with the server's key is not set", f"export {name}=… on every node"
-        raise ConfigError(Diagnostic("rollout.server_no_key", what, "training.rollout.server.api_key_env", name, hint))
-    return key
+    if wrong := missing_key(name, environment()):
+        raise ConfigError(wrong)
+    return environment()[name]

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import CheckpointError, ExitCode, PacelineError
+from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
@@ -28,11 +28,12 @@ from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim, in_use
 from paceline.launch.environ import cache_folder, current, keep_compiled_code_private
 from paceline.launch.line import Line, Word
-from paceline.launch.managers import whole
+from paceline.launch.managers import standing, whole
 from paceline.launch.outlet import redacted, terminal
 from paceline.launch.processes import MARK
 from paceline.launch.secret import read_secret, unsigned
 from paceline.plan.choose import make_plan
+from paceline.plan.explain import explain
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.roles import named_shapes, reads_pairs, reads_prompts
@@ -61,6 +62,7 @@ from paceline.training.state import TrainState
 from paceline.training.trainer import Trainer
 
 STDERR = 2  # where native crashes are told until the log of this rank is open
+_LATER_SECONDS = 2.0  # how long the other ranks of a node wait while one says what is wrong
 ECHO_SECONDS = 1.0  # how long a rank that cannot meet the others waits for the launcher to say why
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
 
@@ -78,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int:
     """The rank's life. What its launcher says it hears by ``line``."""
-    rank = 0
+    rank = place_on_node(environ)
     try:
         start = parse_start(argv, environ)
+        rank = 0  # what is wrong with the variables may be wrong with this process alone
         quiet_libraries(quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None)
         env = RankEnv.from_environ(environ, start.local_rank)
         rank = env.rank
@@ -91,6 +94,8 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
     except PacelineError as exc:
         tell(exc.diagnostics, rank, only_first=True)
         line.failed(exc.exit_code, exc.diagnostics[0])
+        if rank and not line.held:  # a launcher that is not ours ends all when one has ended
+            time.sleep(_LATER_SECONDS)
         return int(exc.exit_code)
     except OSError as exc:
         finding = Redactor.of(environ).diagnostic(diagnose(exc, rank))
@@ -102,6 +107,15 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         set_threads(threads_per_rank(env.local_world_size))
     with written_for(Path(plan.run_dir), start.config.training.output_access):
         return Worker(start, env, plan, prepared, seconds, environ, line).run()
+
+
+def place_on_node(environ: Mapping[str, str]) -> int:
+    """Until the launcher's variables are checked: the YAML is read alike by all ranks of a node, and one of them says what is wrong with it."""
+    try:
+        here = standing(environ)
+    except ConfigError:
+        return 0
+    return here.rank % here.local_size
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
@@ -307,6 +321,7 @@ class Worker:
                     resume=bool(t.resume_from_checkpoint),
                     redact=self.redact,
                 )
+                print(explain(self.plan), end="", flush=True)  # no parent has
             self.hold()
             return data
 

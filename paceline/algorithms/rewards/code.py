@@ -41,6 +41,14 @@ def program_of(completion: str) -> str:
     return str(blocks[-1] if blocks else completion)
 
 
+def check_limits(seconds: Any = 10, memory_mb: Any = 512, **others: Any) -> None:
+    """Raises ConfigError (``rewards.options``) for limits of a program that are none; ``others``: options of another kind."""
+    for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            what, hint = f"{name} of the reward 'code' is a whole number from {least} on", f"{name}: {10 * least}"
+            raise ConfigError(Diagnostic("rewards.options", what, "training.rollout.rewards", repr(value), hint))
+
+
 class CodeReward:
     """1 when the program of an answer passes all tests of its row (``code_tests``), else 0.
 
@@ -62,10 +70,7 @@ class CodeReward:
         seconds: int = 10,
         memory_mb: int = 512,
     ) -> None:
-        for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                what, hint = f"{name} of the reward 'code' is a whole number from {least} on", f"{name}: {10 * least}"
-                raise ConfigError(Diagnostic("rewards.options", what, "training.rollout.rewards", repr(value), hint))
+        check_limits(seconds, memory_mb)
         self.tests, self.entry_point, self.seconds, self.memory_mb = tests, entry_point, seconds, memory_mb
         self._allow_unsandboxed = allow_unsandboxed
         self._at_once = min(max(1, at_once), _MOST_AT_ONCE)

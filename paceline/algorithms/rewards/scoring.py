@@ -212,6 +212,16 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {name: [s.columns.get(name) for s in samples] for name in names}
 
 
+def check_built_in(spec: RewardSpec) -> None:
+    """Name and options of a reward that is no function of the user's own. Raises ConfigError."""
+    function = REWARDS.load(spec.name)
+    _check_options(spec, function)
+    if spec.name == "code":
+        from paceline.algorithms.rewards.code import check_limits
+
+        check_limits(**spec.options)
+
+
 def _check_options(spec: RewardSpec, function: Any) -> None:
     known = {name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
     needed = [name for name, p in known.items() if p.default is inspect.Parameter.empty]

@@ -103,6 +103,11 @@ def _rows(text: str, name: str = "rows.jsonl", key: str = "data.train", **more: 
     return make
 
 
+def _bytes(job: Job, content: bytes) -> dict[str, Any]:
+    (job.root / "rows.jsonl").write_bytes(content)
+    return {"data.train": str(job.root / "rows.jsonl")}
+
+
 def _folder_of_others(job: Job) -> dict[str, Any]:
     (job.root / "data").mkdir()
     (job.root / "data" / "notes.pdf").write_text("x")
@@ -156,6 +161,13 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("a folder without data", _folder_of_others, "data.empty_folder"),
     ("a split that is not there", _other_split, "data.split_missing"),
     ("columns that are not there", lambda job: {"data.train": [{"path": str(job.root / "rows.json"), "columns": {"prompt": "asked", "completion": "output"}}]}, "data.column_missing"),
+    ("data in Latin-1", lambda job: _bytes(job, b'{"text": "\xff"}\n'), "data.not_utf8"),
+    ("data of two formats", _rows('{"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"}', training__algorithm="dpo"), "data.format_ambiguous"),
+    ("no prompts for a rollout", _rows('{"alpha": "a"}', training__algorithm="grpo", training__rollout={"max_completion_length": 32, "rewards": "length"}), "data.format_prompts"),
+    ("JSON under the name of text", _rows('{"text": "a"}\n{"text": "b"}\n', "rows.txt"), "data.disguised"),
+    ("CSV with an open quote", _rows('prompt,completion\n"a,b\n"a,b\n', "rows.csv"), "data.not_csv"),
+    ("Parquet cut", _rows("x" * 40, "rows.parquet"), "data.not_parquet"),
+    ("a column of no format", lambda job: {"data.train": [{"path": str(job.root / "rows.json"), "columns": {"promt": "instruction"}}]}, "data.column_unknown"),
     ("no such evaluation data", lambda job: {"data.eval": "/no/eval.jsonl", "training.eval_strategy": "steps"}, "data.missing"),
     ("evaluation data empty", _rows("", "eval.jsonl", "data.eval"), "data.empty"),
     ("output is a file", _output_is_a_file, "run.not_a_directory"),
@@ -170,14 +182,14 @@ FAULTS: list[tuple[str, Fault, str]] = [
 @pytest.mark.parametrize(("fault", "code"), [(f, c) for _, f, c in FAULTS], ids=[name for name, _, _ in FAULTS])
 def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = fault(job) or {}
-    _in_this_process(monkeypatch)
+    in_this_process(monkeypatch)
     found = job.found(settings)
     assert code in found, {c: d.render() for c, d in found.items()}
     assert found[code].severity.value == "error" and (found[code].hint or found[code].found)
     assert "job.yaml:" in found[code].where or field_of(found[code].where) or code.startswith(("plan.model_config", "run.", "resume.")), found[code].render()  # fmt: skip
 
 
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look without its process, which a test of its own starts: half a second a fault."""
     import os
 
@@ -194,12 +206,12 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_sound_job_is_planned(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    _in_this_process(monkeypatch)
+    in_this_process(monkeypatch)
     assert not {code for code, d in job.found().items() if d.severity.value == "error"}
 
 
 def test_all_faults_are_told_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    _in_this_process(monkeypatch)
+    in_this_process(monkeypatch)
     settings = {"data.train": "/no/rows.jsonl", "data.eval": "/no/eval.jsonl", "model.name_or_path": "/no/model", "training.resume_from_checkpoint": "/no/run", "training.parallelism": {"tp_size": 2}, "launch.nproc": 1}  # fmt: skip
     found = job.found(settings)
     assert set(found) >= {"data.missing", "plan.model_missing", "resume.not_a_checkpoint", "par.product"}

@@ -137,7 +137,9 @@ TRIPLES = [
 
 
 @pytest.mark.parametrize("given", TRIPLES, ids=lambda g: json.dumps(g).replace("train_", ""))
-def test_of_a_file_s_batch_everything_says_what_runs(given: dict[str, Any], tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_of_a_file_s_batch_everything_says_what_runs(
+    given: dict[str, Any], tmp_path: Path, tokenizer_dir: Path
+) -> None:
     """The note at the file, the rule's warning and the plan's decisions: one of them saying that the total stays, another that it does not, is a lie."""
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({**given, "zero_optimization": {"stage": 2}}))

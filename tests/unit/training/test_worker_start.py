@@ -8,6 +8,8 @@ import pytest
 
 from paceline.config.load import Loaded, load_config
 from paceline.core.diagnostics import Severity
+from paceline.launch.line import Line
+from paceline.training import worker
 from paceline.training.start import other_processes, parse_start, restarts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,3 +60,19 @@ def test_a_worker_hears_of_both(tmp_path: Path) -> None:
     ]
     start = parse_start(arguments, {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "2"})
     assert {"launch.other_processes", "launch.restarts"} <= {note.code for note in start.notes}
+
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "5"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, True), (1, False), (2, True), (3, False)])
+def test_what_is_wrong_with_the_yaml_is_said_once_a_node(
+    tmp_path: Path, rank: int, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker, "_LATER_SECONDS", 0.0)
+    (tmp_path / "c.yaml").write_text("training:\n  lerning_rate: 1\n")
+    environ = {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 2)}
+    line = Line.join({}, rank, lambda word: None)
+    assert worker.run_rank(["--config", str(tmp_path / "c.yaml")], environ, line) == 2
+    assert ("lerning_rate" in capsys.readouterr().err) == told
+    assert worker.place_on_node({"PMIX_RANK": "3"}) == 0  # of how many nobody says: every rank tells it

@@ -1,0 +1,41 @@
+"""What a rollout names outside of the run, as far as a look tells: the reward model's folder, the variable with a server's key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic
+
+_REWARDS = "training.rollout.rewards"
+
+
+def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
+    """``rewards.model`` where the folder's config.json speaks of no single number; what cannot be read is told as a damaged model."""
+    try:
+        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        # Transformers writes the labels' names, and leaves out its default of two
+        labels = len(said["id2label"]) if said.get("id2label") else int(said.get("num_labels") or 2)
+        found = gives_no_number(str(folder), said.get("architectures") or (), labels)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return
+    if found is not None:
+        yield found
+
+
+def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Diagnostic | None:
+    """``rewards.model`` unless the model is a sequence classifier of one label."""
+    if labels == 1 and any(kind.endswith("ForSequenceClassification") for kind in architectures):
+        return None
+    found = f"{name}: {', '.join(architectures) or 'no architecture'}, {labels} labels"
+    hint = "a model trained with algorithm: reward and exported, or any AutoModelForSequenceClassification of one label"
+    return Diagnostic("rewards.model", "this model gives no single number", _REWARDS, found, hint)
+
+
+def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | None:
+    """``rollout.server_no_key`` where the variable ``name`` is not set."""
+    if name is None or environ.get(name):
+        return None
+    what, hint = "the environment variable with the server's key is not set", f"export {name}=… on every node"
+    return Diagnostic("rollout.server_no_key", what, "training.rollout.server.api_key_env", name, hint)

@@ -1,0 +1,182 @@
+"""Every code that a running job can raise: found by ``plan`` before the start as well, or why it cannot be.
+
+The scan of ``raised.py`` says which codes the rooms below the plan raise. A code is found before where a rule or the plan raises it too, where a
+fault in ``tests/unit/faults`` makes it, or where the plan refuses the same under another code (``EARLIER_AS``). Each other one stands in one
+group of ``LATE`` by its reason, or in ``TO_BE_MOVED``.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+from raised import CODE, raised_in
+from sources import ROOMS, ROOT, sources
+
+BEFORE = ("config", "plan", "launch", "cli")
+BELOW = ("core", "runlog", *ROOMS[ROOMS.index("launch") + 1 : ROOMS.index("doctor")])
+# Files of verbs beside training: what they raise is said as the verb begins.
+OTHER_VERBS = (
+    "checkpoint/export.py", "checkpoint/export_adapter.py", "checkpoint/folder.py", "checkpoint/main.py", "data/main.py",
+    "generation/answer.py", "generation/chat.py", "generation/settings.py", "training/answers.py",
+)  # fmt: skip
+
+# Raised in a worker as a second lock → the code under which the plan refuses the same.
+EARLIER_AS = {
+    "algorithm.unknown": "config.value",
+    "core.target": "core.target_module",  # a text without a colon is no class of one's own: strategy.unknown, reward.unknown
+    "model.not_found": "plan.model_missing",
+    "models.adapter_weights": "model.damaged_weights",
+    "models.bad_config": "plan.model_size",
+    "models.cp_heads": "par.cp_heads",
+    "models.no_model": "model.missing",
+    "models.too_few_layers": "par.pp_layers",
+    "models.tp_compile": "strategy.compile",
+    "models.tp_heads": "par.tp_heads",
+    "models.tp_width": "par.tp_width",
+    "runtime.backend": "back.nccl_cpu",
+    "runtime.port_in_use": "launch.port_in_use",
+    "strategy.data_parallel_world": "back.one_process",
+    "strategy.deepspeed_float64": "strategy.float64",
+    "strategy.deepspeed_missing": "plan.deepspeed_missing",
+    "strategy.deepspeed_optimizer": "strategy.adafactor",
+    "strategy.fsdp_world": "back.fsdp_single",
+    "strategy.optimizer_args": "train.optim_args",
+    "strategy.optimizer_sharded": "strategy.adafactor",
+    "strategy.optimizer_unsupported": "train.optimizer",
+    "strategy.pipeline_cp": "par.pp_cp",
+    "strategy.pipeline_generation": "strategy.rollouts",
+    "strategy.pipeline_schedule": "config.value",
+    "strategy.single_world": "back.one_process",
+    "tracker.unknown": "train.report_to",
+    "training.lr_scheduler_kwargs": "train.schedule_options",
+    "training.lr_scheduler_type": "train.schedule",
+    "training.metric_for_best_model": "train.best_metric",
+}
+
+LATE = {
+    "numbers of a running job": """
+        rewards.failed rollout.no_spread training.diverged training.no_gradient training.no_labels training.nonfinite training.overflow
+    """,
+    "other ranks and the network: who comes, who goes, what they hold": """
+        runtime.group runtime.rank_back runtime.rank_quiet runtime.rank_silent runtime.rank_slow runtime.ranks_missing runtime.rendezvous
+        runtime.store_forged runtime.store_lost runtime.store_open runtime.store_secret runtime.store_silent
+        training.rows_differ training.weights_differ world.mismatch world.peer_lost
+        rollout.server_answer rollout.server_status rollout.server_unreachable tracker.failed
+        checkpoint.not_shared data.hub
+    """,
+    "a launcher's variables in each process, which no process before them has": """
+        launch.other_processes launch.restarts runtime.env_local_rank runtime.env_missing runtime.env_number runtime.env_port runtime.env_rank
+        runtime.env_two_launchers runtime.env_uneven
+    """,
+    "memory, disk and folders as they are while the job runs": """
+        checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.permission checkpoint.read_only checkpoint.save_failed
+        checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.cache_write data.unreadable data.worker_died rollout.server_weights
+        run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost training.best_checkpoint training.out_of_memory
+        training.plan_file training.system_refused
+    """,
+    "every byte of a checkpoint: its hashes and tensors are read once, by the ranks that load it": """
+        checkpoint.missing_tensor checkpoint.no_tensor checkpoint.shape checkpoint.tensor_incomplete
+    """,
+    "the weights: a look reads names, sizes and headers of files, not tensors": """
+        models.cannot_load models.lost_weights models.missing_weights resume.base_model
+    """,
+    "all rows, rendered and tokenised: a look reads the first ones": """
+        data.cannot_split data.document_too_long data.eval_overlap data.max_positions data.no_labels data.no_usable_rows data.row_too_large
+        data.token_range data.too_few_rows rewards.code_tests training.no_steps
+    """,
+    "notes about what was read or chosen, which refuse nothing": """
+        data.fields_unread data.files_left_out data.format data.max_rows data.mixture data.plain_template resume.batch_resplit resume.chosen
+        resume.config_changed resume.other_evaluation resume.skipped_incomplete resume.fresh_start trial.not_here
+    """,
+    "this machine's compiler, driver and packages as a worker uses them, which may be another host's": """
+        runtime.device strategy.deepspeed_accelerator strategy.deepspeed_async_io strategy.deepspeed_broken strategy.deepspeed_refused
+    """,
+    "a guard: only a defect of Paceline or of a library brings it up": """
+        checkpoint.file_name checkpoint.state_not_json models.not_filled models.position_bias models.rope_by_length models.tp_vocabulary runtime.json_limit
+        strategy.deepspeed_layout strategy.deepspeed_trap strategy.empty_window training.eval_rows training.exception
+    """,
+}  # fmt: skip
+
+# Could be known before the start, and is not yet: code → what it takes.
+TO_BE_MOVED = {
+    "checkpoint.damaged checkpoint.foreign_file checkpoint.incomplete checkpoint.json checkpoint.manifest checkpoint.misplaced":
+        "find_checkpoint, which the look calls, raises these; a fault each is missing",
+    "checkpoint.other_run resume.adapter": "the look compares batch, length, packing and seed (no fault each); not yet whether an adapter was saved",
+    "data.not_a_dataset": "a folder of datasets is opened by its library: a try of its own",
+    "data.no_eos data.no_offsets data.template_costly data.template_token": "the tokenizer as Transformers loads it: a try of its own",
+    "models.adapter_new_rows models.vocab_too_large": "the tokenizer's size against the embedding's rows: the same try",
+    "models.adapter_target models.no_recompute models.no_scalar_head models.nothing_to_quantise": "the try of the model's class raises these, and is made for families outside of the table only",
+    "models.attention_not_packable": "the plan's reason for padded rows; refused by it where attn_implementation: paceline is asked of a known family",
+    "models.cp_padded models.sp_padded models.sp_final_norm models.tp_not_sharded models.tp_plan_incomplete":
+        "families outside of the table: the try builds the class on the meta device and cuts nothing",
+    "generation.stateful": "rollouts of a model with a state: the try would look at the cache's layers",
+    "rewards.tokenizer": "both tokenizers loaded by Transformers: the same try",
+    "strategy.deepspeed_packed strategy.nothing_to_train": "needs the parameters of the built model",
+}  # fmt: skip
+
+
+@cache
+def below() -> dict[str, set[str]]:
+    """Code → its places below the plan, of those that no room before it raises too."""
+    rooms = {code: {place.split("/")[1] for place in places} for code, places in raised_in(sources()).codes.items()}
+    return {code: places for code, places in raised_in(sources()).codes.items() if rooms[code] & {*BELOW} and not rooms[code] & {*BEFORE}}  # fmt: skip
+
+
+@cache
+def raised_before() -> frozenset[str]:
+    return frozenset(c for c, places in raised_in(sources()).codes.items() if {p.split("/")[1] for p in places} & {*BEFORE})  # fmt: skip
+
+
+@cache
+def faults() -> frozenset[str]:
+    """The codes that tests of faults wait for, each found by ``plan`` there: what stands in them as a text."""
+    texts = set()
+    for file in sorted((ROOT / "tests/unit/faults").glob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
+                texts.add(node.value)
+    return frozenset(texts)
+
+
+def of_another_verb(places: set[str]) -> bool:
+    return all(place.partition("/")[2].rpartition(":")[0] in OTHER_VERBS for place in places)
+
+
+def placed() -> list[str]:
+    named = [*LATE.values(), *TO_BE_MOVED]
+    return [*EARLIER_AS, *(code for group in named for code in group.split())]
+
+
+def test_every_code_of_a_worker_is_found_before_or_has_its_reason() -> None:
+    waits = {c: sorted(p) for c, p in below().items() if c not in faults() and not of_another_verb(p)}
+    missing = {code: places for code, places in waits.items() if code not in placed()}
+    assert missing == {}, (
+        "find it by a rule, the plan or a look, with a fault in tests/unit/faults; or say here why it comes late"
+    )
+    assert sorted(set(placed()) - waits.keys()) == [], "found before, of another verb, or raised by nobody: take it out"
+
+
+def test_each_stands_once() -> None:
+    assert sorted(code for code in {*placed()} if placed().count(code) > 1) == []
+
+
+def test_what_is_said_earlier_is_said_before_the_start() -> None:
+    assert sorted({*EARLIER_AS.values()} - raised_before() - faults()) == []
+
+
+def test_files_of_other_verbs_raise_something_and_no_worker_is_among_them() -> None:
+    raising = {p.partition("/")[2].rpartition(":")[0] for places in raised_in(sources()).codes.values() for p in places}
+    assert sorted({*OTHER_VERBS} - raising) == []
+    assert not {"training/worker.py", "training/session.py"} & {*OTHER_VERBS}
+
+
+def test_a_new_code_would_be_asked_for() -> None:
+    """The scan sees workers' codes at all, and tells them from the plan's."""
+    assert len(below()) > 150 and "training.diverged" in below() and "par.product" not in below()
+    assert "data.not_utf8" in faults() and "data.not_utf8" in below() and "data.not_utf8" not in placed()
+
+
+def test_reasons_are_sentences_and_the_debt_is_short() -> None:
+    assert all(len(why.split()) > 3 for why in (*LATE, *TO_BE_MOVED.values()))
+    assert len([code for group in TO_BE_MOVED for code in group.split()]) < 35
