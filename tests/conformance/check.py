@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, PAIRWISE, SAVED, STEPS, TENSOR_TOLERANCE, Cell
-from pool import ROOT, Pool
+from pool import HERE, ROOT, Pool
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import ConfigError
@@ -65,7 +67,10 @@ class Checker:
 
         try:
             loaded = load_config(str(self.yaml(cell, self.run_dir(cell))), flags={"launch.nproc": cell.variant.nproc})
-            planned(loaded)
+            with mock.patch.dict(
+                os.environ, {"PYTHONPATH": f"{HERE}{os.pathsep}{self.folder / 'own'}"}
+            ):  # as the ranks have it
+                planned(loaded)
         except ConfigError as error:
             return "; ".join(f"{d.code}: {d.what}" for d in error.diagnostics)
         return ""
