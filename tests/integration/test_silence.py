@@ -114,7 +114,8 @@ def test_a_cut_wire_to_the_store_ends_both_sides(job: Job) -> None:
     assert ExitCode.PEER_SILENT in codes and set(codes) <= {ExitCode.PEER_SILENT, ExitCode.FAILED}, job.logs()
     found = job.heard(1)["diagnostic"] if (job.folder / "1.heard.json").exists() else job.heard(0)["diagnostic"]
     assert found["code"] in ("runtime.store_silent", "runtime.rank_silent")
-    assert "the network between is cut" in found["found"]
+    # The other side ends by its own clock, on a busy machine before this one looks.
+    assert "the network between is cut" in found["found"] or " is gone" in found["found"]
 
 
 def test_a_slow_wire_is_no_silence(job: Job) -> None:

@@ -35,7 +35,7 @@ ATTACKS = {
     "read_passwd": "open('/etc/passwd').read()",
     "list_home": "import os; assert set(os.listdir('{home}')) - {{'.pyenv', '.local', '.venv', 'venv'}}",
     "list_var": "import os; os.listdir('/var')",
-    "list_tmp_of_others": "import os; assert os.listdir('/tmp')",
+    "list_tmp_of_others": "import os, sys; assert set(os.listdir('/tmp')) - {{p.split('/')[2] for p in sys.path if p.startswith('/tmp/')}}",
     "write_root": "open('/x', 'w')",
     "write_usr": "open('/usr/x', 'w')",
     "write_usr_lib": "import os; open(os.path.dirname(os.__file__) + '/x', 'w')",
