@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.core.bounded import SpentError, bounded_memory, bounded_time
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
-from paceline.data.bounded import SpentError, bounded_memory, bounded_time
 from paceline.data.looking import DataSet
 from paceline.data.pairs import CONVERSATION
 from paceline.data.problems import (

@@ -13,7 +13,7 @@ from paceline.data.locate import Located
 
 FORMAT_VERSION = 4
 # Modules that decide nothing of the tokens: how they are shown, cut into rows, read back, or kept. A test holds that preparation imports no others.
-BESIDE_THE_TOKENS = ("bounded", "progress", "digests", "store", "starter", "identity", "fingerprint")
+BESIDE_THE_TOKENS = ("progress", "digests", "store", "starter", "identity", "fingerprint")
 _CODE = (
     "build",
     "examples",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import bounded
+from paceline.core import bounded
 from paceline.data.formats import Example, Message, RowError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paceline.core import bounded
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.hub_code import refuse_hub_attention
@@ -96,7 +97,7 @@ def answer(
     """The assistant's next message in each conversation, special tokens removed.
 
     Greedy answers do not depend on ``batch_size``: conversations are padded on the left and the padding is masked.
-    Raises ConfigError when the tokenizer has no chat template or a conversation leaves no room for an answer.
+    Raises ConfigError when the tokenizer has no chat template (or one that does not end) or a conversation leaves no room for an answer.
     """
     prompts = [prompt_ids(tokenizer, messages) for messages in conversations]
     _check_room(model, prompts, sampling)
@@ -122,8 +123,25 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
                 hint="train with model.chat_template: chatml, or the template the model was made with",
             )
         )
-    encoded = tokenizer.apply_chat_template([dict(m) for m in messages], add_generation_prompt=True, return_dict=True)
-    return list(encoded["input_ids"])
+    text = _rendered(tokenizer, [dict(m) for m in messages])
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # a template writes its special tokens itself
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    """The conversation by the tokenizer's template, a program of whoever made it: within the bounds that preparation has. Raises ConfigError."""
+    hint = "train with model.chat_template: chatml, or take a tokenizer whose template you know"
+    try:
+        with bounded.bounded_memory(), bounded.bounded_time():
+            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except (bounded.SpentError, MemoryError) as exc:
+        spent = isinstance(exc, bounded.SpentError)
+        found = f"not done after {bounded.CPU_SECONDS:g} s" if spent else f"more than {bounded.MEMORY_BYTES >> 20} MiB"
+        what = "the chat template takes more time or memory than any conversation needs"
+        raise ConfigError(Diagnostic("generation.template_costly", what, "chat_template", found, hint)) from None
+    except Exception as exc:  # noqa: BLE001  (whatever somebody else's program raises is its refusal)
+        found = f"{type(exc).__name__}: {exc}"[:200]
+        what = "the chat template does not take this conversation"
+        raise ConfigError(Diagnostic("generation.template_refused", what, "chat_template", found, hint)) from exc
 
 
 @torch.inference_mode()

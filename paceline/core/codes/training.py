@@ -32,6 +32,8 @@ _ANSWERS = {
     "generation.no_run": "There is no such folder. Name a run directory or an exported folder.",
     "generation.options": "How answers are written, by the run's generation section or the options of `paceline chat`: at least one token, a temperature from 0 up, top_p above 0 and at most 1, top_k from 0 up.",
     "generation.run_config": "The run's config.json, which says how answers are written, cannot be read. Put the file back, or export the model and chat with that folder.",
+    "generation.template_costly": "The model's chat template loops without end or takes gigabytes for one conversation. A template is a program of whoever made the tokenizer, run within bounds of CPU time and memory, here as in preparation; take another one.",
+    "generation.template_refused": "The model's chat template fails on this conversation; its own words are shown. Some templates take no system message, or want the turns to alternate.",
     "generation.too_long": "The conversation is longer than the positions of the model. Shorten it, or start anew with /new.",
 }
 CODES = {**_RUN, **_SETTINGS, **_ANSWERS}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.core import bounded
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.generation import chat
@@ -110,3 +112,34 @@ def test_chat_answers_one_prompt(folder: Path, loaded: tuple[Any, Any], capsys: 
 def test_chat_refuses_by_name(arguments: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat.main([*arguments, "--prompt", "x"]) == 2
     assert code in capsys.readouterr().err
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [
+        (LOOP, "generation.template_costly"),
+        ("{{ 'a' * 4000000000 }}", "generation.template_costly"),
+        ("{{ raise_exception('roles must alternate') }}", "generation.template_refused"),
+    ],
+)
+def test_a_template_is_bounded_as_in_preparation(
+    template: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
+    monkeypatch.setattr(bounded, "MEMORY_BYTES", 96 << 20)
+    _, tokenizer = load_folder(folder)
+    tokenizer.chat_template = template
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ConfigError, match=code.replace(".", r"\.")):
+        prompt_ids(tokenizer, [{"role": "user", "content": "a"}])
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+
+
+def test_a_prompt_has_the_tokens_that_the_tokenizer_itself_gives(loaded: tuple[Any, Any]) -> None:
+    _, tokenizer = loaded
+    for conversation in conversations(PROMPTS):
+        direct = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert prompt_ids(tokenizer, conversation) == list(direct)
