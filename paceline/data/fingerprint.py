@@ -50,6 +50,11 @@ def code_version() -> dict[str, Any]:
     return {"format": FORMAT_VERSION, "source": own.hexdigest()[:16], **versions()}
 
 
+def definition() -> str:
+    """``code_version`` in words: fingerprints are compared only where it is the same, for another one gives other fingerprints of the same data."""
+    return ", ".join(f"{name} {value}" for name, value in code_version().items())
+
+
 def located_digest(located: Located, split: str, cache_dir: Path) -> list[str]:
     """Content of a data set: a digest for each file, in reading order."""
     if located.kind == "hub":

@@ -13,7 +13,7 @@ import numpy as np
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data.build import build
-from paceline.data.fingerprint import code_version, fingerprint, located_digest
+from paceline.data.fingerprint import code_version, definition, fingerprint, located_digest
 from paceline.data.identity import tokenizer_identity
 from paceline.data.looking import DataSet, find_sets
 from paceline.data.problems import PrepareCounts
@@ -40,6 +40,7 @@ class Prepared:
     tokenizer_path  the tokenizer as it was used (tokens added, chat template settled): what goes beside the weights
     longest         tokens of the longest document
     train_fingerprint  of what is trained on alone: another evaluation set does not change it
+    definition      what made the fingerprints: those of another definition say nothing of the data
     notes           what was assumed, left out, cut or found to overlap; warnings and notes, never errors
     """
 
@@ -57,6 +58,7 @@ class Prepared:
     notes: tuple[Diagnostic, ...]
     from_cache: bool
     train_fingerprint: str = ""
+    definition: str = ""
 
 
 def prepare(
@@ -100,7 +102,8 @@ def prepare(
         ),
     )
     prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
-    prepared = replace(prepared, train_fingerprint=key_of(data, setup, train, [], seed, cache_dir))
+    alone = key_of(data, setup, train, [], seed, cache_dir)
+    prepared = replace(prepared, train_fingerprint=alone, definition=definition())
     say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
     if settled.damage:
         what = "the prepared data in the cache was damaged and has been made anew"

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError
 from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
+from paceline.plan.state_form import why_unreadable
 
 # What a resumed run may not change: the order of samples, and what they are.
 FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
@@ -17,7 +19,9 @@ FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
 def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[Diagnostic]]:
     """On another number of ranks, micro-batch and accumulation are derived anew so that a step takes the same rows (contract 4)."""
     rows, ranks = int(state.get("global_batch", plan.batch.global_batch)), int(state.get("world_size", plan.world_size))
-    if rows == plan.batch.global_batch or ranks == plan.world_size:
+    sharing = int(state.get("data_parallel_size", plan.batch.data_parallel_size))
+    same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
+    if rows == plan.batch.global_batch or same_ranks:
         return plan, []  # the same ranks with another batch: same_run names it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = Diagnostic(
@@ -28,3 +32,29 @@ def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[
         severity=Severity.NOTE,
     )
     return replace(plan, batch=batch), [note]
+
+
+def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
+    """A note where the checkpoint is another strategy's. Raises CheckpointError where this run's strategy cannot read it."""
+    before, now = str(state.get("strategy", plan.strategy)), plan.strategy
+    if before == now:
+        return []
+    where, found = "training.distributed_strategy", f"{before} in the checkpoint, {now} now"
+    why = why_unreadable(before, now, fp16=plan.precision.scaler)
+    if why:
+        what = f"a run under '{now}' cannot go on from a checkpoint of '{before}': {why}"
+        hint = f"distributed_strategy: {before}, or paceline export and a new run with model.name_or_path"
+        raise CheckpointError(Diagnostic("checkpoint.other_strategy", what, where, found, hint))
+    what = "the checkpoint was saved under another strategy; weights, optimizer and position are taken from it whole"
+    return [Diagnostic("resume.other_strategy", what, where, found, severity=Severity.NOTE)]
+
+
+def not_compared(state: Mapping[str, Any], definition: str) -> Diagnostic | None:
+    """A warning where the checkpoint's data fingerprint is of another definition than ours (``definition``), so that it tells nothing."""
+    saved = state.get("data_definition") or ""
+    if saved == definition:
+        return None
+    what = "whether this is the data of the checkpoint cannot be told: its fingerprint was made by another version of the program or of its libraries"
+    hint = "go on only if data.train, the tokenizer, the chat template and the lengths are what they were"
+    found = f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
+    return Diagnostic("resume.data_not_compared", what, "data.train", found, hint, Severity.WARNING)

@@ -18,13 +18,14 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.data.examples import Reading
+from paceline.data.fingerprint import definition
 from paceline.data.look import look_at_sets, look_at_tokenizer
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.environ import cache_folder
 from paceline.plan.model_files import check_adapter_folder, check_model_folder
 from paceline.plan.plan import Plan
 from paceline.plan.roles import model_named, reads_pairs, reads_prompts
-from paceline.training.continuity import FIXED, keep_global_batch
+from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout_named import check_reward_folder, missing_key
 
 #: A data set larger than this is not read through for its fingerprint before a start, unless its digests are known.
@@ -107,12 +108,27 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
     if path is None:
         return
     state = read_state(path)
+    if plan is not None:
+        yield from _said(lambda: keep_global_batch(state, plan)[1])
+        yield from _said(lambda: other_strategy(state, plan))
     now = _state_now(config, environ, plan, state)
+    unknown = not_compared(state, definition())
+    if unknown is not None:
+        now.pop("data_fingerprint", None)
+        yield unknown
     try:
         same_run(state, now)
     except PacelineError as error:
         for finding in error.diagnostics:
             yield replace(finding, where=_KEYS[finding.where])
+
+
+def _said(ask: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:
+    """What is said, or refused."""
+    try:
+        return ask()
+    except PacelineError as error:
+        return list(error.diagnostics)
 
 
 _KEYS = {

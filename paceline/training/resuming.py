@@ -13,7 +13,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
 from paceline.training.agree import share_plan
-from paceline.training.continuity import FIXED, keep_global_batch
+from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,23 @@ def open_resume(world: Any, where: str | None, run: RunDir, plan: Plan, state_no
         return Resumed(None, plan, tuple(notes))
     reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
     kept, said = keep_global_batch(reader.state, plan)
+    said += other_strategy(reader.state, plan)
     said += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     return Resumed(reader, kept, (*notes, *said, *changed_keys(reader.state.get("config", {}), plan.config)))
 
 
 def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
-    """Raises CheckpointError when the run would be trained on something else. Another evaluation set, or none, is said: it changes nothing of that."""
+    """Raises CheckpointError when the run would be trained on something else. Said: another evaluation set, or none, which changes nothing of that;
+    and data that cannot be compared."""
     trained = state.get("train_fingerprint") or None
     same_rows = trained is not None and trained == now["train_fingerprint"]
-    same_run(state, {field: now[field] for field in FIXED}, override=("data_fingerprint",) if same_rows else ())
-    if state.get("data_fingerprint") == now["data_fingerprint"]:
-        return []
+    same_data = state.get("data_fingerprint") == now["data_fingerprint"]
+    unknown = None if same_rows or same_data else not_compared(state, now["data_definition"])
+    same_run(
+        state, {field: now[field] for field in FIXED}, override=("data_fingerprint",) if same_rows or unknown else ()
+    )
+    if unknown is not None or same_data:
+        return [] if unknown is None else [unknown]
     what = "the evaluation set is another than when this checkpoint was saved; what is trained is the same"
     best = state.get("train", {}).get("best_metric")
     found = "" if best is None else f"the best value so far, {best:.4g}, was measured on the former set"

@@ -21,6 +21,7 @@ def run_state(
     adapters: Mapping[str, Any] | None = None,
     *,
     train_fingerprint: str = "",
+    data_definition: str = "",
 ) -> dict[str, Any]:
     """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with; with ``adapters`` (by trained role, the model
     that is exported first) also their bases."""
@@ -36,11 +37,13 @@ def run_state(
         "config_digest": plan.config_digest,
         "data_fingerprint": data_fingerprint,
         "train_fingerprint": train_fingerprint,
+        "data_definition": data_definition,
         "global_batch": plan.batch.global_batch,
         "seq_len": plan.seq_len,
         "packing": plan.packing,
         "seed": plan.config["training"]["seed"],
         "world_size": plan.world_size,
+        "data_parallel_size": plan.batch.data_parallel_size,
         "strategy": plan.strategy,
         "plan_digest": plan.digest(),
     }

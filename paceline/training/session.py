@@ -282,6 +282,7 @@ class Session:
                 data.fingerprint,
                 adapters,
                 train_fingerprint=data.train_fingerprint,
+                data_definition=data.definition,
             )
             shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm, trainer.windows.shards(step))
             path = checkpointer.save(step, shards, state, files)

@@ -249,7 +249,14 @@ class Worker:
         for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
         data = self.prepared
-        now = run_state(TrainState(), None, self.plan, data.fingerprint, train_fingerprint=data.train_fingerprint)
+        now = run_state(
+            TrainState(),
+            None,
+            self.plan,
+            data.fingerprint,
+            train_fingerprint=data.train_fingerprint,
+            data_definition=data.definition,
+        )
         resumed = open_resume(world, self.config.training.resume_from_checkpoint, self.run_dir, self.plan, now)
         self.plan, reader = resumed.plan, resumed.reader
         self.checkpoint = str(reader.path) if reader else ""

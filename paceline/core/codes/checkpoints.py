@@ -25,11 +25,14 @@ _READING = {
     "checkpoint.no_tensor": "The checkpoint does not hold this kind of value for a parameter, for instance an optimizer state that this optimizer keeps and the saved one did not. Resume with the model, algorithm and optimizer that saved it.",
     "checkpoint.shape": "A parameter has another shape in the checkpoint than in the model. The model, and the size of its vocabulary, have to be those that were saved.",
     "checkpoint.tensor_incomplete": "Parts of a tensor are in none of the checkpoint's files, although each file is sound. The checkpoint was written by a broken save: resume from another one, and report it.",
+    "checkpoint.other_strategy": "The run's strategy cannot read the checkpoint of the one that saved it: a class of your own keeps its state in a form of its own, and fp16's loss scale is one thing to torch and another to DeepSpeed. Resume under the strategy that saved it, or export the model and start a new run from it.",
     "checkpoint.other_run": "The checkpoint comes from a run with other data, another model or another global batch, so that going on would not be the same run. Use what is shown as the checkpoint's, or start a new run.",
 }
 _RESUMING = {
     "resume.adapter": "The checkpoint and the config do not agree about an adapter. Resume with the lora section it was made with, or start a new run.",
     "resume.base_model": "The adapter in the checkpoint was trained on other base weights than those here. Use the model and revision it was made with.",
+    "resume.data_not_compared": "The checkpoint's fingerprint of its data was made by another version of Paceline, Transformers or tokenizers, by another definition, so it cannot be told whether the data is the same. The run goes on; make sure that data, tokenizer and template are what they were.",
+    "resume.other_strategy": "The run goes on under another strategy than the one that saved the checkpoint. Checkpoints hold whole tensors in blocks, of which each process reads its own.",
     "resume.other_evaluation": "The run goes on with another evaluation set than before, or with none. What is trained stays as it was; the best value so far was measured on the former set, so it does not compare with the next one.",
     "resume.batch_resplit": "The run goes on with another number of processes; micro-batch and accumulation were chosen anew so that a step still takes as many rows as before.",
     "resume.chosen": "Which checkpoint the run goes on from.",

@@ -122,7 +122,7 @@ CUT, EPOCHS = Cut(2, 1, 0, 1), Epochs((5,) * 8, 40)
 def session(tree: Tree) -> Session:
     config = Config.from_json(plain(tree))
     prepared = SimpleNamespace(
-        train=Table(), eval=Table(), pad_token_id=0, stop_token_ids=(1,), vocab_size=401, fingerprint="f", train_fingerprint="t", path=Path("p"), tokenizer_path=Path("t")
+        train=Table(), eval=Table(), pad_token_id=0, stop_token_ids=(1,), vocab_size=401, fingerprint="f", train_fingerprint="t", definition="v", path=Path("p"), tokenizer_path=Path("t")
     )  # fmt: skip
     made = plan_of(config)
     return Session(WORLD, made, config, prepared, RunDir.at(made.run_dir))  # type: ignore[arg-type]

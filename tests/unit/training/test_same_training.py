@@ -10,7 +10,7 @@ from paceline.core.errors import CheckpointError
 from paceline.training.resuming import FIXED, same_training
 
 STATE: dict[str, Any] = {
-    "data_fingerprint": "d", "train_fingerprint": "t", "global_batch": 8, "seq_len": 64, "packing": True, "seed": 1, "train": {"best_metric": 1.25},
+    "data_fingerprint": "d", "train_fingerprint": "t", "data_definition": "v", "global_batch": 8, "seq_len": 64, "packing": True, "seed": 1, "train": {"best_metric": 1.25},
 }  # fmt: skip
 
 

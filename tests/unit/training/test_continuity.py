@@ -1,0 +1,92 @@
+"""Going on from a checkpoint of another strategy, of other ranks, or of a version that told its data otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import CheckpointError
+from paceline.plan.batch import BatchSplit
+from paceline.plan.plan import Precision
+from paceline.plan.state_form import FORMS, state_form, why_unreadable
+from paceline.plan.strategy import AVAILABLE_STRATEGIES
+from paceline.training.continuity import keep_global_batch, other_strategy
+from paceline.training.resuming import same_training
+
+FP32 = Precision("float32", "float32", "float32", False, "")
+FP16 = replace(FP32, compute="float16", scaler=True)
+# What 3b6e39d (21 November 2026) wrote beside weights and config: neither ``train_fingerprint`` nor ``data_definition``.
+BEFORE: dict[str, Any] = {
+    "train": {"step": 3, "best_metric": 1.5}, "algorithm": {}, "config_digest": "c", "data_fingerprint": "5d41402abc", "global_batch": 4, "seq_len": 96,
+    "packing": True, "seed": 7, "world_size": 2, "strategy": "ddp", "plan_digest": "p",
+}  # fmt: skip
+NOW = {**BEFORE, "data_fingerprint": "another", "train_fingerprint": "t", "data_definition": "format 4, source ab"}
+
+
+def plan(strategy: str, precision: Precision = FP32) -> Any:
+    return SimpleNamespace(strategy=strategy, precision=precision)
+
+
+def test_every_strategy_says_in_what_form_its_state_is() -> None:
+    assert set(FORMS) == set(AVAILABLE_STRATEGIES)
+
+
+@pytest.mark.parametrize("now", AVAILABLE_STRATEGIES)
+@pytest.mark.parametrize("before", AVAILABLE_STRATEGIES)
+def test_each_reads_every_others_and_says_so(before: str, now: str) -> None:
+    said = other_strategy({"strategy": before}, plan(now))
+    assert [(d.code, d.severity.value) for d in said] == [("resume.other_strategy", "note")] * (before != now)
+    if state_form(before).loss_scale != state_form(now).loss_scale:
+        with pytest.raises(CheckpointError, match="loss scale"):
+            other_strategy({"strategy": before}, plan(now, FP16))
+    else:
+        assert not why_unreadable(before, now, fp16=True)
+
+
+@pytest.mark.parametrize(("before", "now"), [("mine:Class", "ddp"), ("ddp", "mine:Class"), ("a:A", "b:B"), ("from_tomorrow", "fsdp")])  # fmt: skip
+def test_a_form_of_its_own_is_read_by_its_strategy_alone(before: str, now: str) -> None:
+    with pytest.raises(CheckpointError, match=r"checkpoint\.other_strategy") as caught:
+        other_strategy({"strategy": before}, plan(now))
+    assert before in caught.value.diagnostics[0].found and now in caught.value.diagnostics[0].found
+    assert other_strategy({"strategy": now}, plan(now)) == []
+
+
+def test_as_many_ranks_that_share_other_rows_keep_the_rows_of_a_step() -> None:
+    """From two data-parallel ranks to two stages of a pipeline: the batch is split anew though the ranks are as many."""
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Planned:
+        batch: BatchSplit
+        world_size: int
+
+    piped: Any = Planned(BatchSplit(2, 1, 1, 2), 2)
+    kept, said = keep_global_batch({"global_batch": 4, "world_size": 2, "data_parallel_size": 2}, piped)
+    assert kept.batch == BatchSplit(2, 2, 1, 4) and [d.code for d in said] == ["resume.batch_resplit"]
+    assert keep_global_batch({"global_batch": 4, "world_size": 2, "data_parallel_size": 1}, piped) == (piped, [])
+    assert keep_global_batch({"global_batch": 4, "world_size": 2}, piped) == (piped, [])  # a state that does not say
+
+
+def test_a_checkpoint_of_an_earlier_definition_goes_on_with_a_warning() -> None:
+    (said,) = same_training(BEFORE, NOW)
+    assert (said.code, said.severity.value) == ("resume.data_not_compared", "warning")
+    assert "earlier definition" in said.found and "format 4" in said.found
+    (said,) = same_training({**NOW, "data_fingerprint": "d", "train_fingerprint": "u", "data_definition": "format 3"}, NOW)  # fmt: skip
+    assert said.code == "resume.data_not_compared" and "format 3" in said.found
+    for field in ("seed", "seq_len", "packing", "global_batch"):
+        with pytest.raises(CheckpointError, match=r"checkpoint\.other_run"):
+            same_training({**BEFORE, field: 1234}, NOW)
+
+
+def test_of_one_definition_another_fingerprint_is_other_data() -> None:
+    with pytest.raises(CheckpointError, match="data set"):
+        same_training({**NOW, "data_fingerprint": "d", "train_fingerprint": "u"}, NOW)
+
+
+def test_the_definition_names_whatever_decides_the_tokens() -> None:
+    from paceline.data.fingerprint import code_version, definition
+
+    assert all(f"{name} {value}" in definition() for name, value in code_version().items())
