@@ -75,14 +75,14 @@ def test_one_process_and_two(source: str, target: str, tiny: Tiny, paceline: Pac
     assert resumed(tiny, paceline, tmp_path, source, [target]) == {}
     planned = said_by_plan(tiny, paceline, tmp_path, target)
     assert planned.code == 0 and "resume.other_strategy" in planned.out + planned.err, planned
-    refused = said_by_plan(tiny, paceline, tmp_path, "zero1", mixed_precision="fp16")
+    refused = said_by_plan(tiny, paceline, tmp_path, "ddp", distributed_strategy="paceline.strategies.ddp:DDP")
     assert refused.code == 2 and "checkpoint.other_strategy" in refused.err, refused
 
 
 def said_by_plan(tiny: Tiny, paceline: Paceline, folder: Path, way: str, **more: Any) -> Run:
     """What ``paceline plan --resume`` says before any process starts."""
     processes, keys = WAYS[way]
-    yaml = write_yaml(folder / "planned.yaml", tiny(**keys, **more, output_dir=str(folder / "planned")))
+    yaml = write_yaml(folder / "planned.yaml", tiny(**{**keys, **more}, output_dir=str(folder / "planned")))
     return paceline("plan", str(yaml), "--nproc", str(processes), f"training.resume_from_checkpoint={folder}/whole/checkpoints/step-{SAVED:08d}")  # fmt: skip
 
 
