@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.launch.spec import Cluster
     from paceline.plan.catalogue import Cluster as PlannedCluster
     from paceline.plan.hardware import Hardware
+    from paceline.plan.model_shape import ModelShape
     from paceline.plan.plan import Plan
 
 
@@ -71,9 +72,7 @@ def planned(
     from paceline.launch.start import launcher_for
     from paceline.plan.choose import make_plan
     from paceline.plan.hardware import probe_hardware
-    from paceline.plan.known import known_shape
     from paceline.plan.roles import named_shapes
-    from paceline.plan.shape import shape_of
 
     config = loaded.config
     if cluster is None:
@@ -84,14 +83,8 @@ def planned(
         processes = Cluster(processes_of(loaded, cluster), cluster.nodes)
     launcher = launcher_for(processes, use_torchrun=use_torchrun)
     run = RunDir.at(config.run_directory())
-    problems: list[Diagnostic] = []
-    plan = shape = None
-    try:
-        shape = shape_of(config.model, os.environ)
-        if shape is None and cluster is not None:
-            shape = known_shape(config.model.name_or_path or "")
-    except ConfigError as error:
-        problems += error.diagnostics
+    plan = None
+    shape, problems = _shape(config, cluster)
     try:
         plan = make_plan(
             config,
@@ -109,18 +102,7 @@ def planned(
     if cluster is None and plan is not None and "nvme" in plan.engine.values():
         problems += op_lock_problems(os.environ)
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
-    if cluster is None:
-        known = replace(known, code_sandbox=code_sandbox(config))
-    else:  # this machine's disk and network say nothing about that one's
-        known = replace(
-            known,
-            disk_free_bytes=None,
-            interfaces=None,
-            max_open_files=None,
-            nccl_socket_ifname=None,
-            infiniband=None,
-            memlock_unlimited=None,
-        )
+    known = replace(known, code_sandbox=code_sandbox(config)) if cluster is None else replace(known, **OF_THIS_MACHINE)
     found = loaded.check(known, starting=True)
     looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)
     here = [] if cluster is not None else of_machine(loaded, hardware, processes.world_size, shape is not None, run)
@@ -130,6 +112,26 @@ def planned(
         raise ConfigError(*wrong)
     said = merged((), [d for d in others if d.severity is not Severity.ERROR], loaded.provenance)
     return looked.said(plan), (*found, *said)
+
+
+# This machine's disk and network say nothing about another's.
+OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
+    ("disk_free_bytes", "interfaces", "max_open_files", "nccl_socket_ifname", "infiniband", "memlock_unlimited")
+)
+
+
+def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape | None, list[Diagnostic]]:
+    """The model's shape where it is known, and what forbids to train it."""
+    from paceline.plan.known import known_shape
+    from paceline.plan.shape import shape_of
+
+    try:
+        shape = shape_of(config.model, os.environ)
+    except ConfigError as error:
+        return None, list(error.diagnostics)
+    if shape is None and cluster is not None:
+        shape = known_shape(config.model.name_or_path or "")
+    return shape, []
 
 
 def merged(

@@ -14,7 +14,7 @@ import pytest
 from paceline.cli import facts as facts_module
 from paceline.cli.facts import facts, infiniband, memlock_unlimited
 from paceline.cli.options import load
-from paceline.cli.planned import planned
+from paceline.cli.planned import OF_THIS_MACHINE, planned
 from paceline.config import rules
 from paceline.config.rules.base import Facts
 from paceline.config.schema import Config
@@ -125,13 +125,5 @@ def test_infiniband_and_locked_memory_are_those_of_this_node(tmp_path: Path, mon
 def test_hardware_that_is_named_is_not_this_machine(tmp_path: Path) -> None:
     """Limits, network and disk of the machine that plans say nothing about the one that will train."""
     own = {"disk_free_bytes", "interfaces", "max_open_files", "nccl_socket_ifname", "infiniband", "memlock_unlimited"}
-    source = (ROOT / "cli/planned.py").read_text(encoding="utf-8")
-    cleared = {
-        k.arg
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "replace"
-        for k in node.keywords
-        if isinstance(k.value, ast.Constant) and k.value.value is None
-    }
-    assert own <= cleared
+    assert own <= set(OF_THIS_MACHINE) and not any(OF_THIS_MACHINE.values())
     assert replace(Facts(), **dict.fromkeys(own)) == Facts() and choose.facts_of is facts_of
