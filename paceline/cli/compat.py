@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.asked import Asked
 from paceline.cli.joined import alone, drives_a_node, on_its_node
-from paceline.cli.planned import Asked
 from paceline.cli.process import become
 from paceline.cli.report import reported
 from paceline.cli.start import outside_arguments, start

@@ -15,7 +15,7 @@ from paceline.launch.managers import manager_of, standing, started_by, whole
 from paceline.launch.ports import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from paceline.cli.planned import Asked
+    from paceline.cli.asked import Asked
 
 _LATER_SECONDS = 2.0
 

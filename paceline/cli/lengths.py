@@ -17,9 +17,8 @@ SECONDS = 20.0  # a plan does not wait longer
 
 def epoch_lengths(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """(rows, tokens) of an epoch of this config's data; None where it is not prepared, or nothing here can tell."""
-    from paceline.cli.process import module_argv
     from paceline.launch.environ import cache_folder
-    from paceline.launch.spec import import_path
+    from paceline.launch.spec import import_path, module_argv
 
     tokenizer = config["model"]["tokenizer"] or config["model"]["name_or_path"]
     if config["training"]["algorithm"] != "sft" or not tokenizer or not Path(tokenizer).expanduser().is_dir():

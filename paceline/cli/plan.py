@@ -142,10 +142,11 @@ def _of_config(
     simulate: bool,
     imports: bool,
 ) -> Told:
+    from paceline.cli.asked import Asked
     from paceline.cli.forecast import forecast_of_plan, needs_one_subject
     from paceline.cli.joined import rehearsed
     from paceline.cli.ledger import expected_here
-    from paceline.cli.planned import Asked, planned
+    from paceline.launch.before.planned import planned
     from paceline.plan.catalogue import cluster_of
     from paceline.plan.explain import explain
     from paceline.plan.predict.report import text

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from paceline.launch.spec import module_argv
+
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the package: a checkout or site-packages
 
 
@@ -16,11 +18,6 @@ def reach_package() -> None:
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     if str(ROOT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *paths])
-
-
-def module_argv(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this package with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
 
 
 def become(module: str, *arguments: str) -> NoReturn:

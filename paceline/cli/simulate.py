@@ -62,7 +62,8 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
 
 
 def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
-    from paceline.cli.process import module_argv, reach_package
+    from paceline.cli.process import reach_package
+    from paceline.launch.spec import module_argv
 
     reach_package()
     with tempfile.TemporaryDirectory() as folder:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.asked import Asked
 from paceline.cli.options import load
-from paceline.cli.planned import Asked, cluster_of, merged, planned
 from paceline.cli.report import tell
 from paceline.config.rules import at_start
 from paceline.core.errors import ConfigError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
+from paceline.launch.before.planned import cluster_of, merged, planned
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:

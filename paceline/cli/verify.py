@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import ConfigFile, Overrides, load
-from paceline.cli.process import module_argv, reach_package
+from paceline.cli.process import reach_package
 from paceline.cli.report import tell
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.private import written_for
+from paceline.launch.spec import module_argv
 
 if TYPE_CHECKING:
     from paceline.plan.verification import Side
@@ -52,7 +53,7 @@ def verify(
 
 
 def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *, kept: bool) -> int:
-    from paceline.cli.planned import planned
+    from paceline.launch.before.planned import planned
     from paceline.plan.model_config import model_config
     from paceline.plan.verdict import judge, judge_probe
     from paceline.plan.verification import TOLERANCES, probes, reference_for, sides

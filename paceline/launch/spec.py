@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paceline
 
-WORKER_MODULE = "paceline.training.worker"
+WORKER_MODULE = "paceline.training.rank"
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,13 @@ class LaunchSpec:
 
 
 def worker_argv(*args: str, python: str | None = None) -> tuple[str, ...]:
-    """``python -m paceline.training.worker …`` by the interpreter that runs now."""
+    """``python -m paceline.training.rank …`` by the interpreter that runs now."""
     return (python or sys.executable, "-m", WORKER_MODULE, *args)
+
+
+def module_argv(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this package with this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
 
 
 def import_path(environ: Mapping[str, str]) -> dict[str, str]:

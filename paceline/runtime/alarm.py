@@ -11,7 +11,6 @@ The others leave a moment after the failing rank, so that whoever started the pr
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
 from paceline.runtime.bounded import within
+from paceline.runtime.leaving import leave
 from paceline.runtime.meeting import Arrival, connect_store, name_of
 from paceline.runtime.message import heard, told
 from paceline.runtime.signed import SignedStore
@@ -292,14 +292,6 @@ class Alarm:
             return within(_ASK_SECONDS, lambda: store.get_all(keys), "asking for signs of life")
         except (RuntimeError, TimeoutError):
             return None
-
-
-def leave(code: int) -> None:
-    """Flush and end the process at once, without destructors: what is left of a broken process group can hang in them."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(int(code))
 
 
 def _called(call: Callable[[], None]) -> None:

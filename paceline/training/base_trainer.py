@@ -54,7 +54,7 @@ class BaseTrainer(DDP):
     @classmethod
     def train(cls, config: str | Path, *overrides: str) -> int:
         """Train with this class in this process (one rank of several under torchrun); returns the exit code. ``overrides`` are ``key=value``."""
-        from paceline.training.worker import main
+        from paceline.training.rank import main
 
         settings = [*overrides, f"training.distributed_strategy={cls.__module__}:{cls.__qualname__}"]
         return main(["--config", str(config), *(part for setting in settings for part in ("--set", setting))])

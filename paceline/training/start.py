@@ -5,18 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.config.load import Loaded, load_config
 from paceline.config.rules import at_start
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
-from paceline.launch.environ import translate
+from paceline.core.rundir import RunDir
+from paceline.launch.before.once import once_a_node
+from paceline.launch.before.planned import found_for_ranks
+from paceline.launch.environ import cache_folder, translate
 from paceline.launch.managers import standing, whole
+from paceline.launch.processes import MARK
+from paceline.launch.spec import Cluster
+from paceline.plan.choose import make_plan
+from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
+from paceline.plan.roles import named_shapes
+from paceline.plan.shape import shape_of
+from paceline.runtime.rank_env import RankEnv
 
 
 @dataclass(frozen=True)
@@ -28,11 +38,12 @@ class Start:
     config_file: str | None
     local_rank: int | None
     notes: tuple[Diagnostic, ...] = ()
+    loaded: Loaded | None = None
 
 
 def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     """Read the command line. Raises ConfigError with all violations of the config."""
-    parser = argparse.ArgumentParser(prog="python -m paceline.training.worker", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m paceline.training.rank", allow_abbrev=False)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", help="plan.json written by the parent")
     source.add_argument("--config", help="the YAML, when started by torchrun, deepspeed, mpirun, accelerate or srun")
@@ -48,11 +59,50 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
     translation = translate(environ)
     settings = [*args.set, *([f"training.deepspeed={args.deepspeed_config}"] if args.deepspeed_config else [])]
     loaded = load_config(args.config, settings, translation.environ(environ))
-    found = at_start((*translation.notes, *loaded.check(starting=True)))
-    if found:
-        raise ConfigError(*found)
+    if wrong := errors(translation.notes):
+        raise ConfigError(*wrong)
     notes = (*translation.notes, *loaded.notes, *other_processes(loaded, environ), *restarts(loaded, environ))
-    return Start(loaded.config, None, args.config, args.local_rank, notes)
+    return Start(loaded.config, None, args.config, args.local_rank, notes, loaded)
+
+
+def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
+    """``start`` with what a look at all that it needs has to say, as ``paceline train`` looks; it is made once a node.
+
+    Nothing where a parent has looked: it has made the plan, or it is Paceline's own launcher on each of several nodes.
+    Raises ConfigError with all that is wrong.
+    """
+    loaded = start.loaded
+    if loaded is None or MARK in environ:
+        return start
+
+    def look() -> Sequence[Diagnostic]:
+        return found_for_ranks(
+            loaded, Cluster(env.local_world_size, env.num_nodes), env.launcher, first_node=env.rank == env.local_rank
+        )
+
+    if env.local_world_size == 1:
+        found = look()
+    else:
+        subject = json.dumps([loaded.config.to_json(), env.world_size, env.num_nodes, env.launcher, env.restart])
+        found = once_a_node(cache_folder(environ) / "looks", subject, look)
+    if wrong := at_start(found):
+        raise ConfigError(*wrong)
+    return replace(start, notes=(*start.notes, *found))
+
+
+def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
+    """The plan as this rank sees it, when no parent made one. Rank 0's is the one that counts."""
+    config = start.config
+    return make_plan(
+        config,
+        probe_hardware(environ, use_cpu=config.training.use_cpu, num_nodes=env.num_nodes),
+        world_size=env.world_size,
+        num_nodes=env.num_nodes,
+        launcher=env.launcher,
+        run_dir=str(RunDir.at(config.run_directory()).root),
+        shape=shape_of(config.model),
+        others=named_shapes(config),
+    )
 
 
 def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:

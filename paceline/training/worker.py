@@ -1,6 +1,6 @@
-"""One rank of a run: ``python -m paceline.training.worker --plan FILE | --config YAML [--set key=value …]``.
+"""The life of a rank (``training/rank.py``) from the import of torch on.
 
-THE composition root. Order: config → data (no process group yet) → world → plan shared and ranks compared → model, strategy,
+THE composition root. Order: config and plan → data (no process group yet) → world → plan shared and ranks compared → model, strategy,
 trainer → train → result and last checkpoint durable → teardown → exit. Exit codes: ``core.errors.ExitCode``.
 """
 
@@ -19,33 +19,30 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import CheckpointError, ConfigError, ExitCode, PacelineError
+from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim, in_use
-from paceline.launch.environ import cache_folder, current, keep_compiled_code_private
+from paceline.launch.environ import cache_folder, keep_compiled_code_private
 from paceline.launch.line import Line, Word
-from paceline.launch.managers import standing, whole
-from paceline.launch.outlet import redacted, terminal
+from paceline.launch.outlet import terminal
 from paceline.launch.processes import MARK
 from paceline.launch.secret import read_secret, unsigned
-from paceline.plan.choose import make_plan
 from paceline.plan.explain import explain
-from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
-from paceline.plan.roles import named_shapes, reads_pairs, reads_prompts
-from paceline.plan.shape import shape_of
+from paceline.plan.roles import reads_pairs, reads_prompts
 from paceline.runlog import events
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
-from paceline.runtime.alarm import Alarm, leave
+from paceline.runtime.alarm import Alarm
 from paceline.runtime.cascade import is_cascade, is_timeout
 from paceline.runtime.device import set_threads, threads_per_rank
 from paceline.runtime.heartbeat import sign_of
+from paceline.runtime.leaving import leave
 from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.world import RankEnv, World
 from paceline.training.agree import check_same, identity, share_plan
@@ -54,83 +51,28 @@ from paceline.training.last_words import leave_word
 from paceline.training.observers import Observers
 from paceline.training.out_of_memory import out_of_memory_hint
 from paceline.training.resuming import open_resume
+from paceline.training.said import tell
 from paceline.training.saving import run_state
 from paceline.training.session import Session
 from paceline.training.signals import StopSignals
-from paceline.training.start import Start, parse_start
+from paceline.training.start import Start
 from paceline.training.state import TrainState
 from paceline.training.trainer import Trainer
 
-STDERR = 2  # where native crashes are told until the log of this rank is open
-_LATER_SECONDS = 2.0  # how long the other ranks of a node wait while one says what is wrong
 ECHO_SECONDS = 1.0  # how long a rank that cannot meet the others waits for the launcher to say why
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
 
 
-@redacted
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank. Returns the exit code; never raises for an error that has a name."""
-    environ = current()
-    stacks_to(STDERR)
-    line = Line.join(environ, whole(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED))
-    code = run_rank(sys.argv[1:] if argv is None else argv, environ, line)
-    line.ended(code)
-    return code
-
-
-def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int:
-    """The rank's life. What its launcher says it hears by ``line``."""
-    rank = place_on_node(environ)
-    try:
-        start = parse_start(argv, environ)
-        rank = 0  # what is wrong with the variables may be wrong with this process alone
-        quiet_libraries(quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None)
-        env = RankEnv.from_environ(environ, start.local_rank)
-        rank = env.rank
-        plan = start.plan or plan_here(start, env, environ)
-        begun = time.monotonic()
-        prepared = prepare_data(start, plan, rank, environ)
-        seconds = time.monotonic() - begun
-    except PacelineError as exc:
-        tell(exc.diagnostics, rank, only_first=True)
-        line.failed(exc.exit_code, exc.diagnostics[0])
-        if rank and not line.held:  # a launcher that is not ours ends all when one has ended
-            time.sleep(_LATER_SECONDS)
-        return int(exc.exit_code)
-    except OSError as exc:
-        finding = Redactor.of(environ).diagnostic(diagnose(exc, rank))
-        tell([finding], rank)
-        line.failed(ExitCode.FAILED, finding)
-        return int(ExitCode.FAILED)
+def worker_of(start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str], line: Line) -> Worker:
+    """A rank with its data prepared, before it meets the others. Raises PacelineError and OSError."""
+    quiet_libraries(quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None)
+    begun = time.monotonic()
+    prepared = prepare_data(start, plan, env.rank, environ)
+    seconds = time.monotonic() - begun
     keep_compiled_code_private(environ)
     if "OMP_NUM_THREADS" not in environ:
         set_threads(threads_per_rank(env.local_world_size))
-    with written_for(Path(plan.run_dir), start.config.training.output_access):
-        return Worker(start, env, plan, prepared, seconds, environ, line).run()
-
-
-def place_on_node(environ: Mapping[str, str]) -> int:
-    """Until the launcher's variables are checked: the YAML is read alike by all ranks of a node, and one of them says what is wrong with it."""
-    try:
-        here = standing(environ)
-    except ConfigError:
-        return 0
-    return here.rank % here.local_size
-
-
-def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
-    """The plan as this rank sees it, when no parent made one. Rank 0's is the one that counts."""
-    config = start.config
-    return make_plan(
-        config,
-        probe_hardware(environ, use_cpu=config.training.use_cpu, num_nodes=env.num_nodes),
-        world_size=env.world_size,
-        num_nodes=env.num_nodes,
-        launcher=env.launcher,
-        run_dir=str(RunDir.at(config.run_directory()).root),
-        shape=shape_of(config.model),
-        others=named_shapes(config),
-    )
+    return Worker(start, env, plan, prepared, seconds, environ, line)
 
 
 def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
@@ -149,14 +91,6 @@ def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]
             return prepare(c.data, c.model, **arguments)
         with Bar(Console(file=terminal(sys.stdout))) as bar:
             return prepare(c.data, c.model, report=bar, **arguments)
-
-
-def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
-    """Findings to stderr; what every rank finds alike is said by rank 0 alone."""
-    if only_first and rank != 0:
-        return
-    for diagnostic in diagnostics:
-        print(diagnostic.render(), file=sys.stderr, flush=True)
 
 
 class Worker:
@@ -476,7 +410,3 @@ class Worker:
             self.observers.close()
         elif trace and not isinstance(error, PacelineError):
             print(trace, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -62,8 +62,8 @@ class Checker:
 
     def refused(self, cell: Cell) -> str:
         """Why the plan refuses this cell, or an empty text."""
-        from paceline.cli.planned import planned
         from paceline.config.load import load_config
+        from paceline.launch.before.planned import planned
 
         try:
             loaded = load_config(str(self.yaml(cell, self.run_dir(cell))), flags={"launch.nproc": cell.variant.nproc})

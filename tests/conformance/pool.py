@@ -46,7 +46,9 @@ class Pool:
         """``own`` is a folder of a user's modules."""
         self._own = own
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["paceline.training.worker", "transformers.models.llama.modeling_llama"])
+        self._context.set_forkserver_preload(
+            ["paceline.training.rank", "paceline.training.worker", "transformers.models.llama.modeling_llama"]
+        )
 
     def run(self, argv: Sequence[str], nproc: int, folder: Path, deadline: float = 240.0) -> Ended:
         """The worker on ``nproc`` ranks to its end; a rank that is still there at the deadline is killed and has no code."""
@@ -96,7 +98,7 @@ def _rank(argv: list[str], environment: Mapping[str, str], log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    from paceline.training.worker import main
+    from paceline.training.rank import main
 
     code = 1
     try:

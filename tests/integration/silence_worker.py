@@ -11,9 +11,10 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode
 from paceline.launch.secret import read_secret
 from paceline.runtime import alarm as alarms
-from paceline.runtime.alarm import Alarm, leave
+from paceline.runtime.alarm import Alarm
 from paceline.runtime.cascade import is_cascade, is_timeout
 from paceline.runtime.heartbeat import Heartbeat, sign_of
+from paceline.runtime.leaving import leave
 from paceline.runtime.world import RankEnv, World, environment
 
 out, timeout, least, quiet = Path(sys.argv[1]), *map(float, sys.argv[2:])

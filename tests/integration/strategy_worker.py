@@ -15,8 +15,9 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.runtime.alarm import Alarm, leave
+from paceline.runtime.alarm import Alarm
 from paceline.runtime.cascade import is_cascade
+from paceline.runtime.leaving import leave
 from paceline.runtime.seed import seed_for
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.optimizer import OptimizerSpec

@@ -13,7 +13,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about machine, model and run. None means unknown: rules that need it stay silent. ``cli.facts`` and ``plan.choose``
+    """What is known about machine, model and run. None means unknown: rules that need it stay silent. ``launch.before.facts`` and ``plan.choose``
     fill every field; a test holds that each is filled and read.
 
     ``backends``: process-group backends that this torch has;

@@ -11,10 +11,10 @@ from checkpoint_samples import FILES, OneRank, sample_shards
 from paceline.checkpoint.layout import scan
 from paceline.checkpoint.resume import find_checkpoint, open_checkpoint
 from paceline.checkpoint.store import Checkpointer
-from paceline.cli.facts import count_checkpoints
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
+from paceline.launch.before.facts import count_checkpoints
 
 Save = Callable[..., Path]
 

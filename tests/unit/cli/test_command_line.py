@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main as cli
+from paceline.cli.asked import Asked
 from paceline.cli.codes import EXPLANATIONS
 from paceline.cli.options import existing_run
-from paceline.cli.planned import Asked
 from paceline.cli.report import reported
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, RemoteError

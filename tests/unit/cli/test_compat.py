@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import compat
-from paceline.cli.planned import Asked
+from paceline.cli.asked import Asked
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCHER_VARIABLES = (
@@ -102,7 +102,7 @@ def test_under_a_launcher_main_becomes_a_worker(
     assert run("main.py --mode train --config c.yaml --algorithm sft training.seed=3") == 0
     assert seen.started is None
     assert seen.became == [
-        "paceline.training.worker",
+        "paceline.training.rank",
         "--config",
         "c.yaml",
         "--set",

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import facts as facts_module
-from paceline.cli.facts import facts, infiniband, memlock_unlimited
 from paceline.cli.options import load
-from paceline.cli.planned import OF_THIS_MACHINE, planned
 from paceline.config import rules
 from paceline.config.rules.base import Facts
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
+from paceline.launch.before import facts as facts_module
+from paceline.launch.before.facts import facts, infiniband, memlock_unlimited
+from paceline.launch.before.planned import OF_THIS_MACHINE, planned
 from paceline.launch.spec import Cluster
 from paceline.plan import choose
 from paceline.plan.choose import facts_of
@@ -26,7 +26,7 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.model_config import pretrained_dtype
 from paceline.plan.shape import shape_of
 
-ROOT = Path(facts_module.__file__).parents[1]
+ROOT = Path(facts_module.__file__).parents[2]
 RULES = Path(rules.__file__).parent
 NAMES = {f.name for f in fields(Facts)}
 GIB = 1 << 30
@@ -45,7 +45,7 @@ def given_in(path: Path) -> set[str]:
 
 
 def test_every_fact_is_filled_by_the_product() -> None:
-    files = ("cli/facts.py", "cli/planned.py", "plan/choose.py")
+    files = ("launch/before/facts.py", "launch/before/planned.py", "plan/choose.py")
     assert {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if "Facts(" in p.read_text()} <= {*files, "config/load.py"}  # fmt: skip
     assert NAMES - set().union(*(given_in(ROOT / file) for file in files)) == set(), "nobody fills these"
 
@@ -73,7 +73,9 @@ def test_on_a_machine_that_has_it_all_no_fact_is_unknown(tmp_path: Path) -> None
     known = facts(GPU, Cluster(2, 2), "torchrun", shape, RunDir.at(tmp_path / "run"), environ, config.model)
     in_plan = facts_of(GPU, world_size=4, num_nodes=2, launcher="torchrun", shape=shape)
     filled = {name for name in NAMES if getattr(known, name) is not None or getattr(in_plan, name) is not None}
-    assert NAMES - filled == {"code_sandbox"}, "which cli.planned asks the kernel for, where a reward runs code"
+    assert NAMES - filled == {"code_sandbox"}, (
+        "which launch.before.planned asks the kernel for, where a reward runs code"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from paceline.cli.options import load
-from paceline.cli.planned import planned
 from paceline.core.errors import ConfigError
+from paceline.launch.before.planned import planned
 from paceline.plan.catalogue import cluster_of
 
 ROOT = Path(__file__).resolve().parents[3]

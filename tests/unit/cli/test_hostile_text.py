@@ -26,7 +26,7 @@ from paceline.runlog.textlog import TextLog
 from paceline.runtime.alarm import _print_foreign
 from paceline.runtime.message import heard, told
 from paceline.runtime.signed import SignedStore
-from paceline.training.worker import tell
+from paceline.training.said import tell
 
 # colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override and isolate, tags, line separator
 HOSTILE = "\x1b[31mEVIL\x1b]0;t\x07\x1b[1A\x1b[2K\x9b2J\x08\rok\u202egpj.exe\u2066\U000e0041\u2028"

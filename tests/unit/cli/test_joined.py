@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import joined, main
-from paceline.cli.planned import Asked
+from paceline.cli.asked import Asked
 from paceline.core.errors import ConfigError
 
 TWO_TASKS = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "5"}  # fmt: skip
@@ -59,7 +59,7 @@ def test_train_becomes_a_rank(within: Any, launcher: str) -> None:
     with pytest.raises(Became) as caught:
         main.dispatch(["train", "c.yaml", "training.seed=3", "--algorithm", "dpo", "--resume", "latest"])
     said = str(caught.value)
-    assert said.startswith("paceline.training.worker --config c.yaml --set training.seed=3")
+    assert said.startswith("paceline.training.rank --config c.yaml --set training.seed=3")
     assert "training.algorithm=dpo" in said and "training.resume_from_checkpoint=latest" in said
     assert "launch." not in said
 

@@ -12,8 +12,8 @@ import yaml
 
 from paceline.cli.ledger import expected_here, ledger_path, machine_name, record
 from paceline.cli.options import load
-from paceline.cli.planned import planned
 from paceline.core.rundir import RunDir
+from paceline.launch.before.planned import planned
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.ledger import Entry, append, read
 from paceline.plan.predict.from_plan import predictions

@@ -18,11 +18,12 @@ import pytest
 import typer
 
 import paceline
-from paceline.cli import beforehand, compat
+from paceline.cli import compat
+from paceline.cli.asked import Asked
 from paceline.cli.main import VERBS
-from paceline.cli.planned import Asked
 from paceline.cli.train import app as train_app
 from paceline.core.diagnostics import Diagnostic
+from paceline.launch.before import beforehand
 
 PACKAGE = Path(next(iter(paceline.__path__)))
 ROOT = PACKAGE.parent

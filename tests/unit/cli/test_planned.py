@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from paceline.cli.planned import merged
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic
+from paceline.launch.before.planned import merged
 
 
 def finding(code: str, where: str, what: str = "wrong") -> Diagnostic:

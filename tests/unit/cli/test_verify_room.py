@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paceline.cli.planned import planned
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
+from paceline.launch.before.planned import planned
 from paceline.plan.known import known_models
 
 
 def test_a_model_beyond_this_machine_is_refused_to_train_and_not_to_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.beforehand._asked", lambda job: ({}, ""))  # no look at files that are not there
+    monkeypatch.setattr(
+        "paceline.launch.before.beforehand._asked", lambda job: ({}, "")
+    )  # no look at files that are not there
     path = tmp_path / "c.yaml"
     model = {"config": known_models()["llama-3.1-405b"]["config"], "tokenizer": "./t"}
     path.write_text(

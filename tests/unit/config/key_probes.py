@@ -256,7 +256,7 @@ def preparation(tree: Tree) -> None:
 
 
 def launch(tree: Tree) -> Any:
-    from paceline.cli.planned import cluster_of, num_processes
+    from paceline.launch.before.planned import cluster_of, num_processes
 
     config = Config.from_json(plain(tree))
     nodes = config.launch.nnodes

@@ -10,9 +10,9 @@ from typing import Any
 from support import write_rows
 
 from paceline.cli.options import load
-from paceline.cli.planned import planned
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch.before.planned import planned
 
 Settings = dict[str, Any]
 

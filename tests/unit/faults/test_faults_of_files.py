@@ -193,8 +193,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look without its process, which a test of its own starts: half a second a fault."""
     import os
 
-    from paceline.cli import beforehand
     from paceline.config.schema import Config
+    from paceline.launch.before import beforehand
     from paceline.plan.plan import Plan
     from paceline.training.look import look
 
@@ -226,7 +226,7 @@ def test_nothing_heavy_is_imported_to_refuse(job: Job) -> None:
 
     program = (
         "import sys; sys.argv = ['paceline', 'plan', 'job.yaml']\n"
-        "import json, paceline.cli.beforehand as b\n"
+        "import json, paceline.launch.before.beforehand as b\n"
         "asked = b._asked\n"
         "def told(job):\n    answer = asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\n"
         "b._asked = told\n"

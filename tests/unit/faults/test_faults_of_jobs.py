@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fault_jobs import Job
 
-from paceline.cli import beforehand
+from paceline.launch.before import beforehand
 from paceline.plan.packages import check_packages
 
 CPU_FP16 = {"training.mixed_precision": "fp16", "launch.nproc": 2}
@@ -95,7 +95,7 @@ def test_a_port_in_use_is_warned_of(job: Job) -> None:
 
 
 def test_a_disk_too_small_for_a_checkpoint(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.cli import facts
+    from paceline.launch.before import facts
 
     monkeypatch.setattr(facts, "disk_free_bytes", lambda path: 1000)
     assert "save.disk" in job.found()

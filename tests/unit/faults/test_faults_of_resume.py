@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fault_jobs import Job
 
-from paceline.cli import beforehand
 from paceline.config.schema import Config
+from paceline.launch.before import beforehand
 from paceline.plan.plan import Plan
 from paceline.training import look as looking
 

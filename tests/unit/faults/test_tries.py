@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fault_jobs import Job
 
-from paceline.cli import beforehand
 from paceline.config.load import load_config
+from paceline.launch.before import beforehand
 from paceline.plan.tries import COMPILE, MODEL, REWARDS, STRATEGY
 from paceline.training import trial
 
@@ -133,7 +133,7 @@ def test_the_process_itself(mine: Job) -> None:
     found = mine.found({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fin"}})
     assert "job.yaml:" in found["core.target_attr"].where
     from paceline.cli.options import load
-    from paceline.cli.planned import planned
+    from paceline.launch.before.planned import planned
 
     loaded = load(
         mine.yaml({**GRPO, "training.rollout": {"max_completion_length": 32, "rewards": "my_rewards:fine"}}), []

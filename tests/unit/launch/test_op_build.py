@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paceline.cli.planned import planned
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
+from paceline.launch.before.planned import planned
 from paceline.launch.op_build import await_build, build_locks, op_lock_problems, owner_of
 
 VERSION = f"py{sys.version_info.major}{sys.version_info.minor}_cpu"

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from paceline.cli.forecast import forecast_of_plan
-from paceline.cli.planned import planned
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
+from paceline.launch.before.planned import planned
 from paceline.plan.catalogue import cluster_of
 from paceline.plan.explain import explain
 from paceline.plan.known import known_models

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import worker_environment
 
 from paceline.config.load import Loaded, load_config
-from paceline.core.diagnostics import Severity
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
 from paceline.launch.line import Line
-from paceline.training import worker
-from paceline.training.start import other_processes, parse_start, restarts
+from paceline.launch.processes import MARK
+from paceline.runtime.rank_env import RankEnv
+from paceline.training import rank as rank_module
+from paceline.training.start import Start, looked_at, other_processes, parse_start, restarts
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCHRUN = {
@@ -69,10 +76,66 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER
 def test_what_is_wrong_with_the_yaml_is_said_once_a_node(
     tmp_path: Path, rank: int, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker, "_LATER_SECONDS", 0.0)
+    monkeypatch.setattr(rank_module, "_LATER_SECONDS", 0.0)
     (tmp_path / "c.yaml").write_text("training:\n  lerning_rate: 1\n")
     environ = {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 2)}
     line = Line.join({}, rank, lambda word: None)
-    assert worker.run_rank(["--config", str(tmp_path / "c.yaml")], environ, line) == 2
+    assert rank_module.run_rank(["--config", str(tmp_path / "c.yaml")], environ, line) == 2
     assert ("lerning_rate" in capsys.readouterr().err) == told
-    assert worker.place_on_node({"PMIX_RANK": "3"}) == 0  # of how many nobody says: every rank tells it
+    assert rank_module.place({"PMIX_RANK": "3"}) == (True, 0)  # of how many nobody says: every rank tells it
+
+
+def test_ranks_started_from_outside_look_once_before_torch_and_all_end(tmp_path: Path) -> None:
+    """By hand, as srun starts tasks that it does not end when one has ended: two programs, none of which waits for the other."""
+    environ = {**worker_environment(), **SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "PACELINE_CACHE": str(tmp_path / "cache")}  # fmt: skip
+    (tmp_path / "c.yaml").write_text("data:\n  train: /nowhere/rows.json\nmodel:\n  name_or_path: /nowhere/model\n")
+    program = f"""
+import sys
+from paceline.launch.before import beforehand
+from paceline.training import rank
+asked = beforehand._asked
+beforehand._asked = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]
+code = rank.main(["--config", "{tmp_path}/c.yaml", "--set", "training.use_cpu=true"])
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+sys.exit(code)
+"""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / "looks")], stderr=subprocess.PIPE, text=True, env={**environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)}
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=100)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [2, 2], said
+    assert "data.missing" in said[0] and "/nowhere/model" in said[0] and f"{tmp_path}/c.yaml:2" in said[0]
+    assert said[1] == ""
+    assert (tmp_path / "looks").read_text() == "looked "
+
+
+def test_nobody_looks_again_where_a_parent_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = [
+        "--config",
+        str(ROOT / "config.yaml"),
+        "--set",
+        f"training.output_dir={tmp_path}",
+        "--set",
+        "data.train=/nowhere",
+    ]
+    environ = {**TORCHRUN, "PACELINE_CACHE": str(tmp_path)}
+    start, env = parse_start(arguments, environ), RankEnv.from_environ(environ)
+    monkeypatch.setattr("paceline.training.start.found_for_ranks", lambda *given, **more: (WRONG, NOTE))
+    assert looked_at(start, env, {**environ, MARK: "1"}) == start
+    assert looked_at(Start(start.config, None, None, None), env, environ).notes == ()
+    with pytest.raises(ConfigError, match="no such file"):
+        looked_at(start, env, environ)
+
+
+def test_what_a_look_remarks_is_said_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {**TORCHRUN, "PACELINE_CACHE": str(tmp_path)}
+    start = parse_start(["--config", str(ROOT / "config.yaml")], environ)
+    monkeypatch.setattr("paceline.training.start.found_for_ranks", lambda *given, **more: (NOTE,))
+    assert looked_at(start, RankEnv.from_environ(environ), environ).notes == (*start.notes, NOTE)
+
+
+WRONG = Diagnostic("data.missing", "there is no such file", "data.train", "/nowhere", "another")
+NOTE = replace(WRONG, severity=Severity.NOTE)

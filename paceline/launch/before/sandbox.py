@@ -17,8 +17,7 @@ SECONDS = 60.0
 
 def code_sandbox(config: Config) -> str | None:
     """Why not, in words; empty where they can, None where this config runs no programs."""
-    from paceline.cli.process import module_argv
-    from paceline.launch.spec import import_path
+    from paceline.launch.spec import import_path, module_argv
 
     rollout = config.training.rollout
     if rollout is None or not rollout.allow_code_execution or all(r.name != "code" for r in rollout.rewards):

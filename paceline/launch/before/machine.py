@@ -18,30 +18,34 @@ if TYPE_CHECKING:
     from paceline.plan.hardware import Hardware
 
 #: Of another run, which may have ended by the time of a start: a plan can be looked at meanwhile.
-_PASSING = ("run.exists", "run.in_use", "launch.port_in_use")
+OF_ANOTHER_RUN = ("run.exists", "run.in_use", "launch.port_in_use")
 
 
-def of_machine(loaded: Loaded, hardware: Hardware, processes: int, known: bool, run: RunDir) -> list[Diagnostic]:
-    """Findings; ``known``: the model's config.json is on this machine."""
+def of_machine(
+    loaded: Loaded, hardware: Hardware, processes: int, known: bool, run: RunDir, *, met: bool = False
+) -> list[Diagnostic]:
+    """Findings; ``known``: the model's config.json is on this machine; ``met``: a launcher has told the processes where they meet."""
     from paceline.plan.model_files import check_offline
     from paceline.plan.packages import check_packages
 
     config = loaded.config
-    found = [*meeting_place(loaded, processes), *_port(loaded), *_folder(loaded, run)]
+    found = [*meeting_place(loaded, processes, met=met), *([] if met else _port(loaded)), *_folder(loaded, run)]
     found += check_packages(config, loaded.provenance, os.environ, hardware.device)
     name = None if config.model.config is not None else config.model.name_or_path
     found += check_offline(name, known, os.environ)
-    return [replace(d, severity=Severity.WARNING) if d.code in _PASSING else d for d in found]
+    return [replace(d, severity=Severity.WARNING) if d.code in OF_ANOTHER_RUN else d for d in found]
 
 
-def meeting_place(loaded: Loaded, processes: int) -> list[Diagnostic]:
-    """Whether the nodes of the config can meet, and who else may speak there."""
+def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[Diagnostic]:
+    """Whether the nodes of the config can meet, and who else may speak there; of processes that are told where (``met``) the secret alone."""
     from paceline.launch.addresses import check_address
     from paceline.launch.secret import read_secret, unsigned
 
     source = loaded.provenance.get("launch.master_addr")
     try:
         read_secret(os.environ)  # raises
+        if met:
+            return []
         open_port = unsigned(os.environ, loaded.config.launch.nnodes, processes, ours=True)
         said = check_address(_cluster(loaded), named=source is not None and source.layer != DEFAULTS)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""From the command line's questions to a Plan: how many processes, on what hardware, in which run directory."""
+"""From a Config to a Plan with everything that can be found before it: how many processes, on what hardware, in which run directory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
+from paceline.launch.before.machine import OF_ANOTHER_RUN, of_machine
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -23,33 +24,6 @@ if TYPE_CHECKING:
     from paceline.plan.plan import Plan
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line's own flags ask for; None where they say nothing."""
-
-    nproc: int | None = None
-    nnodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    algorithm: str | None = None
-    resume: str | None = None
-    use_torchrun: bool = False
-
-    def flags(self) -> dict[str, object]:
-        """The same as config keys: the command-line layer."""
-        asked = {
-            "launch.nproc": self.nproc,
-            "launch.nnodes": self.nnodes,
-            "launch.node_rank": self.node_rank,
-            "launch.master_addr": self.master_addr,
-            "launch.master_port": self.master_port,
-            "training.algorithm": self.algorithm,
-            "training.resume_from_checkpoint": self.resume,
-        }
-        return {key: value for key, value in asked.items() if value is not None}
-
-
 def planned(
     loaded: Loaded,
     *,
@@ -57,16 +31,16 @@ def planned(
     cluster: PlannedCluster | None = None,
     needs_room: bool = True,
     imports: bool = True,
+    ranks: Ranks | None = None,
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan for this machine (or for ``cluster``), and warnings; ``needs_room``: of ``make_plan``; ``imports``: what only an import can tell is
-    tried, in a process of its own.
+    tried, in a process of its own. ``ranks``: processes that another launcher has started already.
 
     Raises ConfigError with every violation that a start, hardware and world size bring up, and every one that a look at files and imports does.
     """
-    from paceline.cli.beforehand import beforehand
-    from paceline.cli.facts import facts
-    from paceline.cli.machine import of_machine
-    from paceline.cli.sandbox import code_sandbox
+    from paceline.launch.before.beforehand import beforehand
+    from paceline.launch.before.facts import facts
+    from paceline.launch.before.sandbox import code_sandbox
     from paceline.launch.op_build import op_lock_problems
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
@@ -76,12 +50,13 @@ def planned(
 
     config = loaded.config
     if cluster is None:
-        hardware = probe_hardware(os.environ, use_cpu=config.training.use_cpu, num_nodes=config.launch.nnodes)
-        processes = Cluster(num_processes(config, hardware), config.launch.nnodes)
+        nodes = ranks.cluster.num_nodes if ranks else config.launch.nnodes
+        hardware = probe_hardware(os.environ, use_cpu=config.training.use_cpu, num_nodes=nodes)
+        processes = ranks.cluster if ranks else Cluster(num_processes(config, hardware), nodes)
     else:
         hardware = cluster.hardware()
         processes = Cluster(processes_of(loaded, cluster), cluster.nodes)
-    launcher = launcher_for(processes, use_torchrun=use_torchrun)
+    launcher = ranks.launcher if ranks else launcher_for(processes, use_torchrun=use_torchrun)
     run = RunDir.at(config.run_directory())
     plan = None
     shape, problems = _shape(config, cluster)
@@ -105,13 +80,40 @@ def planned(
     known = replace(known, code_sandbox=code_sandbox(config)) if cluster is None else replace(known, **OF_THIS_MACHINE)
     found = loaded.check(known, starting=True)
     looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)
-    here = [] if cluster is not None else of_machine(loaded, hardware, processes.world_size, shape is not None, run)
+    here = (
+        []
+        if cluster is not None
+        else of_machine(loaded, hardware, processes.world_size, shape is not None, run, met=ranks is not None)
+    )
     others = (*here, *looked.found)
     wrong = merged(errors(found), (*problems, *errors(others)), loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)
     said = merged((), [d for d in others if d.severity is not Severity.ERROR], loaded.provenance)
     return looked.said(plan), (*found, *said)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Processes that ``launcher`` (a word of ``RankEnv``) has started."""
+
+    cluster: Cluster
+    launcher: str
+
+
+def found_for_ranks(loaded: Loaded, cluster: Cluster, launcher: str, *, first_node: bool) -> tuple[Diagnostic, ...]:
+    """All that ``planned`` has to say to ranks that another launcher has started, errors or none; on the first node of the run's folder too."""
+    from paceline.launch.claim import check_claim
+
+    training = loaded.config.training
+    try:
+        _, found = planned(loaded, ranks=Ranks(cluster, launcher))
+        if first_node:
+            run = RunDir.at(loaded.config.run_directory())
+            check_claim(run, overwrite=training.overwrite_output_dir, resume=bool(training.resume_from_checkpoint))
+    except ConfigError as error:
+        return error.diagnostics
+    return tuple(d for d in found if d.code not in OF_ANOTHER_RUN)
 
 
 # This machine's disk and network say nothing about another's.

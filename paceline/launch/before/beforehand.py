@@ -68,8 +68,7 @@ def _findings(found: Any) -> list[Diagnostic]:
 
 def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """(what the process answered until it ended, why it ended early)."""
-    from paceline.cli.process import module_argv
-    from paceline.launch.spec import import_path
+    from paceline.launch.spec import import_path, module_argv
 
     with tempfile.TemporaryDirectory(prefix="paceline-look-") as folder:
         asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"

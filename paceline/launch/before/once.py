@@ -1,0 +1,77 @@
+"""Several ranks of a node start the same run: the first that comes looks, and the others take its word."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.runlog.redact import Redactor
+
+#: Longer than any look (``beforehand.SECONDS``, the sandbox's, a plan): who waits longer looks by itself.
+WAIT_SECONDS = 400.0
+_KEPT_SECONDS = 86400.0
+_STARTING_SECONDS = (
+    60.0  # a process older than this when it comes here is taken to be so old: what was said earlier may not hold
+)
+
+
+def once_a_node(folder: Path, subject: str, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
+    """What ``look`` finds about ``subject``, asked of one process of this machine where several begin it together.
+
+    A word counts that was asked for after this very process was started: it is as good as its own. So nobody has to know who else is there, a looker that
+    dies lets go of the lock and the next one looks, and a mended fault is never met again. ``folder`` may be on a disk that other machines see.
+    """
+    name = hashlib.sha256(f"{socket.gethostname()}\n{os.getuid()}\n{subject}".encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    said, lock = folder / f"{name}.json", FileLock(str(folder / f"{name}.lock"), timeout=WAIT_SECONDS)
+    try:
+        with lock:
+            found = _heard(said)
+            if found is None:
+                found = _told(said, look)
+    except Timeout:  # who looks stands still
+        return tuple(look())
+    return found
+
+
+def _heard(said: Path) -> tuple[Diagnostic, ...] | None:
+    """The word of another process of this start; None when there is none."""
+    try:
+        with said.open("rb") as file:
+            own = os.fstat(file.fileno()).st_uid == os.getuid()
+            told = json.loads(file.read())
+        if not own or told["began"] < started():
+            return None
+        return tuple(Diagnostic.from_json(item) for item in told["found"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or cut short by a looker's death
+        return None
+
+
+def _told(said: Path, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
+    for old in said.parent.iterdir():
+        if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+            old.unlink(missing_ok=True)
+    redact, began = Redactor.of(os.environ).diagnostic, time.time()
+    found = tuple(look())
+    text = json.dumps({"began": began, "found": [redact(finding).to_json() for finding in found]})
+    with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return found
+
+
+def started() -> float:
+    """When this process was started (seconds since 1970): the kernel's word, or now where there is no ``/proc``."""
+    now, stat = time.time(), Path("/proc/self/stat")
+    if not stat.is_file():
+        return now
+    ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])  # field 22 of proc(5), from boot on
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return now - min(max(0.0, age), _STARTING_SECONDS)
