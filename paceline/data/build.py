@@ -34,7 +34,7 @@ from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_inde
 from paceline.data.table import TableWriter, TokenTable
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.tokenise import Chunk, ChunkResult, Setup, tokenise
-from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template, open_tokenizer, pad_token_id
+from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template, open_tokenizer, pad_token_id, vocab_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,9 +70,8 @@ def build(
         if setup.tokenizer.chat_template is not None:
             tokenizer.chat_template = setup.tokenizer.chat_template
         tokenizer.save_pretrained(str(stage / TOKENIZER))
-        size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
         meta = {
-            "vocab_size": size,
+            "vocab_size": vocab_size(tokenizer),
             "pad_token_id": pad_token_id(tokenizer),
             "stop_token_ids": _stops(setup, tokenizer),
             "longest": tally.longest,

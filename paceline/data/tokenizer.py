@@ -61,6 +61,12 @@ def tokenizer_folder(model: ModelSection) -> Path:
     return _download(name, model)
 
 
+def tokenizer_here(model: ModelSection) -> Path | None:
+    """The folder with the tokenizer's files, where one is named and lies here; None where it would be downloaded, or is missing."""
+    folder = Path(model.tokenizer or model.name_or_path or "/nowhere").expanduser()
+    return folder if folder.is_dir() and tokenizer_files(folder) else None
+
+
 def _download(name: str, model: ModelSection) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -176,6 +182,11 @@ def template_text(value: str | None) -> str | None:
             hint,
         )
     )
+
+
+def vocab_size(tokenizer: Any) -> int:
+    """Rows that the embedding needs: one more than the largest token id."""
+    return max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
 
 
 def pad_token_id(tokenizer: Any) -> int:

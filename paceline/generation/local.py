@@ -98,8 +98,7 @@ class _Decoding:
         self.limits = torch.tensor([r.max_tokens for r in requests], device=device)
         self.streams = torch.tensor([r.stream for r in requests], dtype=torch.int64, device=device)
         self.width = max(map(len, prompts))
-        self.cache = roomy_cache(engine.hf.config, self.width + self.longest)
-        check_cache(self.cache, engine.hf)
+        self.cache = cache_for(engine.hf, self.width + self.longest)
         self.rows = torch.arange(len(requests), device=device)  # the requests that are still computed
         self.going = torch.ones(len(requests), dtype=torch.bool, device=device)  # … and those of them that go on
         self.tokens = torch.zeros(len(requests), self.longest, dtype=torch.int64, device=device)
@@ -172,11 +171,14 @@ class _Decoding:
         self.rows, self.last, self.going = self.rows[keep], self.last[keep], self.going[keep]
 
 
-def check_cache(cache: Any, hf: Any) -> None:
-    """Raises ConfigError where the model keeps something else than keys and values: padding on the left would enter it."""
+def cache_for(hf: Any, room: int) -> Any:
+    """An empty cache of ``hf`` with room for so many tokens. Raises ConfigError where the model keeps something else than keys and values: padding
+    on the left would enter it."""
     from transformers.cache_utils import DynamicLayer
 
-    strange = [type(layer).__name__ for layer in cache.layers if not isinstance(layer, DynamicLayer)]
+    cache = roomy_cache(hf.config, room)
+    layers: list[Any] = cache.layers
+    strange = [type(layer).__name__ for layer in layers if not isinstance(layer, DynamicLayer)]
     if strange:
         raise ConfigError(
             Diagnostic(
@@ -187,3 +189,4 @@ def check_cache(cache: Any, hf: Any) -> None:
                 "a model of attention layers (llama, qwen2, mistral, gemma, …)",
             )
         )
+    return cache

@@ -17,7 +17,7 @@ from paceline.core.remote_code import check_code
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.attention import choose_attention, register
 from paceline.models.hub_code import refuse_hub_attention
-from paceline.models.materialise import skeleton
+from paceline.models.materialise import from_config, skeleton
 from paceline.models.norms import fuse_norms
 from paceline.models.qkv import fuse_attention
 from paceline.models.quantised import quantise
@@ -178,12 +178,7 @@ class HFModelFactory:
         config = self._sized_config()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            return auto.from_config(
-                config,
-                dtype=torch.float32,
-                attn_implementation=attention,
-                **_code(self._model),
-            )
+            return from_config(auto, config, attention, _code(self._model))
 
     def _load_config(self) -> Any:
         config = load_hf_config(self._model)

@@ -28,7 +28,17 @@ from paceline.runtime.world import World
 def skeleton(auto: Any, config: Any, attention: str | None, code: Mapping[str, Any]) -> Any:
     """The Hugging Face model that ``auto`` makes of ``config``, without any storage. ``code``: whether and how Python of its own runs."""
     with torch.device("meta"):
-        return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **code)
+        return from_config(auto, config, attention, code)
+
+
+def from_config(auto: Any, config: Any, attention: str | None, code: Mapping[str, Any]) -> Any:
+    """``auto.from_config``. Transformers hands ``code_revision`` on to the class, which knows no such option, where the class is its own or, of a
+    model built before in this process, already registered."""
+    known = auto._model_mapping.get(type(config), None)
+    registered = known is not None and not getattr(known, "__module__", "transformers.").startswith("transformers.")
+    brings_code = auto.__name__ in (getattr(config, "auto_map", None) or {}) and not registered
+    options = dict(code) if brings_code else {k: v for k, v in code.items() if k != "code_revision"}
+    return auto.from_config(config, dtype=torch.float32, attn_implementation=attention, **options)
 
 
 def copy_decisions(root: Any, source: Any | None, world: World) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,31 +67,59 @@ def apply_tensor_parallel(
     if mesh.mesh_dim_names != (TP_AXIS,):
         raise ValueError(f"the mesh of tensor parallelism has one axis, {TP_AXIS}, not {mesh.mesh_dim_names}")
     trunk = root.hf.base_model
+    cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
+    fuse_norms(root.hf)  # of all kernels the ones that read nobody else's weights
+    tensors = Tensors(mesh.get_group(), sequence_parallel)
+    shares = _Shares(mesh)
+    if loss_parallel:
+        _share_vocabulary(root, tensors, shares)
+    for name, style in cut.styled.items():
+        _apply_style(trunk.get_submodule(name), name, style, tensors, shares)
+    _replicate_rest(root.hf, cut, tensors, shares)
+    for name, sharded in cut.blocks.items():
+        block = trunk.get_submodule(name)
+        _set_forward(block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors))
+    if sequence_parallel:
+        _set_forward(cut.stack[0], tp_layers.first_layer(cut.stack[0], tensors))
+    _assert_sharded(root.hf, mesh)
+    root.said["tensor"] = _account(root, mesh.size(), sequence_parallel, loss_parallel)
+
+
+@dataclass(frozen=True)
+class TensorCut:
+    """``styled``: module of the trunk → style; ``stack``: the decoder layers; ``blocks``: of ``_blocks``; ``last``: the norm after the layers, where
+    sequence parallelism ends (None without it)."""
+
+    styled: Mapping[str, str]
+    stack: Any
+    blocks: Mapping[str, bool]
+    last: nn.Module | None
+
+
+def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorCut:
+    """How ``size`` ranks share the model of a root module: read off its modules, which may be on the meta device. Raises ConfigError ``models.tp_*``
+    and ``models.sp_*`` for what cannot be cut."""
+    trunk = root.hf.base_model
     plan = tensor_parallel_plan(trunk.config)
-    _check_heads(trunk.config.get_text_config(), plan, mesh.size())
+    _check_heads(trunk.config.get_text_config(), plan, size)
     if sequence_parallel and root.attention.layout != "packed":
         raise _refused("models.sp_padded", "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
                        root.attention.reason, "sequence_parallel: false")  # fmt: skip
     if root.compiled:
         raise _refused("models.tp_compile", "a compiled trunk has no room for collectives between its layers", "torch_compile: true", "torch_compile: false")  # fmt: skip
-    fuse_norms(root.hf)  # of all kernels the ones that read nobody else's weights
-    tensors = Tensors(mesh.get_group(), sequence_parallel)
-    shares = _Shares(mesh)
     styled = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
-    if loss_parallel:
-        _share_vocabulary(root, tensors, shares)
     for name, style in styled.items():
-        _apply_style(trunk.get_submodule(name), name, style, tensors, shares)
-    stack = trunk.get_submodule(_stack_name(plan))
-    blocks = _blocks(trunk, styled)
-    _replicate_rest(root.hf, trunk, stack, blocks, tensors, shares)
-    for name, sharded in blocks.items():
-        block = trunk.get_submodule(name)
-        _set_forward(block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors))
-    if sequence_parallel:
-        _set_forward(stack[0], tp_layers.first_layer(stack[0], tensors))
-    _assert_sharded(root.hf, stack, mesh)
-    root.said["tensor"] = _account(root, mesh.size(), sequence_parallel, loss_parallel)
+        module = trunk.get_submodule(name)
+        if style != OWN_HEADS and not isinstance(module, nn.Linear):
+            raise _refused("models.tp_style", "the tensor-parallel plan names a layer that is not linear", f"{name}: {type(module).__name__}",
+                           "fsdp without tp_size")  # fmt: skip
+    blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
+    shared = {id(trunk.get_submodule(name)) for name, style in styled.items() if style != OWN_HEADS}
+    for index, layer in enumerate(stack):
+        if not any(id(module) in shared for module in layer.modules()):
+            raise _refused("models.tp_not_sharded", "the model's tensor-parallel plan matches nothing in a layer", f"layer {index}",
+                           "fsdp without tp_size")  # fmt: skip
+    return TensorCut(styled, stack, blocks, _final_norm(root.hf, trunk, stack) if sequence_parallel else None)
 
 
 class _Shares:
@@ -134,9 +163,6 @@ def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, sha
             shares.take(module, parameter, None, name)
         _set_forward(module, tp_layers.whole(module, tensors, partial=True, inside_cut=False))
         return
-    if not isinstance(module, nn.Linear):
-        raise _refused("models.tp_style", "the tensor-parallel plan names a layer that is not linear", f"{name}: {type(module).__name__}",
-                       "fsdp without tp_size")  # fmt: skip
     shares.take(module, "weight", 0 if style in COLWISE else 1, name)
     shares.take(module, "bias", 0 if style in COLWISE else None, name)
     if style in COLWISE:
@@ -178,21 +204,18 @@ def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
     root.share_head(VocabularyPart(tensors.group, start))
 
 
-def _replicate_rest(
-    hf: Any, trunk: nn.Module, stack: nn.Module, blocks: Mapping[str, bool], tensors: Tensors, shares: _Shares
-) -> None:
+def _replicate_rest(hf: Any, cut: TensorCut, tensors: Tensors, shares: _Shares) -> None:
     """Every other parameter is on all ranks; norms between blocks see this rank's tokens under sequence parallelism."""
-    inside = {id(m) for name in blocks for m in trunk.get_submodule(name).modules()}
-    between = {id(m) for m in stack.modules()} - inside
-    last = _final_norm(hf, trunk, stack) if tensors.sequence_parallel else None
+    inside = {id(m) for name in cut.blocks for m in hf.base_model.get_submodule(name).modules()}
+    between = {id(m) for m in cut.stack.modules()} - inside
     for name, module in hf.named_modules():
         plain = [k for k, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
         if not plain:
             continue
         for parameter in plain:
             shares.take(module, parameter, None, name)
-        if last is not None and module is last:
-            _set_forward(module, tp_layers.final_norm(last, tensors))
+        if cut.last is not None and module is cut.last:
+            _set_forward(module, tp_layers.final_norm(cut.last, tensors))
         else:
             _set_forward(module, tp_layers.whole(module, tensors, partial=False, inside_cut=id(module) in between))
 
@@ -218,8 +241,8 @@ def _check_heads(config: Any, plan: Mapping[str, str], size: int) -> None:
                            f"a tp_size that divides {count}; the other ranks by dp_shard_size")  # fmt: skip
 
 
-def _assert_sharded(hf: nn.Module, stack: Any, mesh: DeviceMesh) -> None:
-    """Every layer has parameters of which this rank holds a part of the right size, and none is left outside the mesh."""
+def _assert_sharded(hf: nn.Module, mesh: DeviceMesh) -> None:
+    """Every parameter is on the mesh, and of those that are cut this rank holds a part of the right size."""
     for name, parameter in hf.named_parameters():
         if not isinstance(parameter, DTensor):
             raise RuntimeError(f"tensor parallelism left out {name}")
@@ -228,10 +251,6 @@ def _assert_sharded(hf: nn.Module, stack: Any, mesh: DeviceMesh) -> None:
             raise RuntimeError(
                 f"{name}: this rank holds {tuple(parameter.to_local().shape)} of {tuple(parameter.shape)}"
             )
-    for index, layer in enumerate(stack):
-        if not any(p.placements[0].is_shard() for p in layer.parameters()):
-            raise _refused("models.tp_not_sharded", "the model's tensor-parallel plan matches nothing in a layer", f"layer {index}",
-                           "fsdp without tp_size")  # fmt: skip
 
 
 def _account(root: Any, size: int, sequence_parallel: bool, loss_parallel: bool) -> str:

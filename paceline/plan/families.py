@@ -40,6 +40,9 @@ NO_TENSOR_PLAN = frozenset({"gpt2"})
 #: Families whose layers, run stage by stage, compute something else than the whole (positions that the trunk adds itself).
 NO_STAGES = frozenset({"gpt2"})
 
+#: Families whose layers are no linear layers of torch's (``Conv1D``), which bitsandbytes does not pack.
+NO_LINEARS = frozenset({"gpt2"})
+
 #: Larger numbers are no model's: a config that has them is damaged, or means harm.
 LARGEST_SIZE = 2**24
 LARGEST = {"layers": 10_000, "vocab": 2**26, "max_positions": 2**40}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from paceline.config.schema import Config
+from paceline.core.errors import ConfigError
 from paceline.plan.adapter import ALL_LINEAR
-from paceline.plan.families import FAMILY_SIZES
+from paceline.plan.families import FAMILY_SIZES, NO_LINEARS
+from paceline.plan.knobs import keeps_apart
+from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
+from paceline.plan.roles import reads_prompts
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 #: ``attn_implementation`` that every model class of Transformers has
 _ATTENTION = ("auto", "paceline", "eager", "sdpa")
 
 
-def things_to_try(config: Config, plan: Plan | None) -> dict[str, str]:
+def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> dict[str, str]:
     """What is tried → for the sake of what (config values, as words). ``plan`` None: there is none yet, and less can be tried."""
     t, found = config.training, dict[str, str]()
     named = [reward.name for reward in (t.rollout.rewards if t.rollout else ()) if ":" in reward.name]
@@ -23,24 +29,42 @@ def things_to_try(config: Config, plan: Plan | None) -> dict[str, str]:
     options = [o for o in (t.torch_compile_backend, t.torch_compile_mode) if o not in (None, "inductor", "default")]
     if t.torch_compile and options:
         found[COMPILE] = ", ".join(map(str, options))
-    reasons = list(_of_model(config, plan))
+    reasons = _of_model(config, plan, environ)
     if reasons and plan is not None:
         found[MODEL] = ", ".join(reasons)
     return found
 
 
-def _of_model(config: Config, plan: Plan | None) -> list[str]:
+def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> list[str]:
     """Why the model's class is asked: what it must have or be able to do beyond what every decoder is."""
     m, lora, reasons = config.model, config.lora, []
     if m.attn_implementation not in _ATTENTION:
         reasons.append(f"attention {m.attn_implementation}")
     if lora is not None and (tuple(lora.target_modules) != (ALL_LINEAR,) or lora.modules_to_save):
         reasons.append("adapter targets")
+    if m.trust_remote_code:
+        reasons.append("code of its own")
     if plan is None:
         return reasons
-    sharded = plan.engine.get("fsdp", plan.engine)
+    sharded, kind = plan.engine.get("fsdp", plan.engine), plan.shape.model_type if plan.shape else None
     if (sharded.get("wrap") or {}).get("classes"):
         reasons.append(f"wrap classes {', '.join(sharded['wrap']['classes'])}")
-    if plan.shape is not None and plan.shape.model_type not in FAMILY_SIZES:  # of those a table tells it
-        reasons.append(f"family {plan.shape.model_type}")
+    if kind is not None and kind not in FAMILY_SIZES:  # of those a table tells it
+        reasons.append(f"family {kind}")
+    if not keeps_apart(m.attn_implementation, plan.shape):
+        asked = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
+                 "sequence parallelism": sharded.get("sequence_parallel"), "rollouts": reads_prompts(plan.algorithm)}  # fmt: skip
+        reasons += (f"{what} on padded rows" for what, is_so in asked.items() if is_so)
+    if plan.adapter is not None and plan.adapter["quantization"] and kind in NO_LINEARS:
+        reasons.append("4-bit layers")
+    if plan.mesh.tp > 1 and _says(config, environ, "base_model_tp_plan"):
+        reasons.append("a tensor-parallel plan of its own")
     return reasons
+
+
+def _says(config: Config, environ: Mapping[str, str], key: str) -> bool:
+    """Whether the model's config.json, where it is here, has ``key``."""
+    try:
+        return key in model_config(config.model, environ)
+    except ConfigError:  # told where the shape is read
+        return False

@@ -28,15 +28,7 @@ def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter
 
     Raises ConfigError: ``strategy.optimizer_unsupported``, ``strategy.optimizer_args``, ``strategy.nothing_to_train``.
     """
-    trained = [(name, p) for name, p in named if p.requires_grad]
-    if not trained:
-        raise ConfigError(
-            Diagnostic(
-                "strategy.nothing_to_train",
-                "no parameter of the model requires a gradient",
-                hint="unfreeze at least one",
-            )
-        )
+    trained = trained_parameters(named)
     if spec.name not in BUILT:
         raise _refusal(spec.name)
     known = BUILT[spec.name]
@@ -49,6 +41,15 @@ def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter
     rest = [p for name, p in trained if not decays(name, p)]
     groups = [{"params": decay, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return cls([g for g in groups if g["params"]], lr=spec.learning_rate, **kwargs)
+
+
+def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
+    """Those that require grad. Raises ConfigError where none does."""
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    if not trained:
+        what = "no parameter of the model requires a gradient"
+        raise ConfigError(Diagnostic("strategy.nothing_to_train", what, hint="unfreeze at least one"))
+    return trained
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:

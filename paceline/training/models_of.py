@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from paceline.config.schema import Config
-from paceline.data.prepare import Prepared
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
 from paceline.plan.roles import model_named
@@ -18,13 +18,22 @@ from paceline.training.rollout_judge import check_reward_model
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+class Tokens(Protocol):
+    """What of the prepared data decides about models (``Prepared`` fits)."""
+
+    @property
+    def vocab_size(self) -> int | None: ...  # rows that the embedding needs; None: not known
+    @property
+    def tokenizer_path(self) -> Path: ...
+
+
 @dataclass(frozen=True)
 class Models:
     """Makes the factories that strategies build models by."""
 
     plan: Plan
     config: Config
-    prepared: Prepared
+    prepared: Tokens
     device: torch.device
 
     def trained(self, role: Role) -> HFModelFactory:

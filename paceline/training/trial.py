@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,13 @@ from paceline.training.look import look
 @redacted
 def main(job: str, answer: str) -> int:
     """Writes what was found, each finding with whether it hangs on this machine's packages."""
-    asked = json.loads(Path(job).read_text(encoding="utf-8"))
+    for told in answers(json.loads(Path(job).read_text(encoding="utf-8"))):
+        _write(Path(answer), told)
+    return 0
+
+
+def answers(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is known after the look and after each try, the whole of it each time."""
     config = Config.from_json(asked["config"])
     plan = None if asked["plan"] is None else Plan.from_json(asked["plan"])
     told: dict[str, Any] = {
@@ -38,13 +44,12 @@ def main(job: str, answer: str) -> int:
         "under_way": "",
     }
     told["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
-    _write(Path(answer), told)
+    yield told
     for name in asked["tries"]:
-        _write(Path(answer), {**told, "under_way": name})
+        yield {**told, "under_way": name}
         found = [finding.to_json() for finding in _tried(name, config, plan)]
         told["tried"].append({"name": name, "found": found})
-    _write(Path(answer), told)
-    return 0
+    yield told
 
 
 def _write(answer: Path, told: dict[str, Any]) -> None:

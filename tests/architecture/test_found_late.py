@@ -94,7 +94,7 @@ LATE = {
     """,
     "a guard: only a defect of Paceline or of a library brings it up": """
         checkpoint.file_name checkpoint.state_not_json models.not_filled models.position_bias models.rope_by_length models.tp_vocabulary runtime.json_limit
-        strategy.deepspeed_layout strategy.deepspeed_trap strategy.empty_window training.eval_rows training.exception
+        strategy.deepspeed_layout strategy.deepspeed_packed strategy.deepspeed_trap strategy.empty_window training.eval_rows training.exception
     """,
 }  # fmt: skip
 
@@ -106,13 +106,7 @@ TO_BE_MOVED = {
     "data.not_a_dataset": "a folder of datasets is opened by its library: a try of its own",
     "data.no_eos data.no_offsets data.template_costly data.template_token": "the tokenizer as Transformers loads it: a try of its own",
     "models.adapter_new_rows models.vocab_too_large": "the tokenizer's size against the embedding's rows: the same try",
-    "models.adapter_target models.no_recompute models.no_scalar_head models.nothing_to_quantise": "the try of the model's class raises these, and is made for families outside of the table only",
-    "models.attention_not_packable": "the plan's reason for padded rows; refused by it where attn_implementation: paceline is asked of a known family",
-    "models.cp_padded models.sp_padded models.sp_final_norm models.tp_not_sharded models.tp_plan_incomplete":
-        "families outside of the table: the try builds the class on the meta device and cuts nothing",
-    "generation.stateful": "rollouts of a model with a state: the try would look at the cache's layers",
     "rewards.tokenizer": "both tokenizers loaded by Transformers: the same try",
-    "strategy.deepspeed_packed strategy.nothing_to_train": "needs the parameters of the built model",
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
     """Look, and try (``imports``). ``elsewhere``: the run is for another machine, of which this one's files and packages say little: notes."""
     from paceline.plan.tries import MODEL, things_to_try
 
-    tries = things_to_try(config, plan)
+    tries = things_to_try(config, plan, os.environ)
     if elsewhere and not (imports and tries):  # files and packages are another machine's
         return Beforehand((), tries, skipped=not imports)
     job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries) if imports else []}  # fmt: skip

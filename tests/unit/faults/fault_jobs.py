@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import write_rows
 
+from paceline.cli import beforehand
 from paceline.cli.options import load
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
@@ -28,6 +30,19 @@ LLAMA = {
     "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 128,
 }  # fmt: skip
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 320, "n_positions": 128}  # fmt: skip
+
+
+def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look and the tries without their process: seconds a fault."""
+    from paceline.training import trial
+
+    def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        told = dict[str, Any]()
+        for told in trial.answers(job):  # noqa: B007
+            pass
+        return told, ""
+
+    monkeypatch.setattr(beforehand, "_asked", asked)
 
 
 class Job:

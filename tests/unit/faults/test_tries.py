@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_jobs import Job
+from fault_jobs import Job, tried_here
 
 from paceline.config.load import load_config
 from paceline.launch.before import beforehand
@@ -81,17 +81,9 @@ def test_a_strategy_of_ones_own(mine: Job) -> None:
     assert not tried(mine, {"training.distributed_strategy": "paceline.strategies.ddp:DDP"}, STRATEGY)
 
 
-def of_model(job: Job, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def _found(job: Job, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The plan's findings with the try of the model's class in this process."""
-    from paceline.config.schema import Config
-    from paceline.plan.plan import Plan
-
-    def asked(work: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        config, plan = Config.from_json(work["config"]), Plan.from_json(work["plan"]) if work["plan"] else None
-        found = [{"name": n, "found": [d.to_json() for d in trial._tried(n, config, plan)]} for n in work["tries"]]
-        return {"looked": [], "tried": found}, ""
-
-    monkeypatch.setattr(beforehand, "_asked", asked)
+    tried_here(monkeypatch)
     return job.found(settings)
 
 
@@ -112,7 +104,7 @@ FSDP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.fs
     ],
 )  # fmt: skip
 def test_the_models_class_is_asked(job: Job, settings: dict[str, Any], code: str | None, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    found = {c for c, d in of_model(job, settings, monkeypatch).items() if d.severity.value == "error"}
+    found = {c for c, d in _found(job, settings, monkeypatch).items() if d.severity.value == "error"}
     assert found == ({code} if code else set())
 
 
@@ -122,10 +114,10 @@ def test_a_family_that_the_plan_does_not_know_is_asked_too(job: Job, monkeypatch
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 320}
     (job.model / "config.json").write_text(json.dumps({"model_type": "vit", **sizes}))
-    assert {"plan.family", "models.not_causal"} & set(of_model(job, {}, monkeypatch))
+    assert {"plan.family", "models.not_causal"} & set(_found(job, {}, monkeypatch))
     (job.model / "config.json").write_text(json.dumps({"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 128, **sizes}))  # fmt: skip
     stages = {"launch.nproc": 2, "training.parallelism": {"pp_size": 2}, "training.distributed_strategy": "pipeline"}
-    assert "models.no_stages" in of_model(job, stages, monkeypatch)
+    assert "models.no_stages" in _found(job, stages, monkeypatch)
 
 
 def test_the_process_itself(mine: Job) -> None:

@@ -275,3 +275,18 @@ def test_a_folder_that_strangers_can_write_is_named(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(tmp_path / "open", 12345, 12345)
         assert "uid 12345" in open_to_strangers(tmp_path / "open")
+
+
+def test_a_class_of_ones_own_is_built_twice_in_a_process(tmp_path: Path) -> None:
+    """A reference beside the policy, or the meta start of FSDP after rank 0's load: the class is registered by then."""
+    folder = write_model(tmp_path / "twice_built")
+    program = (
+        "import sys, torch\nfrom paceline.config.sections.model import ModelSection\nfrom paceline.models.factory import HFModelFactory\n"
+        "from paceline.seam.model import BuildOptions\n"
+        "model = ModelSection(name_or_path=sys.argv[1], trust_remote_code=True, revision=sys.argv[2])\n"
+        "for _ in range(2):\n    root = HFModelFactory(model)(BuildOptions(device=torch.device('meta')))\n"
+        "print(type(root.hf).__name__)\n"
+    )
+    env = {**os.environ, "MARK": str(tmp_path / "mark"), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program, str(folder), read_code(folder).digest], env=env, capture_output=True, text=True, timeout=240)  # fmt: skip
+    assert done.stdout.strip() == "XForCausalLM", done.stderr[-2000:]

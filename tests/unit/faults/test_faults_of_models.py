@@ -1,0 +1,128 @@
+"""What a model's class, and the tokenizer beside it, cannot do of what a plan asks: found by ``plan``, which builds the model without storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fault_jobs import Job, tried_here
+
+from paceline.config.sections.model import ModelSection
+from paceline.core.errors import ConfigError
+from paceline.core.remote_code import read_code
+from paceline.plan.families import FAMILY_SIZES, NO_LINEARS, NO_TENSOR_PLAN
+
+Settings = dict[str, Any]
+FSDP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.fsdp": "full_shard"}
+TENSOR = {**FSDP, "training.parallelism": {"tp_size": 2}}
+SEQUENCE = {**FSDP, "training.parallelism": {"tp_size": 2, "sequence_parallel": True}}
+
+
+def of_family(job: Job, kind: str, **changed: Any) -> Settings:
+    """The model in the job's folder becomes a small one of another family."""
+    from transformers import AutoConfig
+
+    from paceline.plan.shrink import shrunk
+
+    sizes = shrunk(AutoConfig.for_model(kind).to_dict(), layers=4) | {"vocab_size": 320, "pad_token_id": None}
+    (job.model / "config.json").write_text(json.dumps({**sizes, **changed, "transformers_version": None}))
+    return {}
+
+
+def asked_rollouts(job: Job) -> Settings:
+    rows = job.root / "asked.jsonl"
+    rows.write_text('{"prompt": "a", "answer": "b"}\n')
+    told = {"max_completion_length": 32, "rewards": ["exact_match"]}
+    return {"data.train": str(rows), "training.algorithm": "grpo", "training.rollout": told}
+
+
+def _pairs(job: Job) -> Settings:
+    from support import write_pairs
+
+    return {"data.train": str(write_pairs(job.root / "pairs.json", 8)), "training.algorithm": "reward"}
+
+
+def _gpt2_in_4_bits(job: Job) -> Settings:
+    pytest.importorskip("bitsandbytes")
+    return {"model.name_or_path": str(job.root / "models" / "gpt2"), "lora.r": 4, "lora.quantization_bit": 4}
+
+
+def _own_plan(job: Job) -> Settings:
+    """A plan in config.json, over that of the class, which matches no layer."""
+    file = job.model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_tp_plan": {"layers.*.attention.wq": "colwise"}}))  # fmt: skip
+    return TENSOR
+
+
+def own_class(job: Job, name: str, beside: str) -> Settings:
+    """A class of one's own, with more in its ``__init__``; ``name``: what it is called, for Transformers keeps it by that for the whole process."""
+    config = json.loads((job.model / "config.json").read_text())
+    names = {"AutoConfig": f"configuration_{name}.Config", "AutoModelForCausalLM": f"modeling_{name}.ForCausalLM"}
+    (job.model / "config.json").write_text(json.dumps({**config, "auto_map": names}))
+    (job.model / f"configuration_{name}.py").write_text("from transformers import LlamaConfig\nclass Config(LlamaConfig):\n    model_type = 'llama'\n")  # fmt: skip
+    (job.model / f"modeling_{name}.py").write_text(
+        f"from transformers import LlamaForCausalLM\nfrom .configuration_{name} import Config\n"
+        "class ForCausalLM(LlamaForCausalLM):\n    config_class = Config\n"
+        f"    def __init__(self, config):\n        super().__init__(config)\n        {beside}\n"
+    )
+    return {"model.trust_remote_code": True, "model.revision": read_code(job.model).digest}
+
+
+FAULTS: list[tuple[str, Callable[[Job], Settings]]] = [
+    ("models.adapter_target", lambda job: {"lora.target_modules": ["embed_tokens"]}),
+    ("models.no_recompute", lambda job: {**of_family(job, "jetmoe"), "training.gradient_checkpointing": True}),
+    ("models.no_scalar_head", lambda job: {**of_family(job, "cohere"), **_pairs(job)}),
+    ("models.nothing_to_quantise", _gpt2_in_4_bits),
+    ("models.attention_not_packable", lambda job: {**of_family(job, "gptj"), "model.attn_implementation": "paceline"}),
+    ("models.attention_not_packable", lambda job: {**of_family(job, "qwen3", layer_types=["chunked_attention"] * 4), "model.attn_implementation": "paceline"}),
+    ("models.cp_padded", lambda job: {**own_class(job, "own", "pass"), **FSDP, "training.parallelism": {"cp_size": 2}}),
+    ("models.sp_padded", lambda job: {**SEQUENCE, "model.attn_implementation": "sdpa"}),
+    ("models.sp_padded", lambda job: {**of_family(job, "nemotron"), **SEQUENCE}),
+    ("models.sp_final_norm", lambda job: {**of_family(job, "olmo"), **SEQUENCE}),
+    ("models.tp_not_sharded", _own_plan),
+    ("models.tp_plan_incomplete", lambda job: {**of_family(job, "apertus"), **TENSOR}),
+    ("generation.stateful", lambda job: {**of_family(job, "qwen3_5_text"), **asked_rollouts(job)}),
+    ("strategy.nothing_to_train", lambda job: own_class(job, "ice", "self.requires_grad_(False)")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "fault"), FAULTS, ids=[f"{i}-{code}" for i, (code, _) in enumerate(FAULTS)])
+def test_a_fault_is_found_by_plan(job: Job, code: str, fault: Callable[[Job], Settings], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    tried_here(monkeypatch)
+    found = job.found(fault(job))
+    wrong = {c: d.render() for c, d in found.items() if d.severity.value == "error"}
+    assert set(wrong) == {code}, wrong
+    assert found[code].hint
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILY_SIZES))
+def test_what_the_table_settles_is_so(kind: str) -> None:
+    """Of these families the plan builds no model: whatever their classes refuse, the plan refuses by its table."""
+    import torch
+    from transformers import AutoConfig
+
+    from paceline.generation.local import cache_for
+    from paceline.models import quantised
+    from paceline.models.factory import HFModelFactory
+    from paceline.models.recompute import enable_recompute
+    from paceline.models.tensor_parallel import how_cut
+    from paceline.plan.shrink import shrunk
+    from paceline.seam.model import BuildOptions
+    from paceline.seam.roles import Role
+
+    sizes = shrunk(AutoConfig.for_model(kind).to_dict(), layers=2) | {"vocab_size": 320, "pad_token_id": None}
+    model = ModelSection(config=sizes)
+    root, _ = (HFModelFactory(model, role)(BuildOptions(device=torch.device("meta"), fused=False)) for role in (Role.POLICY, Role.REWARD))  # fmt: skip
+    assert root.attention.layout == "packed"
+    enable_recompute(root.hf, root.slot)
+    cache_for(root.hf, 1)
+    assert bool(list(quantised._frozen_linears(root.hf, frozen=False))) == (kind not in NO_LINEARS)
+    uncut = None
+    try:
+        how_cut(root, 2, sequence_parallel=True)
+    except ConfigError as error:
+        uncut = error.diagnostics[0].code
+    no_plan, mixture = kind in NO_TENSOR_PLAN, kind in ("mixtral", "qwen3_moe")
+    assert uncut == ("models.tp_no_plan" if no_plan else "models.tp_style" if mixture else None)
