@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support import write_rows
 
-from paceline.cli import beforehand
 from paceline.cli.options import load
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch.before import beforehand
 from paceline.launch.before.planned import planned
 
 Settings = dict[str, Any]
