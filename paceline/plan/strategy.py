@@ -120,7 +120,7 @@ def _without_deepspeed(chosen: Chosen) -> Chosen:
     """FSDP's sharding that keeps the same things on each rank as the ZeRO stage does."""
     sharding = "full_shard" if chosen.strategy == "zero3" else "shard_grad_op"
     reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shares out the same states"
-    return Chosen("fsdp", reason, sharding)
+    return replace(chosen, strategy="fsdp", reason=reason, sharding=sharding)
 
 
 def _no_deepspeed(strategy: str) -> Diagnostic:

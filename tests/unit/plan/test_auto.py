@@ -90,6 +90,14 @@ def test_without_deepspeed_no_stage_of_its_is_tried() -> None:
     )
 
 
+@pytest.mark.parametrize("packages", [(), ("deepspeed",)])
+def test_what_needs_whole_models_is_refused_under_each_sharding_of_the_rule(packages: tuple[str, ...]) -> None:
+    bare = replace(cluster_of("8xH100").hardware(), packages=packages)
+    with pytest.raises(ConfigError) as caught:
+        auto("llama-3.2-3b", bare, 8, optim="adafactor")
+    assert [d.code for d in caught.value.diagnostics] == ["strategy.adafactor"]
+
+
 @pytest.mark.parametrize("model", ["gpt2", "qwen2.5-0.5b"])
 def test_a_cpu_with_room_is_left_to_the_rule(model: str) -> None:
     assert auto(model, replace(CPU, host_memory_bytes=2**40), 2).strategy == "ddp"
