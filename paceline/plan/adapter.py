@@ -16,10 +16,10 @@ from paceline.core.units import human_count
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision
 from paceline.plan.shape import ModelShape
+from paceline.plan.strategies.base import StrategySpec, strategy_specs
 
 ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1024 * 1024
-QUANTISED_WITH = frozenset({"single", "ddp", "fsdp", "zero2"})
 _LLAMA_LIKE = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"}
 )
@@ -59,7 +59,7 @@ def adapter_of(lora: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def check_adapter(
     adapter: Mapping[str, Any] | None,
-    strategy: str,
+    spec: StrategySpec,
     mesh: Mesh,
     compute: str,
     engine: Mapping[str, Any] | None = None,
@@ -76,13 +76,13 @@ def check_adapter(
     if installed("peft") is None:
         found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
     axes = [axis for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1]
-    if strategy in ("pipeline", "data_parallel") or axes:
+    if not spec.whole_rows or axes:
         found.append(
             Diagnostic(
                 "plan.adapter_strategy",
                 "adapters are trained where every rank sees whole layers and whole rows, or shards of them by FSDP or ZeRO",
                 "lora",
-                f"{strategy}{' with ' + ', '.join(f'{axis}={getattr(mesh, axis)}' for axis in axes) if axes else ''}",
+                f"{spec.name}{' with ' + ', '.join(f'{axis}={getattr(mesh, axis)}' for axis in axes) if axes else ''}",
                 "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights: remove the lora section",
             )
         )
@@ -92,16 +92,14 @@ def check_adapter(
         found.append(
             _not_installed("bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora", here)
         )
-    if strategy == "deepspeed":  # the stage is its file's
-        strategy = f"zero{(engine or {}).get('zero_stage', 0)}"
-    if strategy not in QUANTISED_WITH and ":" not in strategy:
+    if not spec.keeps_packed(engine or {}):
         found.append(
             Diagnostic(
                 "plan.quantised_strategy",
                 "4-bit weights are not trained under this strategy: it would cut or cast the packed bytes",
                 "lora.quantization_bit",
-                strategy,
-                f"one of {', '.join(sorted(QUANTISED_WITH))}; or adapters on whole weights: quantization_bit: null",
+                spec.label(engine or {}),
+                f"one of {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or adapters on whole weights: quantization_bit: null",
             )
         )
     if compute == "float64":

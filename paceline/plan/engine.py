@@ -1,4 +1,4 @@
-"""The mesh and the strategy's own resolved options (``Plan.engine``), with a decision for everything asked: granted, translated, or off."""
+"""What a strategy's spec is asked about: the job, and where what there is to say of it goes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.batch import BatchSplit
 from paceline.plan.hardware import Hardware
-from paceline.plan.mesh import Mesh, mesh_for
-from paceline.plan.plan import Decision, Precision
+from paceline.plan.plan import Decision
 from paceline.plan.shape import ModelShape
-
-DEEPSPEED = frozenset({"deepspeed", "zero1", "zero2", "zero3"})
 
 
 @dataclass(frozen=True)
@@ -62,46 +58,3 @@ class Findings:
         """Raises ConfigError with every problem at once."""
         if self.problems:
             raise ConfigError(*self.problems)
-
-
-def resolve_mesh(strategy: str, job: Job) -> tuple[Mesh, tuple[Decision, ...]]:
-    """The mesh of ``strategy`` and what there is to say about it. Raises ConfigError with every reason against it."""
-    from paceline.plan.engine_deepspeed import deepspeed_mesh
-    from paceline.plan.engine_fsdp import fsdp_mesh
-
-    findings = Findings()
-    if strategy in ("fsdp", "pipeline"):
-        mesh = fsdp_mesh(strategy, job, findings)
-    elif strategy in DEEPSPEED:
-        mesh = deepspeed_mesh(strategy, job, findings)
-    else:
-        mesh = mesh_for(job.parallelism, job.world_size)
-    findings.raise_if_refused()
-    return mesh, tuple(findings.decisions)
-
-
-def resolve_engine(
-    strategy: str, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision
-) -> tuple[dict[str, Any], tuple[Decision, ...]]:
-    """``Plan.engine`` of ``strategy`` and its decisions. Raises ConfigError with every reason against the options."""
-    from paceline.plan.engine_deepspeed import deepspeed_engine
-    from paceline.plan.engine_fsdp import fsdp_engine
-    from paceline.plan.engine_pipeline import pipeline_engine
-
-    findings = Findings()
-    engine: dict[str, Any] = {}
-    if strategy == "fsdp":
-        engine = fsdp_engine(job, mesh, findings)
-    elif strategy == "pipeline":
-        engine = pipeline_engine(job, mesh, batch, findings)
-    elif strategy in DEEPSPEED:
-        engine = deepspeed_engine(strategy, job, mesh, batch, precision, findings)
-    elif strategy == "data_parallel":
-        engine = {"devices": max(1, job.hardware.num_devices) if job.hardware.device == "cuda" else 1}
-        findings.say(
-            "data_parallel",
-            f"{engine['devices']} device(s) of one process",
-            "nn.DataParallel copies the model in every step and gathers on the first device; ddp is faster on the same devices",
-        )
-    findings.raise_if_refused()
-    return engine, tuple(findings.decisions)

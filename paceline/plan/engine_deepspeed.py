@@ -30,15 +30,13 @@ def zero_block(user: Mapping[str, Any]) -> dict[str, Any]:
     return dict(block) if isinstance(block, dict) else {}
 
 
-def asked_stage(strategy: str, user: Mapping[str, Any]) -> int:
-    """The ZeRO stage: of the strategy's name, else of the file; DeepSpeed's own default is 0."""
-    if strategy.startswith("zero"):
-        return int(strategy[-1])
+def asked_stage(user: Mapping[str, Any]) -> int:
+    """The ZeRO stage of the file; DeepSpeed's own default is 0."""
     stage = zero_block(user).get("stage", 0)
     return int(stage) if isinstance(stage, (int, float)) and not isinstance(stage, bool) else 0
 
 
-def deepspeed_mesh(strategy: str, job: Job, findings: Findings) -> Mesh:
+def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     """``dp_shard × cp × tp``; sizes from the file and from ``training.parallelism`` must agree."""
     user = user_config(job.training)
     tp = _agreed("tp", autotp_size(user, Findings()), job, findings)
@@ -178,11 +176,12 @@ def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
 
 
 def deepspeed_engine(
-    strategy: str, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+    named_stage: int | None, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
 ) -> dict[str, Any]:
     """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
     user = user_config(job.training)
-    stage = _stage_that_counts(asked_stage(strategy, user), mesh, precision, findings)
+    asked = asked_stage(user) if named_stage is None else named_stage
+    stage = _stage_that_counts(asked, mesh, precision, findings)
     zero = zero_block(user)
     engine: dict[str, Any] = {
         "zero_stage": stage,

@@ -12,7 +12,7 @@ from paceline.plan.mesh import Mesh
 PARALLELISM = "training.parallelism"
 
 
-def fsdp_mesh(strategy: str, job: Job, findings: Findings) -> Mesh:
+def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
     """``pp × dp_replicate × dp_shard × cp × tp``. Data-parallel sizes that were left at 1 take what the other axes leave of the processes."""
     asked = read_fsdp(job.training)
     sizes = {axis: job.axis(axis) for axis in ("pp", "cp", "tp")}

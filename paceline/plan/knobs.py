@@ -11,6 +11,7 @@ from paceline.config.schema import Config, field_of
 from paceline.plan.hardware import Hardware
 from paceline.plan.model_shape import PACKED, ModelShape
 from paceline.plan.plan import Decision, Precision
+from paceline.plan.strategies.base import strategy_spec
 
 PACKABLE = ("auto", "paceline")  # asked for, attention keeps the documents of a row apart where the family takes it
 
@@ -166,7 +167,7 @@ def _ddp_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
     for name, value in asked.items():
         if value is None:
             continue
-        if strategy == "ddp":
+        if "ddp" in strategy_spec(strategy).sections:
             say(f"training.{name}", str(value).lower(), "asked for, given to DistributedDataParallel")
         else:
             say(f"training.{name}", "off", f"a knob of DistributedDataParallel; the strategy is '{strategy}'", False)

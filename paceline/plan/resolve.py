@@ -12,7 +12,7 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.engine import Job, resolve_engine, resolve_mesh
+from paceline.plan.engine import Findings, Job
 from paceline.plan.family_strategy import check_family
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import optimizer_spec
@@ -21,6 +21,7 @@ from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
 from paceline.plan.rollout import check_rollout
 from paceline.plan.shape import ModelShape
+from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategy import Chosen, check_whole, choose_strategy
 
 T = TypeVar("T")
@@ -37,12 +38,17 @@ class Engine:
 
 
 def _engine(chosen: Chosen, job: Job, precision: Precision) -> Engine:
-    mesh, about_mesh = resolve_mesh(chosen.strategy, job)
+    spec, findings = strategy_spec(chosen.strategy), Findings()
+    mesh = spec.mesh(job, findings)
+    findings.raise_if_refused()
     t = job.training
     asked = t["per_device_train_batch_size"], t["gradient_accumulation_steps"]
     micro, accumulation, from_total = batch_of(t["deepspeed"], *asked, mesh.data_parallel_size)
     batch = split_batch(micro, accumulation, mesh.data_parallel_size)
-    options, about = resolve_engine(chosen.strategy, job, mesh, batch, precision)
+    about_mesh = tuple(findings.decisions)
+    options = spec.options(job, mesh, batch, precision, findings)
+    findings.raise_if_refused()
+    about = findings.decisions[len(about_mesh) :]
     said = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
     return Engine(mesh, batch, options, (*about_mesh, *said, *about))
 
@@ -96,7 +102,9 @@ def resolve(
         engine = attempt(lambda: _engine(chosen, job, precision), found)
     if chosen is not None and engine is not None:
         here = hardware.packages is not None
-        found += check_adapter(adapter, chosen.strategy, engine.mesh, precision.compute, engine.options, here=here)
+        found += check_adapter(
+            adapter, strategy_spec(chosen.strategy), engine.mesh, precision.compute, engine.options, here=here
+        )
     if engine is not None:
         found += check_family(shape, engine.mesh)
         found += check_rollout(training, engine.batch)

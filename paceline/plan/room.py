@@ -17,7 +17,8 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.memory import SIZES, ModelStates, states_by_role
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.shape import ModelShape
-from paceline.plan.starts import INTERPRETER, Role, Start, card_peak, host_peak, start_of
+from paceline.plan.starts import INTERPRETER, Role, Start, card_peak, host_peak
+from paceline.plan.strategies.base import strategy_spec
 
 KEY = "training.distributed_strategy"
 
@@ -40,7 +41,7 @@ class Room:
 
 def room_of(plan: Plan, hardware: Hardware) -> Room | None:
     """What ``plan`` needs on ``hardware``. None where the size of a model is not known."""
-    start = start_of(plan.strategy, plan.engine)
+    start = strategy_spec(plan.strategy).start(plan.engine)
     if start is None or plan.shape is None or plan.memory is None:
         return None
     processes = plan.world_size // plan.num_nodes
@@ -159,7 +160,7 @@ def _startable(plan: Plan) -> str:
     quantised = plan.adapter is not None and plan.adapter.get("quantization") is not None
     if quantised:
         return f"adapters on weights of 16 bits (quantization_bit: null) under {reads}, or a smaller model"
-    one = start_of(plan.strategy, plan.engine)
+    one = strategy_spec(plan.strategy).start(plan.engine)
     if one is not None and one.one_reads:
         return "a machine whose memory holds the whole model once, or a smaller model"
     return f"{reads}, or a smaller model"

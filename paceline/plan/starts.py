@@ -1,15 +1,14 @@
 """What a start holds before every rank has its share: where the whole model lies, in the masters' dtype, and in how many processes.
 
-Each strategy says it of itself (``STARTS``, and ``Family.start`` of the search). Read from ``models.factory`` (a model is built or loaded whole,
+Each strategy says it of itself (``StrategySpec.start``, and ``Family.start`` of the search). Read from ``models.factory`` (a model is built or loaded whole,
 cast to the masters' dtype and moved to the device that the strategy names), ``FSDP.built``, ``Pipeline.built`` and ``DeepSpeed.prepare``;
 ``docs/planner.md`` has what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 #: Bytes of a process before any model, not shared with others: an interpreter with torch and Transformers (measured: 262 MiB).
 INTERPRETER = 256 * 2**20
@@ -34,34 +33,6 @@ CARD = Start(
 )
 HOST = Start(False, False, "every process reads the whole model into host memory and keeps its part")
 FIRST = Start(False, True, "rank 0 reads the whole model into host memory and hands each rank its share")
-
-
-def _fsdp(engine: Mapping[str, Any]) -> Start:
-    return FIRST if engine.get("meta_start") else HOST
-
-
-def _always(start: Start) -> Callable[[Mapping[str, Any]], Start]:
-    return lambda engine: start
-
-
-#: How each strategy starts, by its resolved options (``Plan.engine``).
-STARTS: Mapping[str, Callable[[Mapping[str, Any]], Start]] = {
-    "single": _always(CARD),
-    "data_parallel": _always(CARD),
-    "ddp": _always(CARD),
-    "fsdp": _fsdp,
-    "pipeline": _always(HOST),
-    "deepspeed": _always(CARD),
-    "zero1": _always(CARD),
-    "zero2": _always(CARD),
-    "zero3": _always(CARD),
-}
-
-
-def start_of(strategy: str, engine: Mapping[str, Any]) -> Start | None:
-    """How ``strategy`` starts; None for a class of the user's own, which nobody here knows."""
-    says = STARTS.get(strategy)
-    return None if says is None else says(engine)
 
 
 @dataclass(frozen=True)

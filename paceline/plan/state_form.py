@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PLAIN = "plain"
@@ -17,29 +16,12 @@ class StateForm:
     loss_scale: str
 
 
-_TORCH = StateForm(_PLAIN, "torch's GradScaler")
-_DEEPSPEED = StateForm(_PLAIN, "DeepSpeed's loss scaler")
-FORMS: Mapping[str, StateForm] = {
-    "single": _TORCH,
-    "data_parallel": _TORCH,
-    "ddp": _TORCH,
-    "fsdp": _TORCH,
-    "pipeline": _TORCH,
-    "deepspeed": _DEEPSPEED,
-    "zero1": _DEEPSPEED,
-    "zero2": _DEEPSPEED,
-    "zero3": _DEEPSPEED,
-}
+TORCH = StateForm(_PLAIN, "torch's GradScaler")
+DEEPSPEED = StateForm(_PLAIN, "DeepSpeed's loss scaler")
 
 
-def state_form(strategy: str) -> StateForm:
-    """That of a strategy. A class of the user's own, or one that this version does not know, has a form of its own."""
-    return FORMS.get(strategy, StateForm(strategy, strategy))
-
-
-def why_unreadable(before: str, now: str, *, fp16: bool) -> str:
-    """Why a run under ``now`` cannot go on from what ``before`` has saved; empty where it can."""
-    saved, reads = state_form(before), state_form(now)
+def why_unreadable(saved: StateForm, reads: StateForm, *, fp16: bool) -> str:
+    """Why a run that ``reads`` one form cannot go on from what was ``saved`` in another; empty where it can."""
     if saved.tensors != reads.tensors:
         return "state in a form of its own is read by the strategy that wrote it alone"
     if fp16 and saved.loss_scale != reads.loss_scale:

@@ -9,18 +9,14 @@ from typing import Any
 from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.units import human_bytes, human_count
+from paceline.core.units import human_count
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import AXES
 from paceline.plan.shape import ModelShape
 from paceline.plan.size_rule import size_rule
+from paceline.plan.strategies.base import StrategySpec, strategy_spec
 
-AVAILABLE_STRATEGIES = ("single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3")
-NEEDS_DEEPSPEED = frozenset({"deepspeed", "zero1", "zero2", "zero3"})
 KEY = "training.distributed_strategy"
-
-# fp32 weights and gradients and Adam's two fp32 moments (Rajbhandari et al. 2020, arXiv:1910.02054, §3.1, without the fp16 copy).
-REPLICATED_BYTES_PER_PARAMETER = 16
 
 
 @dataclass(frozen=True)
@@ -49,27 +45,30 @@ def choose_strategy(
     chosen = _by_rule(training, shape, world_size) if asked == "auto" else Chosen(asked, "named in the config")
     if chosen.by_size:
         return chosen
-    if _lacks_deepspeed(chosen.strategy, hardware):
-        raise ConfigError(_no_deepspeed(chosen.strategy))
-    if chosen.strategy not in AVAILABLE_STRATEGIES:
-        raise ConfigError(_not_available(chosen.strategy, asked, chosen.reason, shape, hardware))
-    if asked == "auto":
+    spec = strategy_spec(chosen.strategy)
+    if missing := _missing(spec, hardware):
+        raise ConfigError(_not_installed(spec, missing))
+    if asked != spec.name:
         check_whole(training, chosen)
-    if chosen.strategy == "ddp" and world_size == 1:
-        reason = "ddp was asked for; with one process there is nothing to average, and 'single' computes the same"
-        return Chosen("single", reason)
+    if spec.alone and world_size == 1:
+        reason = f"{spec.name} was asked for; with one process there is nothing to average, and '{spec.alone}' computes the same"
+        return Chosen(spec.alone, reason)
     return chosen
 
 
 def startable(name: str, by_size: Chosen, hardware: Hardware) -> Chosen:
     """``name``, one of ``auto``'s chain, as it can be had here: FSDP's sharding in place of a ZeRO stage where DeepSpeed is not installed."""
-    if _lacks_deepspeed(name, hardware):
-        return _without_deepspeed(replace(by_size, strategy=name))
-    return replace(by_size, strategy=name, sharding="full_shard" if name == "fsdp" else None)
+    spec = strategy_spec(name)
+    if _missing(spec, hardware) and spec.substitute:
+        return _substituted(replace(by_size, strategy=name), *spec.substitute)
+    return replace(by_size, strategy=name, sharding=spec.sharding)
 
 
-def _lacks_deepspeed(strategy: str, hardware: Hardware) -> bool:
-    return strategy in NEEDS_DEEPSPEED and hardware.packages is not None and "deepspeed" not in hardware.packages
+def _missing(spec: StrategySpec, hardware: Hardware) -> str:
+    """The package that ``spec`` requires and this machine has not; empty where nothing is missing, or nobody has looked."""
+    if hardware.packages is None:
+        return ""
+    return next((package for package in spec.requires if package not in hardware.packages), "")
 
 
 def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: int) -> Chosen:
@@ -97,7 +96,7 @@ def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: 
 
 def check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
     """What needs whole models is refused where the size rule chose a sharding; a strategy named in the config is the rules' business."""
-    if chosen.strategy not in ("fsdp", "pipeline", *NEEDS_DEEPSPEED):
+    if strategy_spec(chosen.strategy).whole_modules:
         return
     found = []
     if training.get("torch_compile"):
@@ -116,34 +115,16 @@ def check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
         )
 
 
-def _without_deepspeed(chosen: Chosen) -> Chosen:
+def _substituted(chosen: Chosen, strategy: str, sharding: str) -> Chosen:
     """FSDP's sharding that keeps the same things on each rank as the ZeRO stage does."""
-    sharding = "full_shard" if chosen.strategy == "zero3" else "shard_grad_op"
     reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shares out the same states"
-    return replace(chosen, strategy="fsdp", reason=reason, sharding=sharding)
+    return replace(chosen, strategy=strategy, reason=reason, sharding=sharding)
 
 
-def _no_deepspeed(strategy: str) -> Diagnostic:
-    sharding = "full_shard" if strategy == "zero3" else "shard_grad_op"
-    return Diagnostic(
-        "plan.deepspeed_missing",
-        f"the strategy '{strategy}' needs the package deepspeed, which is not installed here",
-        KEY,
-        strategy,
-        f"pip install 'paceline[deepspeed]', or distributed_strategy: fsdp with fsdp: {sharding}, which shares out the same states",
-    )
-
-
-def _not_available(strategy: str, asked: str, reason: str, shape: ModelShape | None, hardware: Hardware) -> Diagnostic:
-    found = strategy if strategy == asked else f"{asked} → {strategy} ({reason.removeprefix('auto: ')})"
-    hint = f"{KEY}: ddp"
-    if shape is not None:
-        need = shape.num_parameters * REPLICATED_BYTES_PER_PARAMETER
-        hint += f" (a full copy a process: {human_bytes(need)} before activations; this device has {human_bytes(hardware.memory_bytes)})"
-    return Diagnostic(
-        "plan.strategy_not_available",
-        f"the strategy '{strategy}' is valid in a config but cannot be started by this version (it starts: {', '.join(AVAILABLE_STRATEGIES)}, module:Class)",
-        KEY,
-        found,
-        hint,
-    )
+def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
+    hint = f"pip install 'paceline[{package}]'"
+    if spec.substitute:
+        strategy, sharding = spec.substitute
+        hint += f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shares out the same states"
+    what = f"the strategy '{spec.name}' needs the package {package}, which is not installed here"
+    return Diagnostic("plan.deepspeed_missing", what, KEY, spec.name, hint)

@@ -11,6 +11,7 @@ from paceline.core.errors import CheckpointError
 from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
 from paceline.plan.state_form import why_unreadable
+from paceline.plan.strategies.base import state_form
 
 # What a resumed run may not change: the order of samples, and what they are.
 FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
@@ -40,7 +41,7 @@ def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
     if before == now:
         return []
     where, found = "training.distributed_strategy", f"{before} in the checkpoint, {now} now"
-    why = why_unreadable(before, now, fp16=plan.precision.scaler)
+    why = why_unreadable(state_form(before), state_form(now), fp16=plan.precision.scaler)
     if why:
         what = f"a run under '{now}' cannot go on from a checkpoint of '{before}': {why}"
         hint = f"distributed_strategy: {before}, or paceline export and a new run with model.name_or_path"

@@ -22,7 +22,6 @@ _SUBJECT = {
     "plan.model_unknown": "--model names no model of the built-in list. The nearest names are shown; a folder with config.json goes as well.",
     "plan.not_installed": "The config needs a package that is not installed here. The message has the command that installs it.",
     "prec.full_eval": "Evaluation computes with the same copies of the weights as training does. bf16_full_eval and fp16_full_eval therefore hold where training computes in that dtype, and are refused elsewhere.",
-    "plan.strategy_not_available": "The strategy is valid in a config, but this version cannot start it. The ones it can start are listed.",
     "plan.deepspeed_missing": "The strategy needs the package deepspeed, which is not installed. Install it, or use fsdp, which shares out the same states.",
     "plan.no_closed_form": "A simulation is compared with the plan's own formulas, and this plan has none: a strategy of your own, or a model whose sizes are not known here.",
     "plan.no_torch": "A simulation runs the real module on torch's meta device and needs torch and transformers. Install them, or leave --simulate out.",

@@ -18,7 +18,7 @@ from paceline.plan.roles import reads_prompts
 from paceline.plan.rollout import rollout_cut
 from paceline.plan.room import master_bytes
 from paceline.plan.shape import ModelShape
-from paceline.plan.starts import start_of
+from paceline.plan.strategies.base import strategy_spec
 
 CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, memory
 PROCESS = 0.45 * 2**30  # an interpreter with torch and Transformers loaded: resident on a CPU before any tensor
@@ -215,7 +215,7 @@ def work_of(plan: Plan, ask: Ask) -> Work:
         kernels=own_kernels(ask, zero, tp, deepspeed="zero_stage" in engine),
         element=size,
         rollout=ask.rollout,
-        start=start_of(plan.strategy, engine),
+        start=strategy_spec(plan.strategy).start(engine),
         master=float(SIZES.get(plan.precision.master, 4)),
     )
 

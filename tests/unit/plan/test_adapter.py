@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
 from paceline.plan.mesh import Mesh
 from paceline.plan.shape import ModelShape, shape_from_config
+from paceline.plan.strategies.base import strategy_spec
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -28,7 +29,11 @@ def codes(
     adapter: Any, strategy: str = "fsdp", mesh: Mesh | None = None, compute: str = "float32", missing: str = ""
 ) -> list[str]:
     found = check_adapter(
-        adapter, strategy, mesh or Mesh(dp_shard=2), compute, installed=lambda name: None if name == missing else True
+        adapter,
+        strategy_spec(strategy),
+        mesh or Mesh(dp_shard=2),
+        compute,
+        installed=lambda name: None if name == missing else True,
     )
     return [d.code for d in found]
 
@@ -84,8 +89,10 @@ def test_what_it_goes_with() -> None:
     for strategy in ("single", "ddp", "fsdp", "zero2"):
         assert codes(qlora, strategy) == []
     assert codes(qlora, "zero3") == ["plan.quantised_strategy"]
-    assert check_adapter(qlora, "deepspeed", Mesh(dp_shard=2), "float32", {"zero_stage": 2}) == []
-    assert [d.found for d in check_adapter(qlora, "deepspeed", Mesh(), "float32", {"zero_stage": 3})] == ["zero3"]
+    assert check_adapter(qlora, strategy_spec("deepspeed"), Mesh(dp_shard=2), "float32", {"zero_stage": 2}) == []
+    assert [
+        d.found for d in check_adapter(qlora, strategy_spec("deepspeed"), Mesh(), "float32", {"zero_stage": 3})
+    ] == ["zero3"]
     assert codes(qlora, "ddp", compute="float64") == ["plan.quantised_float64"]
     assert codes(lora, "pipeline", Mesh(pp=2)) == codes(lora, mesh=Mesh(tp=2)) == ["plan.adapter_strategy"]
     assert codes(lora, missing="peft") == codes(qlora, missing="bitsandbytes") == ["plan.not_installed"]

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
+from paceline.core.tables import STRATEGIES
 from paceline.plan.catalogue import cluster_of
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware, probe_hardware
@@ -18,7 +19,6 @@ from paceline.plan.predict.advice import escalated
 from paceline.plan.predict.search import Ask, search
 from paceline.plan.shape import shape_from_config
 from paceline.plan.size_rule import CHAIN, size_rule
-from paceline.plan.strategy import AVAILABLE_STRATEGIES
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
 
@@ -118,4 +118,4 @@ def test_the_rule_is_one_for_a_config_and_for_a_model_s_page() -> None:
         taken, steps = escalated(ask, search(ask))
         assert steps[0].endswith(rule) and taken is not None and taken.strategy in CHAIN
         assert auto(name, "64xH100").strategy_reason.startswith("auto: ")
-    assert set(CHAIN) <= set(AVAILABLE_STRATEGIES)
+    assert set(CHAIN) <= set(STRATEGIES.names())

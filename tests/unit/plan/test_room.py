@@ -17,8 +17,8 @@ from paceline.plan.plan import Plan
 from paceline.plan.predict.search import FAMILIES, Ask, search
 from paceline.plan.room import room_of
 from paceline.plan.shape import shape_from_config
-from paceline.plan.starts import CARD, FIRST, HOST, INTERPRETER, STARTS, Role, card_peak, host_peak, start_of
-from paceline.plan.strategy import AVAILABLE_STRATEGIES
+from paceline.plan.starts import CARD, FIRST, HOST, INTERPRETER, Role, card_peak, host_peak
+from paceline.plan.strategies.base import strategy_spec, strategy_specs
 
 GIB = 2**30
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None, host_memory_bytes=23 * GIB, memory_bytes=23 * GIB)
@@ -51,11 +51,11 @@ def refusal(*arguments: Any, **training: Any) -> tuple[str, str, str]:
 
 
 def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> None:
-    assert set(STARTS) == set(AVAILABLE_STRATEGIES)
+    assert all(spec.start({}) is not None for spec in strategy_specs())
     for family in FAMILIES:
         name = "deepspeed" if "autotp" in family.name else family.name.split(" ")[0]
-        assert family.start is start_of(name, {"meta_start": True}), family.name
-    assert start_of("mine:Own", {}) is None
+        assert family.start is strategy_spec(name).start({"meta_start": True}), family.name
+    assert strategy_spec("mine:Own").start({}) is None
 
 
 def test_peaks_count_every_model_beside_those_that_are_there_already() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import CheckpointError
+from paceline.core.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
 from paceline.plan.plan import Precision
-from paceline.plan.state_form import FORMS, state_form, why_unreadable
-from paceline.plan.strategy import AVAILABLE_STRATEGIES
+from paceline.plan.state_form import why_unreadable
+from paceline.plan.strategies.base import state_form, strategy_specs
 from paceline.training.continuity import keep_global_batch, other_strategy
 from paceline.training.resuming import same_training
 
@@ -31,11 +32,11 @@ def plan(strategy: str, precision: Precision = FP32) -> Any:
 
 
 def test_every_strategy_says_in_what_form_its_state_is() -> None:
-    assert set(FORMS) == set(AVAILABLE_STRATEGIES)
+    assert all(spec.state_form is not None for spec in strategy_specs())
 
 
-@pytest.mark.parametrize("now", AVAILABLE_STRATEGIES)
-@pytest.mark.parametrize("before", AVAILABLE_STRATEGIES)
+@pytest.mark.parametrize("now", STRATEGIES.names())
+@pytest.mark.parametrize("before", STRATEGIES.names())
 def test_each_reads_every_others_and_says_so(before: str, now: str) -> None:
     said = other_strategy({"strategy": before}, plan(now))
     assert [(d.code, d.severity.value) for d in said] == [("resume.other_strategy", "note")] * (before != now)
@@ -43,7 +44,7 @@ def test_each_reads_every_others_and_says_so(before: str, now: str) -> None:
         with pytest.raises(CheckpointError, match="loss scale"):
             other_strategy({"strategy": before}, plan(now, FP16))
     else:
-        assert not why_unreadable(before, now, fp16=True)
+        assert not why_unreadable(state_form(before), state_form(now), fp16=True)
 
 
 @pytest.mark.parametrize(("before", "now"), [("mine:Class", "ddp"), ("ddp", "mine:Class"), ("a:A", "b:B"), ("from_tomorrow", "fsdp")])  # fmt: skip

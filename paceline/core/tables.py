@@ -1,0 +1,73 @@
+"""What strategies and algorithms there are: name → (spec, class), both as ``module:attr`` and imported when asked for.
+
+A spec says what the thing *is*, without torch, and is asked by rules, plan and pages; the class does it, in the processes of a run. Nobody outside
+compares with a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.registry import Registry
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: where the spec stands, and where the class does."""
+
+    spec: str
+    implementation: str
+
+
+class Table:
+    """The built-in names of one kind, and the open door ``module:attr`` for a user's own."""
+
+    def __init__(self, kind: str, rows: Mapping[str, Row]) -> None:
+        self._rows = dict(rows)
+        self._specs = Registry(kind, {name: row.spec for name, row in rows.items()})
+        self._classes = Registry(kind, {name: row.implementation for name, row in rows.items()})
+
+    def names(self) -> tuple[str, ...]:
+        """The built-in names, in the order of the table."""
+        return tuple(self._rows)
+
+    def spec(self, name: str) -> Any:
+        """The spec of a built-in name, imported without torch. Raises ConfigError with the nearest name."""
+        return self._specs.load(name)
+
+    def load(self, name: str) -> Any:
+        """The class behind a built-in name or ``module:Class``. Raises ConfigError with the nearest name."""
+        return self._classes.load(name)
+
+
+_REPLICATED, _DEEPSPEED = "paceline.plan.strategies.replicated", "paceline.plan.strategies.deepspeed"
+_ENGINE = "paceline.strategies.deepspeed:DeepSpeed"
+
+STRATEGIES = Table(
+    "strategy",
+    {
+        "single": Row(f"{_REPLICATED}:SINGLE", "paceline.strategies.single:Single"),
+        "data_parallel": Row(f"{_REPLICATED}:DATA_PARALLEL", "paceline.strategies.data_parallel:DataParallel"),
+        "ddp": Row(f"{_REPLICATED}:DDP", "paceline.strategies.ddp:DDP"),
+        "fsdp": Row("paceline.plan.strategies.fsdp:FSDP", "paceline.strategies.fsdp:FSDP"),
+        "pipeline": Row("paceline.plan.strategies.pipeline:PIPELINE", "paceline.strategies.pipeline:Pipeline"),
+        "deepspeed": Row(f"{_DEEPSPEED}:DEEPSPEED", _ENGINE),
+        "zero1": Row(f"{_DEEPSPEED}:ZERO1", _ENGINE),
+        "zero2": Row(f"{_DEEPSPEED}:ZERO2", _ENGINE),
+        "zero3": Row(f"{_DEEPSPEED}:ZERO3", _ENGINE),
+    },
+)
+_PAIRS, _ON_POLICY = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy"
+
+ALGORITHMS = Table(
+    "algorithm",
+    {
+        "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.sft:SFT"),
+        "reward": Row(f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward"),
+        "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO"),
+        "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO"),
+        "grpo": Row(f"{_ON_POLICY}:GRPO", "paceline.algorithms.grpo:GRPO"),
+    },
+)

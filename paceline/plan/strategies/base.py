@@ -1,0 +1,101 @@
+"""``StrategySpec``: what a strategy is and what it takes; every question about one is asked here, none of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.tables import STRATEGIES
+from paceline.plan.batch import BatchSplit
+from paceline.plan.engine import Findings, Job
+from paceline.plan.mesh import Mesh, mesh_for
+from paceline.plan.plan import Precision
+from paceline.plan.starts import Start
+from paceline.plan.state_form import StateForm
+
+
+@dataclass(frozen=True)
+class StrategySpec:
+    """Of a class of the user's own, of which nothing is said, each of these is what forbids least; its memory and speed are unknown.
+
+    ``requires``: packages. ``engine``: the name of what does the work, where several strategies share it (empty: ``name``).
+    ``axes``: the sizes of ``training.parallelism`` it may have (None: any). ``sections``: keys of ``training`` that are options of it.
+    ``one_process``: for a job of one process; ``multi_device``: which drives all devices of its node. ``min_processes`` of a job.
+    ``alone``: the strategy that computes the same in one process. ``zero_stage``: ZeRO's, where the name fixes it.
+    ``substitute``: (strategy, ``training.fsdp``) that shares out the same states where a required package is missing.
+    ``sharding``: ``training.fsdp`` where ``auto`` chooses it. ``shards_weights``: a rank keeps a part of the weights. ``whole_modules``: forwards and optimizer see whole weights.
+    ``whole_rows``: every rank runs whole layers on whole rows. ``stages``: the model is cut into stages.
+    ``score_axes``: axes of the mesh across which log-probabilities of whole answers are computed and answers are written.
+    ``float64``, ``loss_scale``: trains in float64; scales the loss of fp16. ``predicted``: memory and speed are predicted.
+    ``quantised_base``: trains adapters on 4-bit weights. ``state_form``: that of its checkpoints (None: one of its own).
+    """
+
+    name: str
+    requires: tuple[str, ...] = ()
+    engine: str = ""
+    axes: frozenset[str] | None = None
+    sections: frozenset[str] = frozenset()
+    one_process: bool = False
+    multi_device: bool = False
+    min_processes: int = 1
+    alone: str = ""
+    zero_stage: int | None = None
+    substitute: tuple[str, str] | None = None
+    sharding: str | None = None
+    shards_weights: bool = False
+    whole_modules: bool = True
+    whole_rows: bool = True
+    stages: bool = False
+    score_axes: frozenset[str] = frozenset()
+    float64: bool = True
+    loss_scale: bool = True
+    predicted: bool = True
+    quantised_base: bool = True
+    state_form: StateForm | None = None
+
+    @property
+    def engine_name(self) -> str:
+        """What does the work, as a message names it."""
+        return self.engine or self.name
+
+    def mesh(self, job: Job, findings: Findings) -> Mesh:
+        """The mesh of a job; what stands against its sizes goes to ``findings``."""
+        return mesh_for(job.parallelism, job.world_size)
+
+    def options(
+        self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+    ) -> dict[str, Any]:
+        """``Plan.engine``; decisions and what stands against the options go to ``findings``."""
+        return {}
+
+    def start(self, engine: Mapping[str, Any]) -> Start | None:
+        """Where a start holds the whole model, by the resolved options ``engine``; None where nobody knows."""
+        return None
+
+    def label(self, engine: Mapping[str, Any]) -> str:
+        """Its name, or what the options ``engine`` make of it."""
+        return self.name
+
+    def keeps_packed(self, engine: Mapping[str, Any]) -> bool:
+        """Whether 4-bit weights stay packed under the options ``engine``."""
+        return self.quantised_base
+
+
+def strategy_spec(name: str) -> StrategySpec:
+    """The spec of a strategy by name; of a class of the user's own, ``module:Class``, one that says nothing. Raises ConfigError for an unknown name."""
+    if ":" in name:
+        return StrategySpec(name, predicted=False)
+    found: StrategySpec = STRATEGIES.spec(name)
+    return found
+
+
+def state_form(name: str) -> StateForm:
+    """That of a strategy's checkpoints. A class of the user's own, or one that this version does not know, has a form of its own."""
+    known = strategy_spec(name).state_form if name in STRATEGIES.names() else None
+    return known or StateForm(name, name)
+
+
+def strategy_specs() -> tuple[StrategySpec, ...]:
+    """All built-in ones, in the order of the table."""
+    return tuple(strategy_spec(name) for name in STRATEGIES.names())
