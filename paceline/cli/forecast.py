@@ -26,12 +26,12 @@ def forecast_of_model(
     tokens: float | None = None,
 ) -> Forecast:
     """What training ``model`` on ``hardware`` would take. Raises ConfigError with the nearest names of what is not known."""
+    from paceline.core.tables import ALGORITHMS
     from paceline.plan.catalogue import cluster_of
     from paceline.plan.known import model_shape
     from paceline.plan.predict.from_plan import adapter_work
     from paceline.plan.predict.report import forecast
     from paceline.plan.predict.search import Ask
-    from paceline.plan.predict.work import ROLES
 
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"
@@ -54,9 +54,15 @@ def forecast_of_model(
                 "--lora 16 --bits 4",
             )
         )
-    if algorithm not in ROLES:
+    if algorithm not in ALGORITHMS.names():
         raise ConfigError(
-            Diagnostic("plan.algorithm", "there is no such algorithm", "--algorithm", algorithm, " or ".join(ROLES))
+            Diagnostic(
+                "plan.algorithm",
+                "there is no such algorithm",
+                "--algorithm",
+                algorithm,
+                " or ".join(ALGORITHMS.names()),
+            )
         )
     shape = model_shape(model)
     adapter = None

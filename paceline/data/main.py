@@ -27,7 +27,7 @@ from paceline.data.prepare import Prepared, prepare
 from paceline.data.progress import PrepareProgress
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted, terminal
-from paceline.plan.roles import reads_pairs, reads_prompts
+from paceline.plan.algorithms.base import algorithm_spec
 
 _STAGES = {
     "fingerprint": "looking at the data",
@@ -110,8 +110,8 @@ def run(config: Config, cache: Path, console: Console) -> None:
             seed=seed,
             cache_dir=cache,
             report=bar,
-            pairs=reads_pairs(config.training.algorithm),
-            prompts=reads_prompts(config.training.algorithm),
+            pairs=algorithm_spec(config.training.algorithm).pairs,
+            prompts=algorithm_spec(config.training.algorithm).on_policy,
         )
     for note in prepared.notes:
         print(note.render())

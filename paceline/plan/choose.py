@@ -14,6 +14,7 @@ from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.auto import plan_auto
 from paceline.plan.fastest import NAME as FASTEST
 from paceline.plan.fastest import plan_fastest
@@ -24,7 +25,6 @@ from paceline.plan.nvme import nvme_decisions
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, choose, resolve
-from paceline.plan.roles import other_models, reads_prompts
 from paceline.plan.rollout import gathered_problems, rollout_decisions, with_generation
 from paceline.plan.room import room_decisions, room_of, room_problems
 from paceline.plan.shape import ModelShape, scoring, trained_shape
@@ -73,7 +73,7 @@ def make_plan(
     if config.training.distributed_strategy == FASTEST and not found:
         job_of = partial(make_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape, others=others, provenance=provenance, needs_room=needs_room)  # fmt: skip
         return plan_fastest(config, hardware, shape, world_size, num_nodes, job_of)
-    if shape is not None and config.training.algorithm == "reward":
+    if shape is not None and algorithm_spec(config.training.algorithm).scalar_head:
         shape = scoring(shape)
     facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
     found += check(config, facts, starting=True, provenance=provenance)
@@ -119,8 +119,9 @@ def _assembled(
     backend, about_backend = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
     attention = choose_attention(model["attn_implementation"], hardware, precision, shape)
     apart = keeps_apart(model["attn_implementation"], shape)
-    reference, models, about_models = other_models(training, adapter)
-    prompts = reads_prompts(training["algorithm"])
+    spec = algorithm_spec(training["algorithm"])
+    reference, models, about_models = spec.models(training, adapter)
+    prompts = spec.on_policy
     said = (
         *_main_decisions(hardware, start, resolved),
         *engine.decisions,

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from paceline.config.optimizers import BUILT
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.hardware import Hardware
 from paceline.plan.pieces import Piece, own_stages, pieces_of, scale_bytes, tp_share
 from paceline.plan.plan import Plan
@@ -85,7 +86,7 @@ def _cut(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates:
 def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
     """Of each model that ``rank`` keeps, the trained one that the algorithm is about first: frozen ones are shared out by FSDP and ZeRO-3, whole
     under every other strategy."""
-    own = "reward" if plan.algorithm == "reward" else "policy"
+    own = algorithm_spec(plan.algorithm).trains
     found = {own: model_states(replace(plan, models={}), rank)}
     for role, model in plan.models.items():
         shape = ModelShape.from_json(model["shape"]) if model["shape"] else None

@@ -8,11 +8,11 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import SIZES, ModelStates
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.roles import group_size, reads_prompts
 from paceline.plan.room import placed
 
 _KEY = "training.rollout"
@@ -21,10 +21,10 @@ MARGIN = 0.9  # of a rank's memory
 
 def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagnostic]:
     """Findings where a rollout cannot be cut into whole groups and whole steps."""
-    if not reads_prompts(training["algorithm"]):
+    if not algorithm_spec(training["algorithm"]).on_policy:
         return []
     options = training.get("rollout") or {}
-    group, pieces = group_size(training), options.get("steps_per_generation")
+    group, pieces = algorithm_spec(training["algorithm"]).group_size(training), options.get("steps_per_generation")
     if pieces is not None and pieces % batch.accumulation:
         hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
         what = "a rollout is cut into whole optimizer steps"
@@ -43,15 +43,14 @@ def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagno
 def rollout_cut(training: Mapping[str, Any], batch: BatchSplit) -> tuple[int, int]:
     """(optimizer steps that one pass over a rollout takes, passes over it)."""
     pieces = (training.get("rollout") or {}).get("steps_per_generation") or batch.accumulation
-    key, default = {"grpo": ("num_iterations", 1), "ppo": ("num_ppo_epochs", 4)}[training["algorithm"]]
-    return pieces // batch.accumulation, int((training.get(training["algorithm"]) or {}).get(key, default))
+    return pieces // batch.accumulation, algorithm_spec(training["algorithm"]).num_passes(training)
 
 
 def rollout_decisions(training: Mapping[str, Any], batch: BatchSplit) -> tuple[Decision, ...]:
     """What a rollout is, in words."""
-    if not reads_prompts(training["algorithm"]):
+    if not algorithm_spec(training["algorithm"]).on_policy:
         return ()
-    group = group_size(training)
+    group = algorithm_spec(training["algorithm"]).group_size(training)
     windows, passes = rollout_cut(training, batch)
     answers, steps = windows * batch.global_batch, windows * passes
     value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
@@ -62,7 +61,7 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     """The plan with how answers are written where each rank holds a part of the weights: whole, or ``gather_for_generation`` off in its engine."""
     training = plan.config["training"]
     options = training.get("rollout") or {}
-    if not (reads_prompts(plan.algorithm) and _sharded(plan)) or options.get("server"):
+    if not (algorithm_spec(plan.algorithm).on_policy and _sharded(plan)) or options.get("server"):
         return plan
     asked = options.get("gather_for_generation")
     need, room, words = _room_to_generate(plan, hardware, int(options.get("generation_rows") or 64))
@@ -86,7 +85,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     options = plan.config["training"].get("rollout") or {}
     server = bool(options.get("server"))
     shape, states = plan.shape, (plan.memory or {}).get("largest")
-    if not (reads_prompts(plan.algorithm) and _sharded(plan)) or shape is None or not states:
+    if not (algorithm_spec(plan.algorithm).on_policy and _sharded(plan)) or shape is None or not states:
         return []
     if not server and not options.get("gather_for_generation"):
         return []

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.shrink import shrunk
 from paceline.seam.model import WHOLE, BuildOptions
@@ -30,7 +31,7 @@ class FakeFactory:
         self, plan: Plan, config: Mapping[str, Any], mode: FakeTensorMode, options: BuildOptions | None = None
     ) -> None:
         """``options`` take the place of those that a strategy asks for."""
-        self.role = Role.REWARD if plan.algorithm == "reward" else Role.POLICY
+        self.role = Role(algorithm_spec(plan.algorithm).trains)
         self._plan, self._config, self._mode, self._options = plan, dict(config), mode, options
 
     @property

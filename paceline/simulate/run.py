@@ -15,6 +15,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from paceline.models import head_kernels, norms, swiglu
 from paceline.models.precision import compute_copy
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.runtime.world import World
@@ -28,7 +29,6 @@ from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 
-PAIRS = ("reward", "dpo")
 ASKED = {"sft": frozenset({Ask.NLL, Ask.CORRECT}), "reward": frozenset({Ask.SCORES})}
 OTHERS = frozenset({Ask.LOGPROBS})
 
@@ -132,7 +132,7 @@ def _plain_last_layer(handle: Handle, recompute: bool) -> None:
 
 def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
     """Rows of full length, every position labelled. Boundaries are real numbers: attention loops over them."""
-    documents = plan.batch.micro_batch * (2 if plan.algorithm in PAIRS else 1)
+    documents = plan.batch.micro_batch * algorithm_spec(plan.algorithm).documents_a_row
     length = plan.seq_len
     bounds = torch.arange(documents + 1, dtype=torch.int32) * length
     with mode:

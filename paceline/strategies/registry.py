@@ -1,4 +1,4 @@
-"""Strategies by name; a user's own by ``module:Class``."""
+"""The class of a strategy, by name; a user's own by ``module:Class``."""
 
 from __future__ import annotations
 
@@ -6,27 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.registry import Registry
+from paceline.core.tables import STRATEGIES
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
-
-STRATEGIES = Registry(
-    "strategy",
-    {
-        "single": "paceline.strategies.single:Single",
-        "data_parallel": "paceline.strategies.data_parallel:DataParallel",
-        "ddp": "paceline.strategies.ddp:DDP",
-        "fsdp": "paceline.strategies.fsdp:FSDP",
-        "pipeline": "paceline.strategies.pipeline:Pipeline",
-        "deepspeed": "paceline.strategies.deepspeed:DeepSpeed",
-        "zero1": "paceline.strategies.deepspeed:DeepSpeed",
-        "zero2": "paceline.strategies.deepspeed:DeepSpeed",
-        "zero3": "paceline.strategies.deepspeed:DeepSpeed",
-    },
-)
 
 
 def make_strategy(name: str, world: World, plan: Plan) -> Strategy:

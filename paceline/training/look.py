@@ -22,9 +22,10 @@ from paceline.data.fingerprint import definition
 from paceline.data.look import look_at_sets, look_at_tokenizer
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.environ import cache_folder
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model_files import check_adapter_folder, check_model_folder
 from paceline.plan.plan import Plan
-from paceline.plan.roles import model_named, reads_pairs, reads_prompts
+from paceline.plan.roles import BESIDE
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout_named import check_reward_folder, missing_key
 
@@ -53,9 +54,10 @@ def _models(config: Config) -> Iterator[Diagnostic]:
     """The trained model's folder, those of the algorithm's other roles, and the adapter that training starts from."""
     training, m = config.to_json()["training"], config.model
     named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
-    own = f"training.{training['algorithm']}"
-    for role, key in (("reference", f"{own}.ref_model"), ("value", f"{own}.value_model"), ("reward", "training.rollout.rewards")):  # fmt: skip
-        name = model_named(training, role)
+    spec = algorithm_spec(training["algorithm"])
+    for role in BESIDE:
+        name = spec.model_named(training, role)
+        key = f"training.{spec.name}.{spec.named[role]}" if role in spec.named else "training.rollout.rewards"
         if name is not None:
             named.setdefault(name, key)
     for name, key in named.items():
@@ -67,7 +69,7 @@ def _models(config: Config) -> Iterator[Diagnostic]:
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
     """Names and options of built-in rewards, whether the reward model gives one number, the server's key."""
     t = config.training
-    if t.rollout is None or not reads_prompts(t.algorithm):
+    if t.rollout is None or not algorithm_spec(t.algorithm).on_policy:
         return
     for reward in t.rollout.rewards:
         if reward.name == MODEL or ":" in reward.name:  # a function of the user's own is tried
@@ -76,7 +78,7 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
             check_built_in(RewardSpec(reward.name, reward.weight, dict(reward.options)))
         except PacelineError as error:
             yield from (replace(finding, where="training.rollout.rewards") for finding in error.diagnostics)
-    judge = model_named(config.to_json()["training"], "reward")
+    judge = algorithm_spec(t.algorithm).model_named(config.to_json()["training"], "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
     missing = missing_key(t.rollout.server.api_key_env, environ) if t.rollout.server is not None else None
@@ -85,8 +87,8 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
 
 
 def _data(config: Config) -> Iterator[Diagnostic]:
-    algorithm = config.training.algorithm
-    reading = Reading(config.data.train_on, reads_pairs(algorithm), reads_prompts(algorithm))
+    spec = algorithm_spec(config.training.algorithm)
+    reading = Reading(config.data.train_on, spec.pairs, spec.on_policy)
     formats, found = look_at_sets(config.data, reading)
     yield from found
     yield from look_at_tokenizer(config.model, formats)
@@ -144,17 +146,17 @@ def _state_now(
     config: Config, environ: Mapping[str, str], plan: Plan | None, state: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Of what ``same_run`` compares all that can be told before the start."""
-    prompts = reads_prompts(config.training.algorithm)
+    spec = algorithm_spec(config.training.algorithm)
     now: dict[str, Any] = {
         "seq_len": config.data.max_length,
-        "packing": config.data.packing and not prompts,
+        "packing": config.data.packing and not spec.on_policy,
         "seed": config.training.seed,
     }
     if plan is not None:
         now["global_batch"] = keep_global_batch(state, plan)[0].batch.global_batch
     cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else cache_folder(environ)
     seed = config.training.seed if config.data.seed is None else config.data.seed
-    known = train_fingerprint_of(config.data, config.model, seed, cache, pairs=reads_pairs(config.training.algorithm), prompts=prompts, most_bytes=MOST_BYTES)  # fmt: skip
+    known = train_fingerprint_of(config.data, config.model, seed, cache, pairs=spec.pairs, prompts=spec.on_policy, most_bytes=MOST_BYTES)  # fmt: skip
     trained = state.get("train_fingerprint") or None  # another evaluation set does not matter
     if known is not None and trained is not None and known != trained:
         now["data_fingerprint"] = known

@@ -10,8 +10,8 @@ import torch
 
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.plan.roles import model_named
 from paceline.seam.roles import Role
 from paceline.training.rollout_judge import check_reward_model
 
@@ -55,7 +55,7 @@ class Models:
 
     def _named(self, role: Role) -> Any:
         """The ``model:`` section of another model than the one that training starts from, or None."""
-        name = model_named(self.plan.config["training"], role.value)
+        name = algorithm_spec(self.plan.algorithm).model_named(self.plan.config["training"], role.value)
         if name is None:
             return None
         own = {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}

@@ -17,8 +17,8 @@ from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import Engine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.models.scalar_head import SCALAR_ROLES
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.plan.roles import group_size
 from paceline.runtime.device import threads_per_rank
 from paceline.seam.roles import Role
 from paceline.training.rollout_cut import AnswerRows, RolloutCut
@@ -70,7 +70,7 @@ class RolloutSetup:
     def __post_init__(self) -> None:
         self.options = self.session.config.training.rollout or RolloutOptions()
         updates = updates_per_pass(self.options, self.cut.accumulation)
-        group = group_size(self.session.plan.config["training"])
+        group = algorithm_spec(self.session.plan.algorithm).group_size(self.session.plan.config["training"])
         self.rollout_cut = RolloutCut(self.cut, group, updates, self.algorithm.passes)
         specs = [RewardSpec(r.name, r.weight, dict(r.options)) for r in self.options.rewards]
         self.scorer = Scorer(

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.algorithms.registry import ALGORITHMS
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.rundir import RunDir
+from paceline.core.tables import ALGORITHMS
 from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
 from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.plan.roles import reads_prompts
 from paceline.runlog import events
 from paceline.runtime.device import memory_bytes
 from paceline.runtime.seed import seed_for
@@ -84,7 +84,11 @@ class Session:
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
-        rolls = RolloutSetup(self, strategy, algorithm, handles, cut) if reads_prompts(self.plan.algorithm) else None
+        rolls = (
+            RolloutSetup(self, strategy, algorithm, handles, cut)
+            if algorithm_spec(self.plan.algorithm).on_policy
+            else None
+        )
         epochs = self.epochs(source if rolls is None else rolls.rows(source), cut)
         state = self.restore(strategy, handles, algorithm)
         windows: Any = (
@@ -101,7 +105,7 @@ class Session:
 
     def algorithm_options(self) -> dict[str, Any]:
         """The algorithm's own section under ``training``, and what the plan has decided of it."""
-        if reads_prompts(self.plan.algorithm):
+        if algorithm_spec(self.plan.algorithm).on_policy:
             return rollout_options(self.config.training, self.plan)
         section = getattr(self.config.training, self.plan.algorithm, None)
         options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
@@ -212,7 +216,7 @@ class Session:
             trainer.inspect = self.inspector(strategy, handles, until=state.step + CHECKED_STEPS)
         if self.prepared.eval is not None and (t.eval_strategy != "no" or t.eval_on_start):
             eval_source = self.source(train=False)
-            if reads_prompts(self.plan.algorithm):
+            if algorithm_spec(self.plan.algorithm).on_policy:
                 trainer.evaluate = lambda: windows.evaluate(eval_source)
                 return trainer
             eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from paceline.algorithms.registry import ALGORITHMS
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.core.tables import ALGORITHMS
 from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
 from paceline.generation.local import cache_for
 from paceline.models import stages
 from paceline.models.context_parallel import ULYSSES, check_context_parallel
 from paceline.models.factory import HFModelFactory, load_hf_config
 from paceline.models.tensor_parallel import how_cut
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.plan.roles import model_named, reads_prompts
 from paceline.plan.shrink import shrunk
 from paceline.seam.model import BuildOptions
 from paceline.seam.roles import Role
@@ -83,7 +83,7 @@ def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> Any:
 
 def _is_here(plan: Plan, role: Role) -> bool:
     """Whether the model that is named for a role lies here; one on the hub is left to its download."""
-    named = model_named(plan.config["training"], role.value)
+    named = algorithm_spec(plan.algorithm).model_named(plan.config["training"], role.value)
     return named is None or Path(named).expanduser().is_dir()
 
 
@@ -111,7 +111,7 @@ def _tensor_parallel(config: Config, plan: Plan, root: Any) -> None:
 
 def _answers(config: Config, plan: Plan, root: Any) -> None:
     rollout = config.training.rollout
-    if reads_prompts(plan.algorithm) and rollout is not None and rollout.server is None:
+    if algorithm_spec(plan.algorithm).on_policy and rollout is not None and rollout.server is None:
         cache_for(root.hf, 1)
 
 

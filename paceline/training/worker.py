@@ -31,9 +31,9 @@ from paceline.launch.line import Line, Word
 from paceline.launch.outlet import terminal
 from paceline.launch.processes import MARK
 from paceline.launch.secret import read_secret, unsigned
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.explain import explain
 from paceline.plan.plan import Plan
-from paceline.plan.roles import reads_pairs, reads_prompts
 from paceline.runlog import events
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
@@ -77,13 +77,13 @@ def worker_of(start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str]
 
 def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
     """Rows tokenised and on disk; the first process does it, the others wait on its file lock, with no process group to time out."""
-    c = start.config
+    c, spec = start.config, algorithm_spec(plan.algorithm)
     cache = Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ)
     arguments: dict[str, Any] = {
         "seed": c.training.seed if c.data.seed is None else c.data.seed,
         "cache_dir": cache,
-        "pairs": reads_pairs(c.training.algorithm),
-        "prompts": reads_prompts(c.training.algorithm),
+        "pairs": spec.pairs,
+        "prompts": spec.on_policy,
         "max_positions": (plan.shape.max_position_embeddings or None) if plan.shape else None,
     }
     with written_for(cache, c.training.output_access):

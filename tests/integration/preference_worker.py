@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from lora_worker import LR, SOURCE, gathered, parameters
 
-from paceline.algorithms.registry import ALGORITHMS
+from paceline.core.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
-from paceline.config.sections.training_scale import STRATEGIES
+from paceline.config.sections.training_scale import AUTO, CHOSEN
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.tables import STRATEGIES
 
 _STRATEGY = "training.distributed_strategy"
-_ONE_PROCESS = ("single", "data_parallel")
 
 
 def strategy_name(c: Context) -> Iterator[Diagnostic]:
@@ -17,14 +17,15 @@ def strategy_name(c: Context) -> Iterator[Diagnostic]:
     import difflib
 
     name = c.config.training.distributed_strategy
-    if name in STRATEGIES or ":" in name:
+    names = (*CHOSEN, *STRATEGIES.names())
+    if name in names or ":" in name:
         return
-    near = difflib.get_close_matches(name.lower(), STRATEGIES, n=1)
+    near = difflib.get_close_matches(name.lower(), names, n=1)
     yield c.problem(
         "strategy.unknown",
         "there is no such strategy",
         _STRATEGY,
-        hint=f"did you mean '{near[0]}'?" if near else f"one of {', '.join(STRATEGIES)}, or module:Class",
+        hint=f"did you mean '{near[0]}'?" if near else f"one of {', '.join(names)}, or module:Class",
     )
 
 
@@ -46,16 +47,18 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     """back.strategy_vs_file"""
     t = c.config.training
     name = t.distributed_strategy
-    if ":" in name or name not in STRATEGIES:
+    spec = c.named_strategy
+    sections = {"fsdp", "deepspeed"} if name == AUTO else set() if spec is None else spec.sections
+    if spec is None and name not in CHOSEN:
         return
-    if t.deepspeed and name not in ("auto", "deepspeed", "zero1", "zero2", "zero3"):
+    if t.deepspeed and "deepspeed" not in sections:
         yield c.problem(
             "back.strategy_vs_file",
             f"a DeepSpeed config is given, and the strategy is {name}",
             _STRATEGY,
             hint="distributed_strategy: deepspeed, or remove deepspeed (deepspeed: null)",
         )
-    if t.fsdp and name not in ("auto", "fsdp", "pipeline"):
+    if t.fsdp and "fsdp" not in sections:
         yield c.problem(
             "back.strategy_vs_file",
             f"fsdp is set, and the strategy is {name}",
@@ -68,7 +71,8 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
         if isinstance(t.deepspeed, dict) and isinstance(t.deepspeed.get("zero_optimization"), dict)
         else None
     )
-    if name.startswith("zero") and stage is not None and str(stage) != name[-1]:
+    fixed = None if spec is None else spec.zero_stage
+    if fixed is not None and stage is not None and str(stage) != str(fixed):
         yield c.problem(
             "back.strategy_vs_file",
             f"the strategy is {name}, the DeepSpeed config says stage {stage}",
@@ -79,12 +83,9 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
 
 def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     """back.distributed_flag, back.distributed_alone, back.one_process"""
-    t = c.config.training
-    if (
-        t.distributed is False
-        and t.distributed_strategy not in ("auto", "fastest", *_ONE_PROCESS)
-        and ":" not in t.distributed_strategy
-    ):
+    t, spec = c.config.training, c.named_strategy
+    alone = spec is not None and spec.one_process
+    if t.distributed is False and spec is not None and not alone:
         yield c.problem(
             "back.distributed_flag",
             "distributed: false, and a distributed strategy",
@@ -92,7 +93,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
             _STRATEGY,
             hint="distributed: true, or distributed_strategy: single",
         )
-    if t.distributed is True and t.distributed_strategy == "single":
+    if t.distributed is True and alone and not spec.multi_device:
         yield c.problem(
             "back.distributed_flag",
             "distributed: true, and a strategy of one process",
@@ -101,7 +102,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
             hint="distributed_strategy: ddp, or distributed: false",
         )
     world = c.facts.world_size
-    if world == 1 and t.distributed is True and t.distributed_strategy not in _ONE_PROCESS:
+    if world == 1 and t.distributed is True and not alone:
         yield c.problem(
             "back.distributed_alone",
             "distributed: true, and one process is started: it trains alone",
@@ -109,7 +110,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
             hint="--nproc 2 and more, or a launcher; distributed: false where one is meant",
             severity=Severity.WARNING,
         )
-    if world is not None and world > 1 and (t.distributed is False or t.distributed_strategy in _ONE_PROCESS):
+    if world is not None and world > 1 and (t.distributed is False or alone):
         path = "training.distributed" if t.distributed is False else _STRATEGY
         yield c.problem(
             "back.one_process",
@@ -122,7 +123,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
 def needs_processes(c: Context) -> Iterator[Diagnostic]:
     """back.fsdp_single"""
     t, world = c.config.training, c.facts.world_size
-    if world == 1 and (t.fsdp or t.distributed_strategy == "fsdp"):
+    if world == 1 and (t.fsdp or (c.named_strategy is not None and c.named_strategy.min_processes > 1)):
         yield c.problem(
             "back.fsdp_single",
             "FSDP shards over processes, and there is one",

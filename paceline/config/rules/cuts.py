@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.config.rules.base import Context
-from paceline.config.rules.strategy import deepspeed_section, engine_of
+from paceline.config.rules.strategy import deepspeed_section
 
 
 def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:
@@ -18,9 +18,15 @@ def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:
         found.append("training.deepspeed: tensor_parallel.autotp_size")
     if file.get("sequence_parallel_size") not in (None, 0, 1):
         found.append("training.deepspeed: sequence_parallel_size")
-    if engine_of(c) in ("pipeline", "data_parallel"):
-        found.append(f"training.distributed_strategy: {engine_of(c)}")
+    if c.strategy is not None and not c.strategy.whole_rows:
+        found.append(f"training.distributed_strategy: {c.strategy.name}")
     return found
+
+
+def axes_that_cut(c: Context, *, scores: bool) -> tuple[str, ...]:
+    """The axes that cut whole answers apart; ``scores``: a head of one number judges them, which no axis cuts."""
+    across = frozenset() if scores or c.strategy is None else c.strategy.score_axes
+    return tuple(axis for axis in ("pp", "cp", "tp") if axis not in across)
 
 
 def in_words(keys: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ def positions(c: Context) -> Iterator[Diagnostic]:
 def packing(c: Context) -> Iterator[Diagnostic]:
     """data.packing_eval"""
     t, d = c.config.training, c.config.data
-    if d.packing and c.given("data.packing") and t.algorithm in ("ppo", "grpo"):
+    if d.packing and c.given("data.packing") and c.algorithm.on_policy:
         yield c.problem(
             "data.packing_eval",
             f"{t.algorithm} makes its rows itself, from rollouts",

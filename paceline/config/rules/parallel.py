@@ -126,22 +126,17 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
 
 def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     """par.strategy, par.pp_cp"""
-    sizes, name = _usable(c), c.config.training.distributed_strategy
+    sizes, spec = _usable(c), c.named_strategy
     if sizes is None:
         return
     used = [axis for axis, size in _by_name(sizes).items() if size > 1]
-    allowed = {
-        "single": (),
-        "data_parallel": (),
-        "ddp": ("dp_replicate_size",),
-        "fsdp": ("dp_replicate_size", "dp_shard_size", "cp_size", "tp_size"),
-    }
-    wrong = [axis for axis in used if name in allowed and axis not in allowed[name]]
+    allowed = None if spec is None else spec.axes
+    wrong = [axis for axis in used if allowed is not None and axis.removesuffix("_size") not in allowed]
     if wrong:
         instead = "pipeline" if "pp_size" in wrong else "fsdp"
         yield c.problem(
             "par.strategy",
-            f"the strategy {name} has no axis {', '.join(axis.removesuffix('_size') for axis in wrong)}",
+            f"the strategy {spec.name} has no axis {', '.join(axis.removesuffix('_size') for axis in wrong)}",
             _SIZES,
             _STRATEGY,
             found=_written(sizes),

@@ -5,31 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
-from paceline.config.rules.cuts import cutting_keys, in_words, places
-from paceline.config.rules.strategy import engine_of
-from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.rules.cuts import axes_that_cut, cutting_keys, in_words, places
+from paceline.config.sections.ppo import PpoOptions
+from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 
-_ON_POLICY = ("grpo", "ppo")
 _ROLLOUT = "training.rollout"
 MODEL = "model"  # the reward that is a model, and its option
 
 
 def _rollout(c: Context) -> RolloutOptions | None:
     t = c.config.training
-    return (t.rollout or RolloutOptions()) if t.algorithm in _ON_POLICY else None
+    return (t.rollout or RolloutOptions()) if c.algorithm.on_policy else None
 
 
 def strategies(c: Context) -> Iterator[Diagnostic]:
     """strategy.rollouts"""
-    t = c.config.training
-    options = _rollout(c)
+    options, spec = _rollout(c), c.algorithm
     if options is None:
         return
-    scores = t.algorithm == "ppo" or any(r.name == MODEL for r in options.rewards)  # a head of one number is not cut
-    wrong = cutting_keys(c, ("pp", "cp") if engine_of(c) == "fsdp" and not scores else ("pp", "cp", "tp"))
+    scores = spec.value_model or any(r.name == MODEL for r in options.rewards)  # a head of one number is not cut
+    wrong = cutting_keys(c, axes_that_cut(c, scores=scores))
     if wrong:
-        who = t.algorithm if t.algorithm == "ppo" or not scores else f"{t.algorithm} with a reward model"
+        who = spec.name if spec.value_model or not scores else f"{spec.name} with a reward model"
         yield c.problem(
             "strategy.rollouts",
             f"{who} writes answers token by token with a whole model on every rank; {in_words(wrong)} cuts it",
@@ -121,9 +119,8 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
 
 def ppo(c: Context) -> Iterator[Diagnostic]:
     """ppo.kl_estimator, ppo.adaptive_kl, ppo.no_kl"""
-    t = c.config.training
-    own = t.ppo
-    if t.algorithm != "ppo" or own is None:
+    own = c.own_options
+    if not isinstance(own, PpoOptions):
         return
     if own.kl_in == "loss" and own.kl_estimator == "k1" and own.kl_coef:
         yield c.problem(
@@ -167,14 +164,14 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
 def groups(c: Context) -> Iterator[Diagnostic]:
     """rollout.one_answer, rollout.greedy, rollout.filter_groups"""
     options = _rollout(c)
-    if options is not None and options.filter_groups and c.config.training.algorithm == "ppo":
+    if options is not None and options.filter_groups and not c.algorithm.group_relative:
         yield c.problem(
             "rollout.filter_groups",
             "PPO compares no answers with each other: equal scores are as good to learn from as others",
             f"{_ROLLOUT}.filter_groups",
             hint="filter_groups: false",
         )
-    if options is None or c.config.training.algorithm != "grpo":
+    if options is None or not c.algorithm.group_relative:
         return
     if options.num_generations == 1:
         yield c.problem(
@@ -196,8 +193,8 @@ def groups(c: Context) -> Iterator[Diagnostic]:
 
 def old_logprobs(c: Context) -> Iterator[Diagnostic]:
     """rollout.correction"""
-    options, own = _rollout(c), c.config.training.grpo
-    if options is None or c.config.training.algorithm != "grpo" or own is None or own.rollout_correction == "none":
+    options, own = _rollout(c), c.own_options
+    if options is None or not isinstance(own, GrpoOptions) or own.rollout_correction == "none":
         return
     if options.old_logprobs == "sampling":
         yield c.problem(
@@ -212,8 +209,9 @@ def old_logprobs(c: Context) -> Iterator[Diagnostic]:
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
     t = c.config.training
-    wrong = [name for name in _ON_POLICY if getattr(t, name) is not None and t.algorithm != name]
-    wrong += ["rollout"] if t.rollout is not None and t.algorithm not in _ON_POLICY else []
+    learners = [spec.name for spec in c.algorithms if spec.on_policy]
+    wrong = [name for name in learners if getattr(t, name) is not None and t.algorithm != name]
+    wrong += ["rollout"] if t.rollout is not None and t.algorithm not in learners else []
     for name in wrong:
         yield c.problem(
             "train.algorithm_section",

@@ -22,30 +22,6 @@ def _zero(c: Context) -> dict[str, Any]:
     return block if isinstance(block, dict) else {}
 
 
-def _stage(c: Context) -> int | None:
-    """The ZeRO stage, or None when DeepSpeed is not what runs."""
-    name = c.config.training.distributed_strategy
-    if name.startswith("zero") and name[-1].isdigit():
-        return int(name[-1])
-    if name == "deepspeed" or (name == "auto" and deepspeed_section(c)):
-        stage = _zero(c).get("stage", 0)
-        return int(stage) if isinstance(stage, (int, float)) else 0
-    return None
-
-
-def engine_of(c: Context) -> str:
-    """fsdp, pipeline, deepspeed, or the strategy's own name."""
-    t = c.config.training
-    if _stage(c) is not None:
-        return "deepspeed"
-    if t.distributed_strategy != "auto":
-        return t.distributed_strategy
-    if t.parallelism is not None and t.parallelism.pp_size > 1:
-        return "pipeline"
-    sharded = t.parallelism is not None and (t.parallelism.dp_shard_size, t.parallelism.cp_size, t.parallelism.tp_size) != (1, 1, 1)  # fmt: skip
-    return "fsdp" if t.fsdp or sharded else "auto"
-
-
 def zero_stage(c: Context) -> Iterator[Diagnostic]:
     """zero.stage"""
     stage = _zero(c).get("stage", 0)
@@ -57,7 +33,7 @@ def zero_stage(c: Context) -> Iterator[Diagnostic]:
 
 def float64(c: Context) -> Iterator[Diagnostic]:
     """strategy.float64"""
-    if c.config.model.dtype == "float64" and _stage(c) is not None:
+    if c.config.model.dtype == "float64" and c.strategy is not None and not c.strategy.float64:
         yield c.problem(
             "strategy.float64",
             "DeepSpeed keeps its flat buffers in float32: float64 would be rounded on the way",
@@ -74,7 +50,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
         return
     options = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
     offload = options.get("cpu_offload") is True or "offload" in str(t.fsdp or "")
-    if offload and engine_of(c) in ("fsdp", "pipeline"):
+    if offload and c.strategy is not None and "fsdp" in c.strategy.sections:
         yield c.problem(
             "strategy.fp16_offload",
             "the loss scale of fp16 is checked on the device, and offloaded gradients are in host memory",
@@ -82,7 +58,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
             "training.fsdp",
             hint="bf16: true, or fsdp without offload",
         )
-    if engine_of(c) == "pipeline":
+    if c.strategy is not None and not c.strategy.loss_scale:
         yield c.problem(
             "strategy.fp16_pipeline",
             "stages run their backwards inside the schedule, where no loss scale is applied",
@@ -94,10 +70,10 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
 
 def compiled(c: Context) -> Iterator[Diagnostic]:
     """strategy.compile"""
-    if c.config.training.torch_compile and engine_of(c) in ("fsdp", "pipeline", "deepspeed"):
+    if c.config.training.torch_compile and c.strategy is not None and not c.strategy.whole_modules:
         yield c.problem(
             "strategy.compile",
-            f"torch.compile is built for whole models; {engine_of(c)} gathers or cuts weights inside the forward",
+            f"torch.compile is built for whole models; {c.strategy.engine_name} gathers or cuts weights inside the forward",
             "training.torch_compile",
             _STRATEGY,
             hint="torch_compile: false, or distributed_strategy: ddp",
@@ -108,7 +84,7 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
     """strategy.pipeline_recompute"""
     t = c.config.training
     schedule = t.parallelism.pp_schedule if t.parallelism else None
-    if t.gradient_checkpointing and engine_of(c) == "pipeline" and schedule in ("zero_bubble", "zbv"):
+    if t.gradient_checkpointing and c.strategy is not None and c.strategy.stages and schedule in ("zero_bubble", "zbv"):
         yield c.problem(
             "strategy.pipeline_recompute",
             f"the schedule {schedule} goes backward through each layer in parts, and each part would compute the layer again",
@@ -120,7 +96,7 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
 
 def factored(c: Context) -> Iterator[Diagnostic]:
     """strategy.adafactor"""
-    if not elementwise(c.config.training.optim) and engine_of(c) in ("fsdp", "pipeline", "deepspeed"):
+    if c.strategy is not None and not c.strategy.whole_modules and not elementwise(c.config.training.optim):
         yield c.problem(
             "strategy.adafactor",
             "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them",
@@ -133,9 +109,9 @@ def factored(c: Context) -> Iterator[Diagnostic]:
 def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
     """strategy.data_parallel"""
     t = c.config.training
-    if t.distributed_strategy == "data_parallel" and (t.fsdp or t.deepspeed):
+    if t.fsdp or t.deepspeed:
         return  # back.strategy_vs_file tells it
-    if t.distributed_strategy == "data_parallel":
+    if c.named_strategy is not None and c.named_strategy.multi_device:
         yield c.problem(
             "strategy.data_parallel",
             "nn.DataParallel copies the model to every device in each step, in threads of one process; DistributedDataParallel is faster on the same devices",

@@ -24,21 +24,10 @@ from paceline.config.sections.types import (
     to_mapping,
     to_texts,
 )
+from paceline.core.tables import ALGORITHMS, STRATEGIES
 
-ALGORITHMS = ("sft", "reward", "dpo", "ppo", "grpo")
-STRATEGIES = (
-    "auto",
-    "fastest",
-    "single",
-    "data_parallel",
-    "ddp",
-    "fsdp",
-    "pipeline",
-    "deepspeed",
-    "zero1",
-    "zero2",
-    "zero3",
-)
+#: Values of ``distributed_strategy`` that leave the choice to the plan.
+AUTO, FASTEST = CHOSEN = ("auto", "fastest")
 
 
 def to_path_or_mapping(value: Any) -> Any:
@@ -96,7 +85,7 @@ class Parallelism(Section):
 class ScaleFields(Section):
     """Algorithm, strategy, batch and precision."""
 
-    algorithm: Annotated[str, Word(*ALGORITHMS)] = Field(default="sft", description="What is learnt.")
+    algorithm: Annotated[str, Word(*ALGORITHMS.names())] = Field(default="sft", description="What is learnt.")
     reward: RewardOptions | None = Field(default=None, description="Options of algorithm: reward.")
     dpo: DpoOptions | None = Field(default=None, description="Options of algorithm: dpo.")
     grpo: GrpoOptions | None = Field(default=None, description="Options of algorithm: grpo.")
@@ -110,7 +99,8 @@ class ScaleFields(Section):
     )
     distributed_strategy: Text = Field(
         default="auto",
-        description="auto (the rule for the model's size, checked against memory), fastest (the layout predicted to be fastest of those that fit), single, data_parallel, ddp, fsdp, pipeline, deepspeed, zero1, zero2, zero3, or your own as module:Class.",
+        description="auto (the rule for the model's size, checked against memory), fastest (the layout predicted to be fastest of those that fit), "
+        f"{', '.join(STRATEGIES.names())}, or your own as module:Class.",
     )
     strategy_options: Mapping = Field(
         default={}, description="Options handed to a strategy of your own (module:Class)."

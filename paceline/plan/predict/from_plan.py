@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.catalogue import FULL_PRECISION, Cluster, card_named
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import SIZES
@@ -14,7 +15,6 @@ from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Plan
 from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, own_kernels, predicted
 from paceline.plan.predict.work import Adapter, Machine, Rollout, Storage, Work
-from paceline.plan.roles import reads_prompts
 from paceline.plan.rollout import rollout_cut
 from paceline.plan.room import master_bytes
 from paceline.plan.shape import ModelShape
@@ -119,7 +119,7 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
 
 def _rollout(plan: Plan) -> Rollout | None:
     training = plan.config.get("training", {})
-    if not reads_prompts(plan.algorithm):
+    if not algorithm_spec(plan.algorithm).on_policy:
         return None
     options = training["rollout"]
     windows, passes = rollout_cut(training, plan.batch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from paceline.plan.predict.work import ON_POLICY, Rollout, StageCut, Work
+from paceline.plan.predict.work import Rollout, StageCut, Work
 
 Coefficients = Mapping[str, float]
 BUCKET = 25 * 2**20  # DDP's
@@ -61,7 +61,7 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
         one = c["checkpoint"] * work.element * work.tokens * work.shape.hidden_size
         checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
         attention = mlp = 0.0
-    logits = _logits(work, c) if stage.head and work.algorithm != "reward" else 0.0  # a scalar head
+    logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0  # a scalar head
     gathered = _gathered(work, c, whole, stage, slots)
     layer_sum = attention + mlp
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
@@ -89,7 +89,7 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
 
 def _answers(work: Work) -> float:
     """Keys and values of the answers that are written together, before the update begins: at their longest, whole rows."""
-    if work.algorithm not in ON_POLICY:
+    if not work.spec.on_policy:
         return 0.0
     rollout = work.rollout or Rollout(work.seq_len // 2)
     rows = min(rollout.rows, work.micro_batch * work.accumulation * rollout.windows)

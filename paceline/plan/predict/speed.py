@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.plan.predict.links import Group, latency, pass_time
-from paceline.plan.predict.work import ON_POLICY, Rollout, StageCut, Work
+from paceline.plan.predict.work import Rollout, StageCut, Work
 
 Coefficients = Mapping[str, float]
 
@@ -227,7 +227,7 @@ def _offload(work: Work) -> float:
 def _generation(work: Work, c: Coefficients) -> float:
     """A step's share of a rollout: every token reads all weights and the keys and values of half a row (decoding is bound by memory: Pope et al.
     2022, arXiv:2211.05102). All answers of a rollout are written at once; its steps share the time."""
-    if work.algorithm not in ON_POLICY:
+    if not work.spec.on_policy:
         return 0.0
     shape, rollout = work.shape, work.rollout or Rollout(work.seq_len // 2)
     cut = work.tp * work.pp

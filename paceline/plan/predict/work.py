@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.pieces import layer_ranges
 from paceline.plan.shape import ModelShape
 from paceline.plan.starts import Start
@@ -32,9 +33,6 @@ class Machine:
 
 
 #: Of each algorithm: models that are only run, and models that are trained beside the first.
-ROLES = {"sft": (0, 0), "reward": (0, 0), "dpo": (1, 0), "grpo": (1, 0), "ppo": (2, 1)}
-PAIRS = ("reward", "dpo")  # a row is two sequences
-ON_POLICY = ("ppo", "grpo")
 
 
 class StageCut(NamedTuple):
@@ -125,21 +123,26 @@ class Work:
         """Tokens of a micro-batch on one rank (its share of the sequence under context parallel)."""
         return self.seq_len * self.micro_batch * self.sequences // self.cp
 
+    @cached_property
+    def spec(self) -> AlgorithmSpec:
+        """What is learnt."""
+        return algorithm_spec(self.algorithm)
+
     @property
     def sequences(self) -> int:
         """Sequences of a row."""
-        return 2 if self.algorithm in PAIRS else 1
+        return self.spec.documents_a_row
 
     @property
     def frozen_models(self) -> int:
         """Models beside the first that are only run; a reference is the trained model with its adapter off, where there is one."""
-        frozen = ROLES.get(self.algorithm, (0, 0))[0]
+        frozen = self.spec.frozen_beside
         return frozen - 1 if self.adapter and frozen else frozen
 
     @property
     def trained_models(self) -> int:
         """Models trained beside the first."""
-        return ROLES.get(self.algorithm, (0, 0))[1]
+        return self.spec.trained_beside
 
     @cached_property
     def step_tokens(self) -> int:

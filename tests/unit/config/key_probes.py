@@ -18,10 +18,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from paceline.algorithms.registry import ALGORITHMS
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
+from paceline.core.tables import ALGORITHMS
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Plan

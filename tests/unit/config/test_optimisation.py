@@ -10,13 +10,13 @@ import pytest
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.training_args import OptimizerNames
 
-from paceline.algorithms.registry import ALGORITHMS
-from paceline.config.metrics import EVALUATED, evaluation_metrics
+from paceline.config.metrics import evaluation_metrics
 from paceline.config.optimizers import BUILT, KNOWN, not_built
 from paceline.config.schedules import NEEDED, OPTIONS, STATEFUL
 from paceline.config.sections.training_steps import SCHEDULES
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
+from paceline.core.tables import ALGORITHMS
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.strategies.optimizer import supported_optimizers
 from paceline.training.deepspeed_schedule import BUILDERS
@@ -154,7 +154,8 @@ def test_metrics_are_those_of_the_algorithms() -> None:
     for name in ALGORITHMS.names():
         told = ALGORITHMS.load(name).metric_names
         assert set(told) <= set(evaluation_metrics(name)), name
-        assert name not in EVALUATED or tuple(told) == EVALUATED[name]
+        own = ALGORITHMS.spec(name).evaluated
+        assert not own or tuple(told) == own
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.registry import ALGORITHMS
 from paceline.core.diagnostics import Severity
+from paceline.core.tables import ALGORITHMS
 from paceline.plan.roles import ON_POLICY
 from paceline.runlog import events
 from paceline.seam.window import StepResult, Window

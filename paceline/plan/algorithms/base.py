@@ -1,0 +1,104 @@
+"""``AlgorithmSpec``: what an algorithm reads, trains and asks; every question about one is asked here, none of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from paceline.core.tables import ALGORITHMS
+from paceline.plan.plan import Decision
+
+Training = Mapping[str, Any]  # ``Config.to_json()["training"]``
+Adapter = Mapping[str, Any] | None
+NO_MODELS: tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]] = ("", {}, ())
+
+
+class Rows(Enum):
+    """What a row is, in words."""
+
+    DOCUMENTS = "documents"
+    PAIRS = "preference pairs"
+    PROMPTS = "prompts"
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """``rows``: what it reads; of ``PROMPTS`` the model writes the answers itself, in training. ``trains``: the role of the model that training starts from.
+
+    ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
+    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``scalar_head``: the trained model scores whole
+    answers; ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
+    ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: (key of its options, default) of the weight that holds the policy to its
+    reference, and of the passes over a rollout.
+    """
+
+    name: str
+    rows: Rows = Rows.DOCUMENTS
+    trains: str = "policy"
+    named: Mapping[str, str] = field(default_factory=dict)
+    evaluated: tuple[str, ...] = ()
+    frozen_beside: int = 0
+    trained_beside: int = 0
+    scalar_head: bool = False
+    value_model: bool = False
+    group_relative: bool = False
+    num_generations: int = 1
+    kl: tuple[str, float] | None = None
+    passes: tuple[str, int] = ("", 1)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether rows are preference pairs: two documents that stay together."""
+        return self.rows is Rows.PAIRS
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether rows are prompts that the model answers itself in training."""
+        return self.rows is Rows.PROMPTS
+
+    @property
+    def documents_a_row(self) -> int:
+        """How many documents lie in a row side by side before packing."""
+        return 2 if self.pairs else 1
+
+    def options_of(self, training: Training) -> Mapping[str, Any]:
+        """Its own section; empty where none was given."""
+        return training.get(self.name) or {}
+
+    def group_size(self, training: Training) -> int:
+        """Answers to each prompt."""
+        return int((training.get("rollout") or {}).get("num_generations") or self.num_generations)
+
+    def num_passes(self, training: Training) -> int:
+        """Passes over the rows of a rollout."""
+        key, default = self.passes
+        return int(self.options_of(training).get(key, default))
+
+    def model_named(self, training: Training, role: str) -> str | None:
+        """The folder or hub name of a role's own weights; None where it starts from those that training starts from."""
+        name = self.options_of(training).get(self.named.get(role, ""))
+        return None if name is None else str(name)
+
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]]:
+        """(``Plan.reference``: where log-probabilities of the reference come from, ``Plan.models`` without their shapes, what there is to say)."""
+        return NO_MODELS
+
+
+def algorithm_spec(name: str) -> AlgorithmSpec:
+    """The spec of an algorithm by name. Raises ConfigError for an unknown one."""
+    found: AlgorithmSpec = ALGORITHMS.spec(name)
+    return found
+
+
+def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
+    """All built-in ones, in the order of the table."""
+    return tuple(algorithm_spec(name) for name in ALGORITHMS.names())
+
+
+def switched_off(adapter: Adapter, named: object) -> bool:
+    """Whether the policy with its adapter switched off is the reference: none is ``named``, and the adapter started from nothing."""
+    return adapter is not None and not named and not adapter["start"] and not adapter["modules_to_save"]

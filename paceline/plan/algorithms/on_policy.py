@@ -1,0 +1,66 @@
+"""What is learnt from the model's own answers: PPO and GRPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Rows, Training, switched_off
+from paceline.plan.plan import Decision
+
+
+@dataclass(frozen=True)
+class OnPolicy(AlgorithmSpec):
+    """A KL holds the policy to its reference; a reward model may judge the answers, a value model expect their scores."""
+
+    def model_named(self, training: Training, role: str) -> str | None:
+        """A reward model is named among the rewards; a value model starts from it where none is named."""
+        named = super().model_named(training, role)
+        if named is not None or role not in ("value", "reward"):
+            return named
+        judges = [r for r in (training.get("rollout") or {}).get("rewards") or () if r["name"] == "model"]
+        judge = judges[0]["options"].get("model") if judges else None
+        return None if judge is None else str(judge)
+
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]]:
+        reference, said = self._reference(training, adapter)
+        found: dict[str, dict[str, Any]] = {}
+        if reference == "live":
+            found["reference"] = {"trained": False, "model": self.model_named(training, "reference")}
+        if self.value_model:
+            name = self.model_named(training, "value")
+            found["value"] = {"trained": True, "model": name}
+            start = name or "the model that training starts from, with a fresh head"
+            own = ", with an adapter of its own" if adapter is not None else ""
+            said += (Decision("value model", "trained", f"{start}{own}"),)
+        judge = self.model_named(training, "reward")
+        if judge is not None:
+            found["reward"] = {"trained": False, "model": judge}
+            said += (Decision("reward model", "frozen", judge),)
+        return reference, found, said
+
+    def _reference(self, training: Training, adapter: Adapter) -> tuple[str, tuple[Decision, ...]]:
+        """The reference that a KL holds the policy to."""
+        assert self.kl is not None
+        weight, default = self.kl
+        key = f"training.{self.name}"
+        if not self.options_of(training).get(weight, default):
+            why = f"{key}.{weight} is 0: nothing holds the policy to a reference"
+            return "", (Decision("reference", "none", why),)
+        model = self.model_named(training, "reference")
+        if switched_off(adapter, model):
+            return "adapter", (Decision("reference", "adapter off", "the policy itself with its adapter switched off"),)
+        named = f"{key}.ref_model: {model}" if model else "the model that training starts from"
+        return "live", (Decision("reference", "live", f"{named}, frozen beside the policy"),)
+
+
+GRPO = OnPolicy(
+    "grpo", Rows.PROMPTS, named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
+    kl=("beta", 0.0), passes=("num_iterations", 1),
+)  # fmt: skip
+PPO = OnPolicy(
+    "ppo", Rows.PROMPTS, named={"reference": "ref_model", "value": "value_model"}, frozen_beside=2, trained_beside=1,
+    value_model=True, kl=("kl_coef", 0.05), passes=("num_ppo_epochs", 4),
+)  # fmt: skip

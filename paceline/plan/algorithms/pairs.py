@@ -1,0 +1,44 @@
+"""What is learnt from preference pairs: a reward model, and DPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Rows, Training, switched_off
+from paceline.plan.plan import Decision
+
+_KEY = "training.dpo"
+
+
+@dataclass(frozen=True)
+class Dpo(AlgorithmSpec):
+    """Its reference is asked in training, before it, or not at all."""
+
+    def models(
+        self, training: Training, adapter: Adapter
+    ) -> tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]]:
+        options = self.options_of(training)
+        if options.get("reference_free"):
+            why = f"{_KEY}.reference_free: every answer is equally likely"
+            return "", {}, (Decision("reference", "none", why),)
+        model = self.model_named(training, "reference")
+        named = f"{_KEY}.ref_model: {model}" if model else "the model that training starts from"
+        if options.get("precompute_ref_log_probs"):
+            why = f"{named}, asked once before training and kept in the data cache; none is loaded in training"
+            return "cached", {}, (Decision("reference", "cached", why),)
+        if switched_off(adapter, model):
+            why = "the policy itself with its adapter switched off: no second model"
+            return "adapter", {}, (Decision("reference", "adapter off", why),)
+        why = f"{named}, frozen beside the policy; {_KEY}.precompute_ref_log_probs: true spares its memory and its forward"
+        return "live", {"reference": {"trained": False, "model": model}}, (Decision("reference", "live", why),)
+
+
+REWARD = AlgorithmSpec(
+    "reward", Rows.PAIRS, trains="reward", scalar_head=True,
+    evaluated=("eval_loss", "eval_accuracy", "eval_margin", "eval_reward_chosen", "eval_reward_rejected", "eval_reward_mean", "eval_reward_std", "eval_calibration_error"),
+)  # fmt: skip
+DPO = Dpo(
+    "dpo", Rows.PAIRS, named={"reference": "ref_model"}, frozen_beside=1,
+    evaluated=("eval_loss", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/accuracies", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
+)  # fmt: skip

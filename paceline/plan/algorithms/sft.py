@@ -1,0 +1,7 @@
+"""Supervised fine-tuning."""
+
+from __future__ import annotations
+
+from paceline.plan.algorithms.base import AlgorithmSpec
+
+SFT = AlgorithmSpec("sft", evaluated=("eval_loss", "eval_accuracy"))
