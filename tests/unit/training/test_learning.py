@@ -11,7 +11,7 @@ import pytest
 
 from paceline.core.diagnostics import Severity
 from paceline.core.tables import ALGORITHMS
-from paceline.plan.roles import ON_POLICY
+from paceline.plan.algorithms.base import algorithm_specs
 from paceline.runlog import events
 from paceline.seam.window import StepResult, Window
 from paceline.training.learning import IN_A_ROW, Learning
@@ -90,7 +90,7 @@ def test_losses_that_may_rise_are_only_looked_at_for_their_gradient() -> None:
     assert codes([(-0.3, 0.0)] * 5, falls=False) == (NONE, NONE)
     assert codes([(0.0, 0.0)] * 5, falls=False) == ([], []), "rollout.no_spread says that"
     assert {name: ALGORITHMS.load(name).loss_falls for name in ALGORITHMS.names()} == {
-        name: name not in ON_POLICY for name in ALGORITHMS.names()
+        spec.name: not spec.on_policy for spec in algorithm_specs()
     }
 
 
