@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import ALL_LINEAR
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.families import FAMILY_SIZES, NO_LINEARS
 from paceline.plan.knobs import keeps_apart
 from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
-from paceline.plan.roles import reads_prompts
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 #: ``attn_implementation`` that every model class of Transformers has
@@ -53,7 +53,7 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
         reasons.append(f"family {kind}")
     if not keeps_apart(m.attn_implementation, plan.shape):
         asked = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
-                 "sequence parallelism": sharded.get("sequence_parallel"), "rollouts": reads_prompts(plan.algorithm)}  # fmt: skip
+                 "sequence parallelism": sharded.get("sequence_parallel"), "rollouts": algorithm_spec(plan.algorithm).on_policy}  # fmt: skip
         reasons += (f"{what} on padded rows" for what, is_so in asked.items() if is_so)
     if plan.adapter is not None and plan.adapter["quantization"] and kind in NO_LINEARS:
         reasons.append("4-bit layers")
