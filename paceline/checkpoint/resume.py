@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
-from paceline.checkpoint.manifest import MANIFEST, check_sizes, read_manifest, verify
+from paceline.checkpoint.manifest import MANIFEST, read_manifest, verify
 from paceline.checkpoint.ties import check_name, check_state, read_state
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ AUTO = "auto"
 def find_checkpoint(
     where: str, run: RunDir, notes: list[Diagnostic] | None = None, *, hashes: bool = True
 ) -> Path | None:
-    """The checkpoint that ``resume_from_checkpoint: where`` means; every byte of it was verified (``hashes`` False: sizes alone, for a look before).
+    """The checkpoint that ``resume_from_checkpoint: where`` means; every byte of it was verified (``hashes`` False: of the tensors sizes alone, for a look before).
 
     ``latest`` and ``auto`` take the newest complete one of ``run`` (``auto`` gives None when the run has none at all); a path may be a
     run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``), or one checkpoint (taken or refused).
@@ -43,6 +44,13 @@ def find_checkpoint(
     if path.is_dir() and scan(path):
         return _newest(path, notes, may_be_none=False, hashes=hashes)
     raise CheckpointError(_no_such(path))
+
+
+def at_its_key(error: PacelineError) -> list[Diagnostic]:
+    """What is wrong with a checkpoint at the key that names it, its folder in what was found."""
+    key = "training.resume_from_checkpoint"
+    found = [(d, d.where if d.where != key else "") for d in error.diagnostics]
+    return [replace(d, where=key, found=": ".join(filter(None, (folder, d.found)))) for d, folder in found]
 
 
 def open_checkpoint(path: Path, *, verify: bool = True) -> CheckpointReader:
@@ -100,7 +108,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
     hint = read_hint(folder / LATEST)
     problems: list[tuple[Found, CheckpointError]] = []
     for candidate in reversed(found):
-        problem = candidate.problem or (_problem(candidate) if hashes else None)
+        problem = candidate.problem or _problem(candidate, hashes)
         if problem is None:
             problems += [(f, f.problem) for f in found if f.problem and f.manifest is None and f.step > candidate.step]
             notes.extend(_passed_over(f, p, candidate) for f, p in problems)
@@ -131,15 +139,15 @@ def _exactly(path: Path, hashes: bool) -> Path:
         raise CheckpointError(_no_such(path))
     manifest = read_manifest(path)
     check_name(path, manifest)
-    (verify if hashes else check_sizes)(path, manifest)
+    verify(path, manifest, tensors=hashes)
     check_state(path, manifest, read_state(path))
     return path
 
 
-def _problem(found: Found) -> CheckpointError | None:
+def _problem(found: Found, hashes: bool) -> CheckpointError | None:
     assert found.manifest is not None
     try:
-        verify(found.path, found.manifest)
+        verify(found.path, found.manifest, tensors=hashes)
         check_state(found.path, found.manifest, read_state(found.path))
     except CheckpointError as problem:
         return problem

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.manifest import STATE, Manifest, open_regular
+from paceline.checkpoint.manifest import HF_FOLDER, STATE, Manifest, open_regular
 from paceline.checkpoint.strictjson import parse_object
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 MAX_STATE_BYTES = 256 * 1024 * 1024
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _NAMED = re.compile(r"(?:\.replaced-)?step-(\d{8,15})(?:-[0-9a-f]+)?")
 _SHARD = re.compile(r"shard-\d+-of-(\d+)\.safetensors")
 
@@ -46,6 +47,16 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     """``state.json``. Raises CheckpointError."""
     with open_regular(checkpoint / STATE) as file:
         return parse_object(file.read(MAX_STATE_BYTES + 1), str(checkpoint / STATE), max_bytes=MAX_STATE_BYTES)
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """``config.json`` beside the weights; empty where there is none. Raises CheckpointError."""
+    path = checkpoint / HF_FOLDER / "config.json"
+    try:
+        with open_regular(path) as file:
+            return parse_object(file.read(MAX_CONFIG_BYTES + 1), str(path), max_bytes=MAX_CONFIG_BYTES)
+    except FileNotFoundError:
+        return {}
 
 
 def _misplaced(checkpoint: Path, found: str) -> CheckpointError:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.cli.asked import Asked
 from paceline.cli.options import load
@@ -19,8 +19,12 @@ from paceline.launch.before.planned import cluster_of, merged, planned
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
+    from paceline.config.source import Source
     from paceline.launch.spec import Cluster
     from paceline.plan.plan import Plan
+
+
+T = TypeVar("T")
 
 
 def start(
@@ -30,6 +34,7 @@ def start(
 
     ``one_process``: one where the config does not say ``launch.nproc``, whatever the machine has.
     """
+    from paceline.launch.before.beforehand import check_bytes
     from paceline.launch.claim import check_claim, claim
     from paceline.launch.spec import roomy_heap, worker_argv
     from paceline.launch.start import launch, launcher_for
@@ -56,6 +61,8 @@ def start(
         arguments = outside_arguments(config_file, overrides, replace(asked, node_rank=None))
         print_commands(launcher, worker_argv(*arguments), cluster, cores, settings)
         return 0
+    if resume and cluster.node_rank == 0:
+        with_lines(lambda: check_bytes(str(training.resume_from_checkpoint), run_dir), loaded.provenance)
     if plan.num_nodes == 1:
         with written_for(run_dir.root, training.output_access):
             notes = claim(
@@ -68,17 +75,25 @@ def start(
             )
         tell(notes)
     worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
-    try:
-        code = launch(
+    code = with_lines(
+        lambda: launch(
             worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings, run_dir=run_dir
-        )
-    except ConfigError as error:
-        raise ConfigError(*merged((), error.diagnostics, loaded.provenance)) from error
+        ),
+        loaded.provenance,
+    )
     if code == 0 and cluster.node_rank == 0:
         from paceline.cli.ledger import record
 
         record(plan)
     return code
+
+
+def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:
+    """What ``do`` answers; what it refuses with the line of the YAML. Raises ConfigError."""
+    try:
+        return do()
+    except ConfigError as error:
+        raise ConfigError(*merged((), error.diagnostics, provenance)) from error
 
 
 def worker_arguments(config_file: Path, overrides: Sequence[str], asked: Asked, plan: Plan) -> list[str]:

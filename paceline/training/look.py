@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.algorithms.rewards.scoring import MODEL, RewardSpec, check_built_in
-from paceline.checkpoint.resume import find_checkpoint, same_run
-from paceline.checkpoint.ties import read_state
+from paceline.checkpoint.manifest import read_manifest
+from paceline.checkpoint.resume import at_its_key, find_checkpoint, same_run
+from paceline.checkpoint.ties import read_config, read_state
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
+from paceline.core.units import human_bytes
 from paceline.data.examples import Reading
 from paceline.data.fingerprint import definition
 from paceline.data.look import look_at_sets, look_at_tokenizer
@@ -28,6 +30,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.roles import BESIDE
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout_named import check_reward_folder, missing_key
+from paceline.training.same_model import other_training
 
 #: A data set larger than this is not read through for its fingerprint before a start, unless its digests are known.
 MOST_BYTES = 2 << 30
@@ -102,15 +105,18 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
     run = RunDir.at(config.run_directory())
     try:
         path = find_checkpoint(where, run, hashes=False)
+        if path is None:
+            return
+        state, saved = read_state(path), read_config(path)
     except PacelineError as error:
-        for finding in error.diagnostics:
-            place = "training.resume_from_checkpoint"
-            yield replace(finding, where=place, found=f"{finding.where}: {finding.found}" if finding.where != place else finding.found)  # fmt: skip
+        yield from at_its_key(error)
         return
-    if path is None:
-        return
-    state = read_state(path)
+    yield _chosen(path)
     if plan is not None:
+        other = other_training(state, plan, saved)
+        yield from other
+        if any(finding.code == "resume.other_algorithm" for finding in other):
+            return
         yield from _said(lambda: keep_global_batch(state, plan)[1])
         yield from _said(lambda: other_strategy(state, plan))
     now = _state_now(config, environ, plan, state)
@@ -123,6 +129,14 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
     except PacelineError as error:
         for finding in error.diagnostics:
             yield replace(finding, where=_KEYS[finding.where])
+
+
+def _chosen(path: Path) -> Diagnostic:
+    total = human_bytes(read_manifest(path).total_bytes)
+    link = f", a link to {path.resolve()}" if path.is_symlink() else ""
+    what = f"the run goes on from {path.name}{link}: what it consists of is there, in the sizes that were saved"
+    found = f"{total} in {path}: `paceline train` compares every byte by its sha256 before it starts a process"
+    return Diagnostic("resume.chosen", what, "training.resume_from_checkpoint", found, severity=Severity.NOTE)
 
 
 def _said(ask: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:

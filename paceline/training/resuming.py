@@ -9,11 +9,14 @@ from typing import Any
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import find_checkpoint, open_checkpoint, same_run
+from paceline.checkpoint.ties import read_config
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
 from paceline.training.agree import share_plan
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
+from paceline.training.same_model import other_training
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ def open_resume(world: Any, where: str | None, run: RunDir, plan: Plan, state_no
     if found["path"] is None:
         return Resumed(None, plan, tuple(notes))
     reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
+    if other := other_training(reader.state, plan, read_config(reader.path)):
+        raise CheckpointError(*other)
     kept, said = keep_global_batch(reader.state, plan)
     said += other_strategy(reader.state, plan)
     said += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})

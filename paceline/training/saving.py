@@ -45,6 +45,7 @@ def run_state(
         "world_size": plan.world_size,
         "data_parallel_size": plan.batch.data_parallel_size,
         "strategy": plan.strategy,
+        "optimizer": {key: plan.optimizer[key] for key in ("name", "args")},
         "plan_digest": plan.digest(),
     }
 
@@ -78,16 +79,11 @@ def own_generation(hf: Any) -> dict[str, Any]:
 
 
 def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
-    """Refuse to put an adapter on other weights than it was trained on, and a whole model into a run with an adapter. Raises CheckpointError.
+    """Refuse to put an adapter on other weights than it was trained on. Raises CheckpointError.
 
     ``adapter`` is that of the root module of ``role``, None where all weights are trained. A base whose weights this rank does not have is not compared.
     """
     saved = state.get("other_bases", {}).get(role, state.get("base_model"))
-    if (saved is None) != (adapter is None):
-        found = "an adapter" if saved is not None else "a whole model"
-        what = f"the checkpoint holds {found}, and this run trains {'an adapter' if adapter is not None else 'all weights'}"
-        hint = "the lora section it was made with, or a new run"
-        raise CheckpointError(Diagnostic("resume.adapter", what, "lora", found, hint))
     if saved is None or adapter is None:
         return
     mine, theirs = adapter.base["fingerprint"], saved.get("fingerprint")

@@ -86,7 +86,7 @@ LATE = {
         data.token_range data.too_few_rows rewards.code_tests training.no_steps
     """,
     "notes about what was read or chosen, which refuse nothing": """
-        data.fields_unread data.files_left_out data.format data.max_rows data.mixture data.plain_template resume.batch_resplit resume.chosen
+        data.fields_unread data.files_left_out data.format data.max_rows data.mixture data.plain_template resume.batch_resplit
         resume.config_changed resume.other_evaluation resume.skipped_incomplete resume.fresh_start trial.not_here
     """,
     "this machine's compiler, driver and packages as a worker uses them, which may be another host's": """
@@ -100,9 +100,6 @@ LATE = {
 
 # Could be known before the start, and is not yet: code → what it takes.
 TO_BE_MOVED = {
-    "checkpoint.damaged checkpoint.foreign_file checkpoint.incomplete checkpoint.json checkpoint.manifest checkpoint.misplaced":
-        "find_checkpoint, which the look calls, raises these; a fault each is missing",
-    "checkpoint.other_run resume.adapter": "the look compares batch, length, packing and seed (no fault each); not yet whether an adapter was saved",
     "data.not_a_dataset": "a folder of datasets is opened by its library: a try of its own",
     "data.no_eos data.no_offsets data.template_costly data.template_token": "the tokenizer as Transformers loads it: a try of its own",
     "models.adapter_new_rows models.vocab_too_large": "the tokenizer's size against the embedding's rows: the same try",

@@ -18,7 +18,7 @@ WRITERS = {
     "paceline/demo/tokenizer.py": "the demo's", "paceline/demo/files.py": "the demo's", "paceline/demo/numbers.py": "the demo's", "paceline/demo/further.py": "the demo's",
     "paceline/demo/pairs.py": "the demo's", "paceline/checkpoint/disk.py": "numbers and the config", "paceline/algorithms/rewards/sandbox/client.py": "a program, in memory",
     "paceline/algorithms/rewards/sandbox/server.py": "a verdict, on a pipe", "paceline/algorithms/rewards/sandbox/walls.py": "maps of users",
-    "paceline/launch/before/beforehand.py": "a config that was refused if it held a secret, in a temporary folder", "paceline/training/trial.py": "findings, in a temporary folder",
+    "paceline/launch/before/beforehand.py": "a config that was refused if it held a secret, in a temporary folder", "paceline/training/trial.py": "findings, in a temporary folder", "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
     "paceline/config/reference.py": "documentation", "paceline/config/foreign/reference.py": "documentation", "paceline/training/console.py": "the redactor it is given",
 }  # fmt: skip
 _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")

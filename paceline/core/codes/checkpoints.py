@@ -29,7 +29,10 @@ _READING = {
     "checkpoint.other_run": "The checkpoint comes from a run with other data, another model or another global batch, so that going on would not be the same run. Use what is shown as the checkpoint's, or start a new run.",
 }
 _RESUMING = {
-    "resume.adapter": "The checkpoint and the config do not agree about an adapter. Resume with the lora section it was made with, or start a new run.",
+    "resume.adapter": "The checkpoint and the config do not agree about an adapter: one has none, or rank, scale or layers differ. Resume with the lora section it was made with, or start a new run.",
+    "resume.other_algorithm": "The checkpoint is of a run that trained by another algorithm, whose rows, heads and models are others. Resume by the algorithm that saved it, or export the model and start a new run from it.",
+    "resume.other_model": "The checkpoint is of a model with other sizes than the config's, so that its weights do not fit, or only a part of them would be taken. Use the model it was made with, or start a new run.",
+    "resume.other_optimizer": "The checkpoint holds the state of another optimizer, or of the same one with options under which it keeps other things. Resume with the optimizer that saved it, or export the model and start a new run, whose optimizer begins anew.",
     "resume.base_model": "The adapter in the checkpoint was trained on other base weights than those here. Use the model and revision it was made with.",
     "resume.data_not_compared": "The checkpoint's fingerprint of its data was made by another version of Paceline, Transformers or tokenizers, by another definition, so it cannot be told whether the data is the same. The run goes on; make sure that data, tokenizer and template are what they were.",
     "resume.other_strategy": "The run goes on under another strategy than the one that saved the checkpoint. Checkpoints hold whole tensors in blocks, of which each process reads its own.",

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
+    from paceline.core.rundir import RunDir
     from paceline.plan.plan import Plan
 
 #: A look takes a second; imports of torch, Transformers and a user's own modules on a slow file system take longer.
@@ -68,20 +70,11 @@ def _findings(found: Any) -> list[Diagnostic]:
 
 def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """(what the process answered until it ended, why it ended early)."""
-    from paceline.launch.spec import import_path, module_argv
-
     with tempfile.TemporaryDirectory(prefix="paceline-look-") as folder:
         asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
-        child = subprocess.Popen(
-            module_argv("paceline.training.trial", str(asked), str(answer)),
-            env={**os.environ, **import_path(os.environ), "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        ended = _wait(child)
+        child = _started("paceline.training.trial", str(asked), str(answer))
+        ended = _wait(child, SECONDS)
         try:
             told: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -89,14 +82,44 @@ def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         return told, ended
 
 
-def _wait(child: subprocess.Popen[bytes]) -> str:
+def check_bytes(where: str, run: RunDir) -> None:
+    """Every byte of the checkpoint that a run goes on from, by its sha256, in a process of its own. Raises ConfigError.
+
+    It takes as long as reading takes: the ranks would read as much before they find the same.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-bytes-") as folder:
+        answer = Path(folder) / "answer.json"
+        child = _started("paceline.checkpoint.every_byte", where, str(run.root), str(answer))
+        if ended := _wait(child, None):
+            what = "the checkpoint could not be read through before the start"
+            raise ConfigError(Diagnostic("trial.unfinished", what, "training.resume_from_checkpoint", ended, "paceline train again"))  # fmt: skip
+        found = list(_findings(json.loads(answer.read_text(encoding="utf-8"))))
+    if found:
+        raise ConfigError(*found)
+
+
+def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A process of ours that is quiet, leads its own group and fetches nothing."""
+    from paceline.launch.spec import import_path, module_argv
+
+    return subprocess.Popen(
+        module_argv(module, *arguments),
+        env={**os.environ, **import_path(os.environ), "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
     """Why the process did not end by itself and well; empty when it did. Nothing that it started outlives it."""
     try:
-        _, said = child.communicate(timeout=SECONDS)
+        _, said = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-        return f"no end within {SECONDS:.0f} s"
+        return f"no end within {seconds:.0f} s"
     except BaseException:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()

@@ -1,0 +1,30 @@
+"""``python -m paceline.checkpoint.every_byte WHERE RUN ANSWER``: reads the checkpoint that a run goes on from; what is wrong with it as JSON. No torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from paceline.checkpoint.resume import at_its_key, find_checkpoint
+from paceline.core.errors import CheckpointError
+from paceline.core.rundir import RunDir
+from paceline.launch.ending import ended
+from paceline.launch.outlet import redacted
+
+
+@ended
+@redacted
+def main(where: str, run: str, answer: str) -> int:
+    """Before the ranks start, which each would read it before they could say so."""
+    try:
+        find_checkpoint(where, RunDir.at(run))
+        found = []
+    except CheckpointError as error:
+        found = at_its_key(error)
+    Path(answer).write_text(json.dumps([finding.to_json() for finding in found]), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""Whether a checkpoint is of what this run trains: by the same algorithm and optimizer, a model of the same sizes, the same adapter. No torch.
+
+A smaller model, or an adapter on fewer layers, would be filled from the checkpoint without a word and the rest be dropped; another optimizer
+would meet a state that is not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.config.optimizers import BUILT
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.plan import Plan
+from paceline.plan.shape import shape_from_config
+
+_EXPORT = "paceline export RUN --to DIR and a new run with model.name_or_path: DIR"
+_SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # a vocabulary may have grown
+_ADAPTER = ("r", "alpha", "use_rslora", "target_modules", "modules_to_save", "bias")
+_MATRIX = (8, 6)  # any: two optimizers of one class that keep as much of it keep the same
+
+
+def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any]) -> list[Diagnostic]:
+    """What a run by ``plan`` would train otherwise than the one that saved ``state``; ``saved`` is the ``config.json`` beside its weights."""
+    before = state.get("config", {}).get("training", {}).get("algorithm", plan.algorithm)
+    if before != plan.algorithm:  # rows, heads and roles follow from it
+        what = f"the checkpoint is of a run by '{before}', and this one trains by '{plan.algorithm}'"
+        hint = f"algorithm: {before}; or to go on from its weights, {_EXPORT}"
+        return [Diagnostic("resume.other_algorithm", what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint)]  # fmt: skip
+    return [*_optimizer(state.get("optimizer"), plan.optimizer), *_adapters(state, plan.adapter), *_sizes(saved, plan)]
+
+
+def _optimizer(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[Diagnostic]:
+    if before is None or _keeps(before) == _keeps(now):  # checkpoints of before do not say
+        return []
+    what, hint = "the checkpoint holds the state of another optimizer than this run's", f"optim: {_named(before)}; or {_EXPORT}, whose optimizer begins anew"  # fmt: skip
+    return [Diagnostic("resume.other_optimizer", what, "training.optim", f"{_named(before)} in the checkpoint, {_named(now)} now", hint)]  # fmt: skip
+
+
+def _named(optimizer: Mapping[str, Any]) -> str:
+    args = ", ".join(f"{key}={value}" for key, value in optimizer["args"].items())
+    return f"{optimizer['name']} with optim_args: {args}" if args else str(optimizer["name"])
+
+
+def _keeps(optimizer: Mapping[str, Any]) -> tuple[str, int]:
+    built = BUILT.get(optimizer["name"])
+    return (optimizer["name"], 0) if built is None else (built.made_by, built.kept(_MATRIX, optimizer["args"]))
+
+
+def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None) -> list[Diagnostic]:
+    before = state.get("adapter")
+    if (before is None) != (now is None):
+        held, trained = ("a whole model", "an adapter") if before is None else ("an adapter", "all weights")
+        what, hint = f"the checkpoint holds {held}, and this run trains {trained}", "the lora section it was made with, or a new run"  # fmt: skip
+        return [Diagnostic("resume.adapter", what, "lora", held, hint)]
+    if before is None or now is None:
+        return []
+    other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
+    if other[:2] == ["r", "alpha"]:  # twice the rank, where it is not written
+        other.remove("alpha")
+    return [
+        Diagnostic(
+            "resume.adapter",
+            f"the adapter in the checkpoint was made with another {key}",
+            f"lora.{key}",
+            f"{_shown(before[key])} in the checkpoint, {_shown(now[key])} now",
+            f"{key}: {_shown(before[key])}; or a new run",
+        )
+        for key in other
+    ]
+
+
+def _shown(value: Any) -> str:
+    return str(sorted(value) if isinstance(value, list | tuple) else value)
+
+
+def _sizes(saved: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
+    try:
+        before = shape_from_config(saved) if saved else None
+    except ConfigError:  # a family whose sizes are not known here: its tensors are compared as they are read
+        return []
+    if before is None or plan.shape is None:
+        return []
+    other = [n for n in _SIZES if getattr(before, n) != getattr(plan.shape, n)]
+    if not other:
+        return []
+    found = ", ".join(f"{name} {getattr(before, name)} in the checkpoint, {getattr(plan.shape, name)} now" for name in other)  # fmt: skip
+    what = "the checkpoint is of a model of other sizes"
+    hint = "the model it was made with, or a new run in another training.output_dir"
+    key = "model.config" if plan.config["model"].get("config") else "model.name_or_path"
+    return [Diagnostic("resume.other_model", what, key, found, hint)]

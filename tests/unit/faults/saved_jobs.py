@@ -1,0 +1,72 @@
+"""A checkpoint of a sound job, as its run would have saved it, without a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fault_jobs import Job, write_safetensors
+
+from paceline.checkpoint.manifest import FileEntry, Manifest
+from paceline.checkpoint.strictjson import dump_object
+from paceline.cli.options import load
+from paceline.config.schema import Config
+from paceline.core.rundir import RunDir
+from paceline.data.fingerprint import definition
+from paceline.data.prepare import train_fingerprint_of
+from paceline.launch.before import beforehand
+from paceline.launch.before.planned import planned
+from paceline.plan.plan import Plan
+from paceline.plan.roles import reads_pairs, reads_prompts
+from paceline.training.look import look
+from paceline.training.saving import run_state
+from paceline.training.state import TrainState
+
+SHARD = "shard-00000-of-00001.safetensors"
+Fault = dict[str, Any]
+
+
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look without its process, which costs half a second a fault."""
+
+    def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        plan = Plan.from_json(job["plan"]) if job["plan"] else None
+        return {"looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan)]}, ""
+
+    monkeypatch.setattr(beforehand, "_asked", asked)
+
+
+def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Path:
+    """The folder of a checkpoint of ``job`` under ``settings``; weights of one small tensor."""
+    plan, _ = planned(load(job.yaml(settings or {}), ()), imports=False)
+    config = Config.from_json(plan.config)
+    kinds = {"pairs": reads_pairs(plan.algorithm), "prompts": reads_prompts(plan.algorithm)}
+    cache = Path(os.environ["PACELINE_CACHE"])
+    rows = train_fingerprint_of(config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, **kinds)
+    assert rows is not None
+    adapter = None if plan.adapter is None else SimpleNamespace(spec=plan.adapter, base={"fingerprint": "f"})
+    state = run_state(
+        TrainState(step=step), None, plan, rows, {"policy": adapter}, train_fingerprint=rows, data_definition=definition()
+    )  # fmt: skip
+    folder = RunDir.at(plan.run_dir).checkpoint(step)
+    (folder / "hf").mkdir(parents=True)
+    write_safetensors(folder / SHARD)
+    (folder / "state.json").write_bytes(dump_object(state, "state.json"))
+    (folder / "hf" / "config.json").write_bytes((Path(config.model.name_or_path or "") / "config.json").read_bytes())
+    write_manifest(folder, step)
+    return folder
+
+
+def write_manifest(folder: Path, step: int, world_size: int = 1) -> None:
+    """The manifest of what lies in ``folder``."""
+    import hashlib
+
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json")
+    files = {}
+    for name in names:
+        data = (folder / name).read_bytes()
+        files[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest())
+    (folder / "manifest.json").write_bytes(Manifest(step, step, world_size, 0.0, files).to_bytes())
