@@ -6,8 +6,10 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.files import open_file
 
 MAX_BYTES = 1 << 20
+_OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def read_text(path: str, what: str = "the config file") -> str:
@@ -23,7 +25,8 @@ def read_text(path: str, what: str = "the config file") -> str:
             )
         if not file.exists():
             raise _fail("config.missing_file", f"{what} does not exist", path, hint=_nearby(file))
-        with file.open("rb") as stream:
+        # what a shell hands over, as in paceline plan <(…), is a pipe with somebody at its other end
+        with file.open("rb") if str(file).startswith(_OPEN_ALREADY) else open_file(file) as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as exc:
         raise _fail(

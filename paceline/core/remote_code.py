@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.files import open_file, read_text
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -82,7 +83,8 @@ def read_code(folder: Path) -> Code:
     elsewhere: set[str] = set()
     for path in _python_files(folder):
         name = path.relative_to(folder).as_posix()
-        parts.append((name, hashlib.sha256(path.read_bytes()).hexdigest()))
+        with open_file(path) as file:
+            parts.append((name, hashlib.sha256(file.read()).hexdigest()))
         found.append((path.stat().st_mtime, name))
     for path in sorted(folder.glob("*.json")):
         maps = list(_auto_maps(path))
@@ -116,7 +118,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 def _auto_maps(path: Path) -> Iterator[Any]:
     """Every ``auto_map`` in a JSON file, at any depth."""
     try:
-        todo = [json.loads(path.read_text(encoding="utf-8"))] if path.stat().st_size <= _CONFIG_BYTES else []
+        todo = [json.loads(read_text(path))] if path.stat().st_size <= _CONFIG_BYTES else []
     except (OSError, ValueError, RecursionError):
         return  # no config of a model
     while todo:

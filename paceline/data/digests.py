@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.files import open_file
 
 HASHED_BLOCK = 1 << 26
 _BLOCK_BYTES = 1 << 22
@@ -42,7 +43,7 @@ def digest_files(files: Iterable[Path], cache_dir: Path) -> dict[Path, str]:
 def sha256_of(file: Path) -> str:
     """sha256 of a file's bytes, lower-case hex. Raises OSError."""
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

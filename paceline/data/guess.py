@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import open_file
 from paceline.data.formats import COLUMNS, PAIRS
 
 _LOOKED_AT = 1 << 16  # bytes
@@ -16,7 +17,7 @@ _HEADERS = [frozenset(must) for must, _ in COLUMNS.values() if len(must) > 1] + 
 
 def disguised(file: Path) -> Diagnostic | None:
     """The finding for a .txt or .csv file that holds rows of another kind; None for what is what it says. Raises OSError."""
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         start = stream.read(_LOOKED_AT).decode("utf-8-sig", "ignore")
     kind = _kind(start)
     if kind is None or file.suffix.lower() == f".{kind[0]}":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.files import no_file
 
 SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".txt": "txt"}
 SPLITS = {
@@ -75,6 +76,8 @@ def _not_there(local: Path, path: str) -> Diagnostic:
 
 
 def _known(file: Path) -> Path:
+    if kind := no_file(file):
+        raise DataError(Diagnostic("data.unreadable", f"this is {kind}, not a file", str(file), file.name, "a file with rows"))  # fmt: skip
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(
             Diagnostic(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.files import open_file, read_text, special_files
 from paceline.data.build import needs_template, no_template
 from paceline.data.examples import Reading
 from paceline.data.glance import refused_rows
@@ -107,6 +108,10 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str]) -> Iterator[
     except DataError as error:
         yield from (replace(d, where=key if d.code == "data.no_tokenizer" else d.where) for d in error.diagnostics)
         return
+    if special := special_files(folder):
+        what = "the tokenizer's folder holds something that is no file"
+        yield Diagnostic("data.bad_tokenizer", what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder")  # fmt: skip
+        return
     for file in tokenizer_files(folder):
         if file.suffix == ".json" and (wrong := _cut(file)):
             what = "a file of the tokenizer is damaged or was cut short"
@@ -118,7 +123,7 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str]) -> Iterator[
 def _cut(file: Path) -> str:
     """Why a file cannot be one JSON object, by its ends alone: a vocabulary may be large."""
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             head = stream.read(64).lstrip()
             stream.seek(max(0, file.stat().st_size - 64))
             tail = stream.read().rstrip()
@@ -132,6 +137,6 @@ def _has_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in _TEMPLATES):
         return True
     try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("chat_template"))
+        return bool(json.loads(read_text(folder / "tokenizer_config.json")).get("chat_template"))
     except (OSError, ValueError, AttributeError):
         return False

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.core.files import open_text
 from paceline.data.guess import disguised
 from paceline.data.locate import SUFFIXES, Located
 from paceline.data.strict import DECODER, check_value, parse_row
@@ -53,7 +54,7 @@ def _open(file: Path) -> Any:
     try:
         if file.stat().st_size == 0:
             raise DataError(Diagnostic("data.empty", "the file is empty", str(file), "0 bytes", "a file with rows"))
-        return file.open(encoding="utf-8-sig", newline="")
+        return open_text(file)
     except OSError as exc:
         raise DataError(
             Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))
@@ -174,7 +175,8 @@ def _json(file: Path) -> Iterator[RawRow]:
 def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
     """What to say of a .json file that is neither a list nor JSON lines."""
     try:
-        value = json.loads(file.read_text("utf-8-sig"))
+        with open_text(file) as stream:
+            value = json.load(stream)
     except (ValueError, RecursionError):
         return _not_json(file, line, repr(text.strip()[:60]), exc)
     keys = ", ".join(list(value)[:8]) if isinstance(value, dict) else type(value).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,7 @@ def template_text(value: str | None) -> str | None:
     if "{{" in value or "{%" in value:
         return value
     path = Path(value).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):  # a text without Jinja may be longer than any name
         return path.read_text("utf-8")
     hint = f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself"
     raise DataError(

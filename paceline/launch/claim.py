@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.files import no_file, not_writable
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
 
@@ -20,26 +21,13 @@ _LOOK_BYTES = 1 << 20  # the first step is among the first events of a run
 
 def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
     """Raise ConfigError unless a run may write into ``run``: new, to be resumed, or to be set aside by ``overwrite_output_dir``."""
-    if run.root.exists() and not run.root.is_dir():
+    if os.path.isfile(run.root) or no_file(run.root):
+        what, hint = "the output directory is a file", "name a directory"
+        raise ConfigError(Diagnostic("run.not_a_directory", what, "training.output_dir", str(run.root), hint))
+    if wrong := not_writable(run.root):
+        what, hint = "the output directory cannot be written", "name a directory you may write to"
         raise ConfigError(
-            Diagnostic(
-                "run.not_a_directory",
-                "the output directory is a file",
-                "training.output_dir",
-                str(run.root),
-                "name a directory",
-            )
-        )
-    parent = next((p for p in (run.root, *run.root.parents) if p.exists()), Path("/"))
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            Diagnostic(
-                "run.not_writable",
-                "the output directory cannot be written",
-                "training.output_dir",
-                str(run.root),
-                "name a directory you may write to",
-            )
+            Diagnostic("run.not_writable", what, "training.output_dir", f"{run.root}: {wrong}"[:600], hint)
         )
     if not run.root.is_dir():
         return

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.plan.mesh import Mesh
@@ -203,7 +204,7 @@ def _started(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
             raise ValueError("larger than 1 MiB")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise ConfigError(
             Diagnostic(

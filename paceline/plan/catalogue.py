@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
 from paceline.plan.hardware import Hardware, peak_flops
 from paceline.plan.predict.work import Machine
 
@@ -188,8 +189,8 @@ def _from_yaml(path: Path) -> Cluster:
     from ruamel.yaml.error import YAMLError
 
     try:
-        data = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (OSError, YAMLError) as exc:
+        data = YAML(typ="safe").load(read_text(path))
+    except (OSError, ValueError, YAMLError) as exc:
         raise ConfigError(Diagnostic("plan.hardware_file", "this hardware file cannot be read", str(path), str(exc).splitlines()[0])) from exc  # fmt: skip
     if not isinstance(data, dict):
         raise ConfigError(Diagnostic("plan.hardware_file", "a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)))  # fmt: skip

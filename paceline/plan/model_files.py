@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.core.files import open_file, read_text, special_files
 from paceline.plan.shape import config_from_path
 
 _INDEX = "model.safetensors.index.json"
@@ -33,11 +34,18 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         return [Diagnostic("model.not_a_folder", "a model is a folder, and this is a file", key, name, hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         return [_adapter(folder, key)]
+    if special := special_files(folder):
+        return [_special(folder, special, key)]
     try:
         config_from_path(folder)
     except ConfigError as error:
         return list(error.diagnostics)
     return list(_weights(folder, key))
+
+
+def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
+    what, hint = "the folder holds something that is no file", "remove it, or name another folder"
+    return Diagnostic("model.special_file", what, key, f"{folder}: {', '.join(special[:4])}", hint)
 
 
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
@@ -62,7 +70,7 @@ def check_offline(name: str | None, cached: bool, environ: Mapping[str, str]) ->
 
 def _adapter(folder: Path, key: str) -> Diagnostic:
     try:
-        base = json.loads((folder / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
+        base = json.loads(read_text(folder / "adapter_config.json")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         base = None
     there = (
@@ -87,7 +95,7 @@ def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
 def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
     """Every shard that the index names is there and whole."""
     try:
-        text = index.read_text("utf-8") if index.stat().st_size <= _MAX_INDEX_BYTES else ""
+        text = read_text(index) if index.stat().st_size <= _MAX_INDEX_BYTES else ""
         places: Any = json.loads(text)["weight_map"].values()
         named = sorted({str(place) for place in places})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -116,6 +124,8 @@ def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
     weights = folder / "adapter_model.safetensors"
     if not folder.is_dir():
         return []
+    if special := special_files(folder):
+        return [_special(folder, special, key)]
     if not weights.is_file():
         return [_no_weights(folder, key, _CONVERT_ADAPTER)]
     found = damage(weights)
@@ -140,7 +150,7 @@ def damage(file: Path) -> str | None:
     """What is wrong with a safetensors file by its header and its size; None when they fit."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
                 return f"{size} bytes, which is no safetensors file"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
 from paceline.plan.counts import counted
 from paceline.plan.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.mixtures import latent_of, mixture_of
@@ -133,7 +134,7 @@ def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | Non
     repo = cache / ("models--" + name.replace("/", "--"))
     ref = repo / "refs" / (revision or "main")
     try:
-        commit = ref.read_text(encoding="utf-8").strip()
+        commit = read_text(ref).strip()
     except OSError:
         commit = revision or ""
     snapshot = repo / "snapshots" / commit

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import open_file
 from paceline.plan.supported import lost_tensors
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -66,7 +67,7 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
 def tensor_names(file: Path) -> list[str]:
     """The tensors of a safetensors file. Raises ValueError where its header is no header, or does not fit the file; OSError."""
     size = file.stat().st_size
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         start = opened.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
@@ -100,7 +101,7 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
 
 def read_json(file: Path, most: int) -> Any:
     """A JSON file of at most ``most`` bytes. Raises OSError, and ValueError for what is no JSON."""
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         data = opened.read(most + 1)
     if len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import read_text
 
 _REWARDS = "training.rollout.rewards"
 
@@ -14,7 +15,7 @@ _REWARDS = "training.rollout.rewards"
 def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
     """``rewards.model`` where the folder's config.json speaks of no single number; what cannot be read is told as a damaged model."""
     try:
-        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        said = json.loads(read_text(folder / "config.json"))
         # Transformers writes the labels' names, and leaves out its default of two
         labels = len(said["id2label"]) if said.get("id2label") else int(said.get("num_labels") or 2)
         found = gives_no_number(str(folder), said.get("architectures") or (), labels)

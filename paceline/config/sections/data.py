@@ -12,7 +12,9 @@ from paceline.config.sections.types import (
     Int,
     Mapping,
     OptInt,
+    OptPath,
     OptText,
+    PathText,
     Section,
     Text,
     Word,
@@ -26,7 +28,9 @@ FORMATS = ("auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text"
 class Dataset(Section):
     """One data set of a mixture."""
 
-    path: Text = Field(description="File (JSON, JSONL, Parquet, CSV, text), folder, `datasets` directory or hub name.")
+    path: PathText = Field(
+        description="File (JSON, JSONL, Parquet, CSV, text), folder, `datasets` directory or hub name."
+    )
     format: Annotated[str, Word(*FORMATS)] = Field(
         default="auto", description="Shape of the rows; auto finds it out from the rows."
     )
@@ -96,7 +100,7 @@ class DataSection(Section):
         ge=1,
         description="Processes that tokenise; when empty as many as have enough to do to pay for their start.",
     )
-    cache_dir: OptText = Field(
+    cache_dir: OptPath = Field(
         default=None, description="Folder of prepared data; $PACELINE_CACHE or ~/.cache/paceline when empty."
     )
     seed: OptInt = Field(

@@ -7,13 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.config.idle import IDLE
-from paceline.config.sections.types import Bool, Int, OptMapping, OptText, Section, Text, Texts, Word
+from paceline.config.sections.types import Bool, Int, OptMapping, OptPath, OptText, Section, Text, Texts, Word
 
 
 class ModelSection(Section):
     """Which model is trained: pretrained weights (``name_or_path``) or a fresh one of a given shape (``config``)."""
 
-    name_or_path: OptText = Field(default=None, description="Folder or hub name of the pretrained model.")
+    name_or_path: OptPath = Field(default=None, description="Folder or hub name of the pretrained model.")
     revision: OptText = Field(
         default=None,
         description="Branch, tag or commit on the hub. With trust_remote_code: the 40-digit commit, or of a folder the digest of its code (the refusal prints it).",
@@ -22,7 +22,7 @@ class ModelSection(Section):
         default=None,
         description="Shape of a model made from scratch (`model_type: llama`, `hidden_size: 512`, …); excludes name_or_path.",
     )
-    tokenizer: OptText = Field(
+    tokenizer: OptPath = Field(
         default=None, description="Folder or hub name of the tokenizer; name_or_path when empty."
     )
     trust_remote_code: Bool = Field(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline.config.sections.types import Bool, Float, Int, OptFloat, OptText, Section, Word
+from paceline.config.sections.types import Bool, Float, Int, OptFloat, OptPath, Section, Word
 
 
 class PpoOptions(Section):
@@ -27,10 +27,10 @@ class PpoOptions(Section):
     horizon: Int = Field(
         default=10000, ge=1, description="Answers over which adap_kl_ctrl may move kl_coef by a fifth."
     )
-    ref_model: OptText = Field(
+    ref_model: OptPath = Field(
         default=None, description="The reference: a folder or hub name; the model that training starts from when empty."
     )
-    value_model: OptText = Field(
+    value_model: OptPath = Field(
         default=None,
         description="What the value model starts from: a folder or hub name; when empty the reward model, without one the model that training starts from.",
     )

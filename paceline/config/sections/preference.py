@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from paceline.config.sections.types import Bool, Float, OptFloat, OptInt, OptText, Section, Word
+from paceline.config.sections.types import Bool, Float, OptFloat, OptInt, OptPath, Section, Word
 
 DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
 
@@ -49,7 +49,7 @@ class DpoOptions(Section):
         ge=0,
         description="Weight of an SFT term on chosen answers (mean over their tokens); off when empty.",
     )
-    ref_model: OptText = Field(
+    ref_model: OptPath = Field(
         default=None,
         description="The reference model: a folder or a hub name; the model that training starts from when empty.",
     )

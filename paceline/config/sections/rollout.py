@@ -14,6 +14,7 @@ from paceline.config.sections.types import (
     OptBool,
     OptFloat,
     OptInt,
+    OptPath,
     OptText,
     Section,
     Text,
@@ -139,7 +140,7 @@ class GrpoOptions(Section):
         ge=0,
         description="With algorithm: grpo, weight of the KL to the reference; 0: no reference is kept.",
     )
-    ref_model: OptText = Field(
+    ref_model: OptPath = Field(
         default=None, description="The reference: a folder or hub name; the model that training starts from when empty."
     )
     kl_estimator: Annotated[str, Word("k1", "k2", "k3")] = Field(

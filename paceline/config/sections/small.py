@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from paceline.config.sections.types import (
     Bool,
     Float,
     Int,
     OptInt,
-    OptText,
+    OptPath,
     Section,
     Text,
     Texts,
@@ -25,7 +27,15 @@ from paceline.core.patterns import is_pattern
 
 def _targets(value: Any) -> tuple[str, ...]:
     """A regular expression stays whole, commas and all; anything else is a list of names."""
-    return (value.strip(),) if isinstance(value, str) and is_pattern(value) else to_texts(value)
+    names = (value.strip(),) if isinstance(value, str) and is_pattern(value) else to_texts(value)
+    for name in filter(is_pattern, names):
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise PydanticCustomError(
+                "paceline", "{expected}", {"expected": f"is no regular expression: {error}"}
+            ) from None
+    return names
 
 
 def _bits(value: Any) -> int | None:
@@ -57,7 +67,7 @@ class LoraSection(Section):
         default="nf4", description="4-bit number format: nf4 or fp4."
     )
     double_quant: Bool = Field(default=True, description="Quantise the scales of the 4-bit blocks too.")
-    adapter_name_or_path: OptText = Field(
+    adapter_name_or_path: OptPath = Field(
         default=None,
         description="Folder of a peft adapter to train on from; rank, scale and targets are then read from it.",
     )

@@ -109,7 +109,9 @@ class ScaleFields(Section):
     ddp_backend: Annotated[str, Word("auto", "nccl", "gloo", "mpi", "ccl", "xccl", "hccl")] = Field(
         default="auto", description="Communication backend: auto takes nccl on CUDA and gloo on a CPU."
     )
-    ddp_timeout: Int = Field(default=1800, ge=1, description="Seconds a collective may wait before the run is ended.")
+    ddp_timeout: Int = Field(
+        default=1800, ge=1, le=10**9, description="Seconds a collective may wait before the run is ended."
+    )
     ddp_find_unused_parameters: OptBool = Field(
         default=None, description="DDP looks for parameters without gradient each step; slow, off when empty."
     )

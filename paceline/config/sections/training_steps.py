@@ -15,9 +15,11 @@ from paceline.config.sections.types import (
     OptBool,
     OptFloat,
     OptInt,
+    OptPath,
     OptText,
     Section,
     Word,
+    to_path,
     to_texts,
 )
 
@@ -34,7 +36,7 @@ def to_resume(value: Any) -> Any:
         return "latest" if value else None
     if isinstance(value, str):
         text = value.strip()
-        return {"": None, "true": "latest", "false": None, "none": None}.get(text.lower(), text)
+        return {"": None, "true": "latest", "false": None, "none": None}.get(text.lower(), to_path(text))
     return value
 
 
@@ -128,10 +130,10 @@ class EvaluationFields(Section):
 class SavingFields(Section):
     """Where the run lives, when it saves, from where it goes on."""
 
-    output_dir: OptText = Field(
+    output_dir: OptPath = Field(
         default=None, description="Run directory; outputs/<experiment_name or name of the config file> when empty."
     )
-    experiment_name: OptText = Field(
+    experiment_name: OptPath = Field(
         default=None, description="Name of the run, and of its folder under outputs/ when output_dir is empty."
     )
     output_access: Annotated[str, Word("private", "group", "umask")] = Field(

@@ -14,6 +14,9 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.scalars import parse_number
 
+#: The largest whole number that is one everywhere it goes: tensors, seeds and clocks hold 64 bits with a sign.
+MOST = 2**63 - 1
+_LONGEST_NAME = 255  # NAME_MAX of Linux's file systems
 _TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 
 
@@ -47,15 +50,17 @@ def to_number(value: Any) -> float:
 
 def to_int(value: Any) -> int:
     """A whole number from ``8``, ``8.0``, ``2e8`` or the text of one. Raises PydanticCustomError otherwise."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    try:
-        number = to_number(value)
-    except PydanticCustomError:
-        raise _fail("must be a whole number") from None
-    if number != int(number):
-        raise _fail("must be a whole number")
-    return int(number)
+    if not isinstance(value, int) or isinstance(value, bool):
+        try:
+            number = to_number(value)
+        except PydanticCustomError:
+            raise _fail("must be a whole number") from None
+        if number != int(number):
+            raise _fail("must be a whole number")
+        value = int(number)
+    if abs(value) > MOST:
+        raise _fail(f"must be a whole number of at most {MOST:,}")
+    return int(value)
 
 
 def to_bool(value: Any) -> bool:
@@ -72,10 +77,20 @@ def to_bool(value: Any) -> bool:
 def to_text(value: Any) -> str:
     """A text; numbers are taken as their text. Raises PydanticCustomError for lists, mappings and booleans."""
     if isinstance(value, str):
+        if "\0" in value:
+            raise _fail("holds a NUL character, which no name, path or word has")
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     raise _fail("must be a text")
+
+
+def to_path(value: Any) -> str:
+    """A text that can be a path: no name in it is longer than 255 bytes. Raises PydanticCustomError."""
+    text = to_text(value)
+    if any(len(name.encode("utf-8", "replace")) > _LONGEST_NAME for name in text.split("/")):
+        raise _fail(f"must be a path, and no name in one is longer than {_LONGEST_NAME} bytes")
+    return text
 
 
 def to_mapping(value: Any) -> dict[str, Any]:
@@ -104,7 +119,7 @@ def all_finite(value: Any) -> bool:
 def to_texts(value: Any) -> tuple[str, ...]:
     """A tuple of texts from a list, or from one text with commas. Raises PydanticCustomError otherwise."""
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(part.strip() for part in to_text(value).split(",") if part.strip())
     if isinstance(value, (list, tuple)):
         return tuple(to_text(item) for item in value)
     raise _fail("must be a list of texts")
@@ -158,5 +173,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(to_texts)]
 OptInt = Annotated[int | None, BeforeValidator(optional(to_int))]
 OptFloat = Annotated[float | None, BeforeValidator(optional(to_number))]
 OptBool = Annotated[bool | None, BeforeValidator(optional(to_bool))]
+PathText = Annotated[str, BeforeValidator(to_path)]
+OptPath = Annotated[str | None, BeforeValidator(optional(to_path))]
 OptText = Annotated[str | None, BeforeValidator(optional(to_text))]
 OptMapping = Annotated[dict[str, Any] | None, BeforeValidator(optional(to_mapping))]

@@ -8,6 +8,7 @@ _MODELS = {
     "model.damaged_weights": "A safetensors file is shorter or longer than its own header says, or holds no tensor: a copy or a download was cut off. Fetch it again.",
     "model.missing_shards": "model.safetensors.index.json names files that are not in the folder. Fetch them again.",
     "model.no_weights": "The folder has a config.json and no weights that can be read (model.safetensors, or an index and its files). Fetch them, or train from scratch with model.config.",
+    "model.special_file": "A FIFO, a socket or a device lies among the files of a model, a tokenizer or an adapter: reading it would wait for ever, or never end.",
     "model.not_a_folder": "model.name_or_path names a file. A model is a folder with config.json, weights and tokenizer, or a name on the hub.",
     "model.not_found": "The model is no folder here, and the hub did not give it. Correct model.name_or_path, or download it while there is a network.",
     "model.offline": "The model is on the hub, its files are not in this machine's cache, and HF_HUB_OFFLINE forbids to fetch them. A start is refused; a plan can be looked at.",

@@ -65,7 +65,7 @@ def facts(
 
 def count_checkpoints(run: RunDir) -> tuple[int, int]:
     """(complete, begun and never finished): a complete checkpoint has its manifest."""
-    if not run.checkpoints.is_dir():
+    if not os.path.isdir(run.checkpoints):  # a name that is too long is none, and raises nothing here
         return 0, 0
     folders = sum(1 for path in run.checkpoints.iterdir() if path.is_dir() or path.is_symlink())
     complete = sum(1 for path in run.checkpoints.glob("*/manifest.json"))
@@ -93,7 +93,7 @@ def memlock_unlimited(root: Path = Path("/")) -> bool:
 
 def disk_free_bytes(path: Path) -> int | None:
     """Free space where ``path`` will be, or None when the system does not tell."""
-    parent = next((p for p in (path, *path.parents) if p.exists()), None)
+    parent = next((p for p in (path, *path.parents) if os.path.exists(p)), None)
     try:
         return shutil.disk_usage(parent).free if parent else None
     except OSError:

@@ -29,7 +29,7 @@ def of_machine(
     from paceline.plan.packages import check_packages
 
     config = loaded.config
-    found = [*meeting_place(loaded, processes, met=met), *([] if met else _port(loaded)), *_folder(loaded, run)]
+    found = [*meeting_place(loaded, processes, met=met), *([] if met else _port(loaded)), *_folder(loaded, run), *_cache(loaded)]  # fmt: skip
     found += check_packages(config, loaded.provenance, os.environ, hardware.device)
     name = None if config.model.config is not None else config.model.name_or_path
     found += check_offline(name, known, os.environ)
@@ -82,3 +82,17 @@ def _folder(loaded: Loaded, run: RunDir) -> Iterator[Diagnostic]:
         check_claim(run, overwrite=t.overwrite_output_dir, resume=bool(t.resume_from_checkpoint))
     except ConfigError as error:
         yield from error.diagnostics
+
+
+def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
+    """Whether prepared data can be kept where they are to be kept."""
+    from pathlib import Path
+
+    from paceline.core.files import not_writable
+    from paceline.launch.environ import cache_folder
+
+    named = loaded.config.data.cache_dir
+    folder = Path(named).expanduser() if named else cache_folder(os.environ)
+    if wrong := not_writable(folder):
+        what, hint = "prepared data cannot be written", "data.cache_dir: a folder with room that can be written to"
+        yield Diagnostic("data.cache_write", what, "data.cache_dir", f"{folder}: {wrong}"[:600], hint)

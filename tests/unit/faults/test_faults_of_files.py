@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,40 @@ def _output_is_a_file(job: Job) -> None:
     (job.root / "run").write_text("x")
 
 
+def _pipe(name: str, **settings: Any) -> Fault:
+    """A FIFO that nobody writes into, in place of a file below the job's folder."""
+
+    def make(job: Job) -> dict[str, Any]:
+        path = job.root / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        return {k.replace("__", "."): v for k, v in settings.items()}
+
+    return make
+
+
+def _adapter_pipe(job: Job) -> dict[str, Any]:
+    _adapter_bin(job)
+    os.mkfifo(job.root / "adapter" / "adapter_model.safetensors")
+    return {"lora.adapter_name_or_path": str(job.root / "adapter")}
+
+
+def _link_to_nothing(job: Job) -> dict[str, Any]:
+    (job.root / "run").symlink_to(job.root / "nowhere" / "deep")
+    return {}
+
+
+def _link_in_a_circle(job: Job) -> dict[str, Any]:
+    (job.root / "run").symlink_to(job.root / "run")
+    return {}
+
+
+def _socket(job: Job) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(job.root / "rows.jsonl"))
+    return {"data.train": "rows.jsonl"}
+
+
 PAIRS = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
 FAULTS: list[tuple[str, Fault, str]] = [
     ("no such folder", lambda job: {"model.name_or_path": "/no/such"}, "plan.model_missing"),
@@ -170,6 +206,23 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("a column of no format", lambda job: {"data.train": [{"path": str(job.root / "rows.json"), "columns": {"promt": "instruction"}}]}, "data.column_unknown"),
     ("no such evaluation data", lambda job: {"data.eval": "/no/eval.jsonl", "training.eval_strategy": "steps"}, "data.missing"),
     ("evaluation data empty", _rows("", "eval.jsonl", "data.eval"), "data.empty"),
+    ("a FIFO as config.json", _pipe("models/llama/config.json"), "plan.model_config"),
+    ("a FIFO as weights", _pipe("models/llama/model.safetensors"), "model.special_file"),
+    ("a FIFO as index", _pipe("models/llama/model.safetensors.index.json"), "model.special_file"),
+    ("a FIFO as tokenizer", _pipe("models/llama/tokenizer.json"), "data.bad_tokenizer"),
+    ("a FIFO as reference", _pipe("models/gpt2/config.json", training__algorithm="dpo", training__dpo={"ref_model": "models/gpt2"}), "model.special_file"),
+    ("a FIFO as rows", _pipe("rows.jsonl", data__train="rows.jsonl"), "data.unreadable"),
+    ("a FIFO as Parquet", _pipe("rows.parquet", data__train="rows.parquet"), "data.unreadable"),
+    ("a socket as rows", _socket, "data.unreadable"),
+    ("a FIFO as adapter", _adapter_pipe, "model.special_file"),
+    ("a FIFO as DeepSpeed file", _pipe("ds.json", training__deepspeed="ds.json"), "config.unreadable"),
+    ("a FIFO as output", _pipe("run"), "run.not_a_directory"),
+    ("output a link to nothing", _link_to_nothing, "run.not_writable"),
+    ("output a link to itself", _link_in_a_circle, "run.not_writable"),
+    ("output of the kernel", lambda job: {"training.output_dir": "/proc/x/run"}, "run.not_writable"),
+    ("output with too long a name", lambda job: {"training.output_dir": "/".join(["n" * 200] * 30)}, "run.not_writable"),
+    ("a cache below a file", lambda job: {"data.cache_dir": str(job.root / "rows.json" / "cache")}, "data.cache_write"),
+    ("a cache of the kernel", lambda job: {"data.cache_dir": "/proc/x"}, "data.cache_write"),
     ("output is a file", _output_is_a_file, "run.not_a_directory"),
     ("output below a file", lambda job: {"training.output_dir": str(job.root / "rows.json" / "run")}, "run.not_writable"),
     ("no such deepspeed file", lambda job: {"training.deepspeed": "no.json"}, "config.foreign_missing"),
@@ -179,6 +232,22 @@ FAULTS: list[tuple[str, Fault, str]] = [
 ]  # fmt: skip
 
 
+LONG = "n" * 300
+PATHS = {
+    "model.name_or_path": LONG, "model.tokenizer": LONG, "lora.adapter_name_or_path": LONG, "model.chat_template": LONG, "data.train": f"{LONG}.jsonl",
+    "data.eval": f"{LONG}.jsonl", "data.cache_dir": LONG, "training.output_dir": LONG, "training.resume_from_checkpoint": LONG, "training.deepspeed": f"{LONG}.json",
+    "training.fsdp_config": f"{LONG}.json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_name_that_no_file_can_have_is_told_at_its_line(job: Job, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_this_process(monkeypatch)
+    found = job.found({key: PATHS[key]})
+    wrong = [d for d in found.values() if d.severity.value == "error"]
+    assert wrong and all("job.yaml:" in d.where or field_of(d.where) for d in wrong), found
+
+
 @pytest.mark.parametrize(("fault", "code"), [(f, c) for _, f, c in FAULTS], ids=[name for name, _, _ in FAULTS])
 def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = fault(job) or {}
@@ -186,7 +255,7 @@ def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch
     found = job.found(settings)
     assert code in found, {c: d.render() for c, d in found.items()}
     assert found[code].severity.value == "error" and (found[code].hint or found[code].found)
-    assert "job.yaml:" in found[code].where or field_of(found[code].where) or code.startswith(("plan.model_config", "run.", "resume.")), found[code].render()  # fmt: skip
+    assert "job.yaml:" in found[code].where or field_of(found[code].where) or code.startswith(("plan.model_config", "config.unreadable", "run.", "resume.")), found[code].render()  # fmt: skip
 
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

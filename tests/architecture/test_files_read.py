@@ -1,0 +1,66 @@
+"""What a config names is opened by ``core/files.py``, which refuses a FIFO that nobody writes into: ``plan`` would wait for it for ever."""
+
+from __future__ import annotations
+
+import ast
+
+from sources import sources
+
+#: The rooms that read before a start, in the command itself or in its look.
+ROOMS = ("core", "config", "plan", "data")
+LOOKS = ("training/look.py", "training/rollout_named.py")
+#: Files that open others without it, and why.
+OWN = {
+    "core/files.py": "it is the door",
+    "core/bounded.py": "/proc",
+    "config/foreign/deepspeed_normal.py": "Paceline's own table",
+    "config/reading.py": "/dev/stdin and a shell's <(…), which have a writer",
+    "plan/hardware.py": "/proc and /sys",
+    "plan/known.py": "Paceline's own table",
+    "plan/catalogue.py": "Paceline's own table",
+    "plan/supported.py": "Paceline's own table",
+    "plan/predict/coefficients.py": "Paceline's own table",
+    "plan/ledger.py": "Paceline's own ledger",
+    "data/digests.py": "a block of a file whose kind is known, and Paceline's own notes",
+    "data/fingerprint.py": "Paceline's own sources",
+    "data/lengths.py": "what this run's own start wrote",
+    "data/main.py": "what this run's own start wrote",
+    "data/starter.py": "/proc",
+    "data/store.py": "prepared data, which Paceline wrote",
+    "data/tokenizer.py": "Paceline's own templates, and a template that is seen to be a file",
+}
+
+
+def opens(tree: ast.AST) -> set[int]:
+    """Lines that open a file for reading by themselves."""
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        named = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        of_a_path = isinstance(node.func, ast.Attribute)
+        first = next((a.value for a in node.args if isinstance(a, ast.Constant)), "r")
+        if (named in ("read_text", "read_bytes") and of_a_path) or (named == "open" and "r" in str(first)):
+            found.add(node.lineno)
+    return found
+
+
+def opening() -> dict[str, set[int]]:
+    found = {}
+    for source in sources():
+        name = source.path.removeprefix("paceline/")
+        inside = name.split("/")[0] in ROOMS or name in LOOKS
+        if inside and (lines := opens(source.tree)):
+            found[name] = lines
+    return found
+
+
+def test_files_that_a_config_names_are_opened_at_the_one_door() -> None:
+    others = {name: sorted(lines) for name, lines in opening().items() if name not in OWN}
+    assert others == {}, "use core.files.open_file, open_text or read_text; or say here why the file is Paceline's own"
+    assert sorted(OWN.keys() - opening().keys()) == [], "opens nothing: take it out"
+
+
+def test_the_scan_sees_what_opens() -> None:
+    tree = ast.parse("p.read_text()\np.open('rb')\nopen(p)\nread_text(p)\np.open('w')\nopen_file(p)")
+    assert opens(tree) == {1, 2, 3}
