@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import DataError
+from paceline.core.files import read_text
 from paceline.data.settle import END_MARKS, rendered
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, template_text
 
@@ -40,7 +41,7 @@ def _of_template(folder: Path, model: ModelSection, said: Mapping[str, Any]) -> 
     try:
         template = template_text(model.chat_template)
         if template is None and (folder / "chat_template.jinja").is_file():
-            template = (folder / "chat_template.jinja").read_text("utf-8")
+            template = read_text(folder / "chat_template.jinja")
     except (DataError, OSError, ValueError):  # the look tells it
         return
     if template is None:
@@ -62,7 +63,7 @@ def _knows(folder: Path, model: ModelSection, said: Mapping[str, Any], token: st
     if text in json.dumps(said.get("added_tokens_decoder")):
         return True
     file = folder / "tokenizer.json"
-    return file.is_file() and text.encode() in file.read_bytes()
+    return file.is_file() and text in read_text(file)
 
 
 def ends_soon(template: str) -> bool:
@@ -123,13 +124,13 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
 def same_files(one: Path, other: Path) -> bool:
     """Whether two folders have the same tokens for all that their files tell."""
     names = ("tokenizer.json", "tokenizer_config.json")
-    return all((f / n).is_file() for f in (one, other) for n in names) and all((one / n).read_bytes() == (other / n).read_bytes() for n in names)  # fmt: skip
+    return all((f / n).is_file() for f in (one, other) for n in names) and all(read_text(one / n) == read_text(other / n) for n in names)  # fmt: skip
 
 
 def _object(file: Path) -> dict[str, Any]:
     """A JSON object; empty where there is none."""
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = json.loads(read_text(file))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
