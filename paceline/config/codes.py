@@ -24,7 +24,7 @@ _READING = {
     "config.json_syntax": "The file is not JSON. In a DeepSpeed file comments and commas too many pass, as with DeepSpeed itself (Hjson); NaN and unquoted keys do not.",
     "config.json_template": "A word without quotes stands where a value belongs: the placeholder of a template. DeepSpeed's reader (Hjson) would take it, and the rest of the line, as a text.",
     "config.override": "Overrides on the command line are written `section.key=value`, for example `training.learning_rate=1e-4`.",
-    "config.variable": "A value holds a variable of a shell ($NAME, the same in braces, or %NAME%), and nothing expands it in a config: a folder of that very name would be made. Write the value itself, or ~ for your home; on the command line the shell expands it before.",
+    "config.variable": "A value holds a variable of a shell ($NAME, the same in braces, or %NAME%), and nothing expands it in a config: a folder of that very name would be made. The same goes for ~NAME, the home of a user whom this machine does not know. Write the value itself, or ~ for your home; on the command line the shell expands it before.",
     "config.extension": "A block at the top level whose name begins with x- holds anchors for the rest of the file. Nothing of it is read by itself.",
     "config.lookalike": "A character that looks like one of YAML's, of JSON's or of a number is another one: a full-width colon or comma, a curly quote, a space that is none, something invisible. Write the plain one that the message shows.",
     "config.unknown_variable": "Variables `PACELINE_<SECTION>__<KEY>` set config keys; this one names no section, or has one underscore where two belong and so would set nothing.",
@@ -168,6 +168,8 @@ _BACKEND = {
 }
 _SAVE = {
     "save.best_strategy": "load_best_model_at_end picks among checkpoints by their evaluation: both must happen at the same times, or save_strategy: best.",
+    "run.remote_folder": "An address such as s3://bucket/run would become a local folder of that name (s3:). Mount the storage, or copy the run's folder there.",
+    "run.name_leaves_outputs": "experiment_name is a name: with .. or a leading / its folder would lie outside of outputs/. output_dir says where a run lies.",
     "save.best_steps": "With strategies `steps`, save_steps must be a multiple of eval_steps, so that every checkpoint has been evaluated.",
     "save.best_needs_eval": "save_strategy: best saves when an evaluation was the best so far.",
     "save.steps_fraction": "save_steps: whole steps from 1 on, a share of all steps below 1.",
@@ -195,6 +197,8 @@ _MODEL = {
     "model.two": "name_or_path loads weights with their own shape; config makes a fresh model.",
     "model.tokenizer": "A model from scratch brings no tokenizer.",
     "model.type": "model.config needs model_type, the architecture's name in Transformers (llama, qwen3, …).",
+    "model.config_key": "The key is close to one that the family's config class in Transformers declares, and no line of the family's code reads it as written: it would set nothing, without a word.",
+    "model.config_unread": "No line of the family's code in Transformers reads these keys of model.config, or they are set by another key here.",
     "model.dtype": "Masters stay float32 for exact updates; mixed_precision sets the compute precision.",
     "model.attention_cpu": "Flash attention kernels are for CUDA devices.",
     "dpo.lm_head_adapter": "The fused loss reads the head's own weight, so an adapter on lm_head would get no gradient.",

@@ -16,6 +16,9 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
     plain = name.lower().replace("-", "_")
     if where and plain in SECTIONS:
         return f"{plain}: is a section of its own: at the left margin, beside {where.partition('.')[0]}:"
+    same = next((one for one in known if one.lower() == plain and one != name), None)
+    if same is not None:
+        return f"did you mean '{same}'?"
     meant = INSIDE.get(where, {}).get(plain)
     if meant is None:
         homes = [home for home in _homes(plain) if home != where]

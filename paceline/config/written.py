@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ Leaf = tuple[tuple[str, ...], str, str, bool]
 _VARIABLE = re.compile(
     r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
 )
+_HOME = re.compile(r"~[A-Za-z_][\w.-]*(/|$)")  # of another user: ``~name/…``
 # Keys whose text is the user's own: a dollar sign there belongs to a template, a prompt or a regular expression.
 _TEXT = ("template", "prompt", "pattern", "regex", "text", "stop", "tokens", "special_token", "cls_token", "eos_token", "bos_token", "pad_token", "unk_token", "modules", "delimiter", "separator", "prefix", "suffix", "tags", "system", "instruction")  # fmt: skip
 _COMMIT = ("revision", "commit", "sha", "hash", "digest", "fingerprint", "ref", "version")
@@ -66,6 +68,11 @@ def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
             yield _secret(f"'{name}'", kind, place)
         elif "$" in text or "%" in text:
             yield from _variable(name, text, place)
+        elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
+            what = f"'{name}' begins with the home of a user whom this machine does not know"
+            yield Diagnostic(
+                "config.variable", what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home"
+            )
 
 
 def masked(finding: Diagnostic) -> Diagnostic:
@@ -100,10 +107,13 @@ def _secret(where: str, kind: str, place: str) -> Diagnostic:
     return Diagnostic("sec.secret_on_cli", what, place, "*** (not shown)", hint)
 
 
-def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
+def _is_text(name: str, text: str) -> bool:
     plain = name.lower()
-    is_text = any(word in plain for word in _TEXT) and not ("template" in plain and _may_be_a_path(text))
-    match = None if is_text else _VARIABLE.search(text)
+    return any(word in plain for word in _TEXT) and not ("template" in plain and _may_be_a_path(text))
+
+
+def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
+    match = None if _is_text(name, text) else _VARIABLE.search(text)
     if match is None:
         return
     variable = match[0]

@@ -5,6 +5,7 @@ Built from the parser's events, so that depth and aliases are counted before any
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,10 @@ from paceline.core.errors import ConfigError
 MAX_DEPTH = 32
 MAX_NODES = 50_000
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+
+#: Problems of a value or key that was begun earlier: where it begins is the place to look at, not where the text goes on.
+_UNFINISHED = ("end of stream", "could not find expected ':'")
+_SPACED = re.compile(r"^([A-Za-z_]\w*)(?: *=|:(?! )) *(\S.*)$")  # ``key:value``, ``key = value``
 
 
 @dataclass
@@ -123,10 +128,12 @@ class _Builder:
     def _syntax(self, exc: YAMLError) -> ConfigError:
         mark = None
         if isinstance(exc, MarkedYAMLError):
-            unfinished = "end of stream" in str(exc.problem) and exc.context_mark is not None
+            unfinished = exc.context_mark is not None and any(end in str(exc.problem) for end in _UNFINISHED)
             mark = exc.context_mark if unfinished else exc.problem_mark or exc.context_mark
         line = mark.line + 1 if mark else self._text[: getattr(exc, "position", None) or 0].count("\n") + 1
         lines = self._text.splitlines()
+        if line > 1 and _SPACED.match(lines[line - 2].strip()) and "mapping values" in str(exc):
+            line -= 1  # ``key:value`` went on over the next line
         text = lines[line - 1] if 0 < line <= len(lines) else ""
         if "\t" in text[: len(text) - len(text.lstrip())] or "'\\t'" in str(exc):
             return self._error(
@@ -136,8 +143,9 @@ class _Builder:
                 found=repr(text[:60]),
                 hint="indent with spaces (two per level)",
             )
-        if slip := lookalikes.near_line(lines, line):
-            return ConfigError(*self._slips, self._lookalike(slip[1], slip[0], lines[slip[0] - 1]))
+        if near := lookalikes.near_line(lines, line):
+            return ConfigError(*self._slips, self._lookalike(near[1], near[0], lines[near[0] - 1]))
+        slip = _SPACED.match(text.strip())
         problem = str(getattr(exc, "problem", None) or exc).splitlines()[0]
         column = f", column {mark.column + 1}" if mark else ""
         return self._error(
@@ -145,7 +153,7 @@ class _Builder:
             f"this is not valid YAML{column}: {problem}",
             line,
             found=repr(text.strip()[:80]),
-            hint="key: value, one per line, same indent for one level",
+            hint=f"{slip[1]}: {slip[2]}"[:80] if slip else "key: value, one per line, same indent for one level",
         )
 
     def _lookalike(self, character: str, line: int, text: str) -> Diagnostic:

@@ -21,7 +21,6 @@ _CODE = (
     "formats",
     "guess",
     "pairs",
-    "settle",
     "prompts",
     "locate",
     "looking",

@@ -177,6 +177,11 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
     if targets == ["all-linear"] and fused_experts(hf):
         targets = trunk_linears(hf)  # peft would take the experts' tensors for a layer of its own kind
     alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
+    idle = (
+        [] if alone else [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in hf.named_modules())]
+    )
+    if idle and len(idle) < len(targets):  # peft goes by those that it finds
+        raise ConfigError(_targets(spec, hf, f"no layer is called {' or '.join(idle)}", "some targets name no layer"))
     config = LoraConfig(
         r=spec["r"],
         lora_alpha=spec["alpha"],
@@ -292,11 +297,11 @@ def _transposed(hf: Any, module: str) -> bool:
     return not isinstance(hf.get_submodule(module), nn.Linear)
 
 
-def _targets(spec: Mapping[str, Any], hf: Any, said: str) -> Diagnostic:
+def _targets(spec: Mapping[str, Any], hf: Any, said: str, what: str = "peft finds nothing to adapt") -> Diagnostic:
     linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
     return Diagnostic(
         "models.adapter_targets",
-        "peft finds nothing to adapt",
+        what,
         "lora.target_modules",
         f"{', '.join(spec['target_modules'])}: {said.splitlines()[0][:200]}",
         f"all-linear, or some of {', '.join(linear[:12])}",

@@ -141,10 +141,24 @@ def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | Non
     return snapshot if commit and (snapshot / "config.json").is_file() else None
 
 
+#: Sizes of a small model, where 512 would be a strange one.
+_USUAL = {
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 32000,
+}
+
+
 def _whole(value: Any, name: str, where: str, largest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
         what = f"{name} is a whole number from 1 up to {largest:,}"
-        raise ConfigError(Diagnostic("plan.model_size", what, f"{where}.{name}", repr(value)[:100], f"{name}: 512"))
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_size", what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}"
+            )
+        )
     return value
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
 
 from paceline.data.order import positions_for, step_positions, steps_per_epoch
 from paceline.seam.batch import Batch
@@ -37,57 +40,72 @@ class Cut:
         return [p if p < num_rows else FILLER for p in own]
 
 
-@dataclass(frozen=True)
 class Epochs:
-    """Where each global step lies. Packing gives every epoch its own number of rows, so the table is cumulative."""
+    """Where each global step lies. Packing gives every epoch its own number of rows, so the table is cumulative.
 
-    steps: tuple[int, ...]  # optimizer steps of each epoch
-    total_steps: int
+    ``count``: the steps of an epoch that the table does not have yet, asked when a step of it is: a run that is given its number of steps
+    begins at once, however many epochs they are.
+    """
+
+    def __init__(self, steps: Iterable[int], total_steps: int, count: Callable[[int], int] | None = None) -> None:
+        self.total_steps = total_steps
+        self._count = count
+        self._ends = list(accumulate(steps))  # steps done at the end of each epoch
+        self._lock = Lock()  # windows are made by the threads that load ahead
+
+    def __repr__(self) -> str:
+        return f"Epochs(steps done at the end of each known: {self._ends}, total_steps={self.total_steps})"
 
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, step within it) of 0-based global ``step``."""
-        for epoch, count in enumerate(self.steps):
-            if step < count:
-                return epoch, step
-            step -= count
-        raise IndexError("step beyond the last epoch")
+        with self._lock:
+            while self._count is not None and step >= self._done():
+                self._ends.append(self._done() + self._count(len(self._ends)))
+            epoch = bisect_right(self._ends, step)
+            if epoch == len(self._ends):
+                raise IndexError("step beyond the last epoch")
+            return epoch, step - (self._ends[epoch - 1] if epoch else 0)
+
+    def _done(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def _steps(self, epoch: int) -> int:
+        return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
     def is_epoch_end(self, finished: int) -> bool:
         """Whether the ``finished``-th step (1-based) closed an epoch."""
         epoch, within = self.locate(finished - 1)
-        return within + 1 == self.steps[epoch]
+        return within + 1 == self._steps(epoch)
 
     def progress(self, finished: int) -> float:
         """Epochs done after ``finished`` steps, as a fraction."""
         if finished == 0:
             return 0.0
         epoch, within = self.locate(finished - 1)
-        return epoch + (within + 1) / self.steps[epoch]
+        return epoch + (within + 1) / self._steps(epoch)
 
 
 def count_epochs(
     source: RowSource, global_batch: int, num_train_epochs: float, max_steps: int, drop_last: bool
 ) -> Epochs:
-    """The epochs that a run walks through: ``max_steps`` > 0 wins over ``num_train_epochs`` (which may be fractional)."""
-    steps: list[int] = []
-    total = 0
-    while True:
-        epoch = len(steps)
-        rows = source.num_rows(epoch)
-        count = steps_per_epoch(rows, global_batch, drop_last=drop_last)
-        if count == 0:
-            return Epochs((), 0)
-        if max_steps > 0:
-            steps.append(count)
-            total = min(max_steps, total + count)
-            if total == max_steps:
-                return Epochs(tuple(steps), total)
-            continue
-        left = num_train_epochs - epoch
-        steps.append(count)
-        total += math.ceil(min(1.0, left) * count - 1e-9)
-        if left <= 1.0:
-            return Epochs(tuple(steps), total)
+    """The epochs that a run walks through: ``max_steps`` > 0 wins over ``num_train_epochs`` (which may be fractional).
+
+    An epoch without a step gives no steps at all: its data cannot fill one.
+    """
+
+    def count(epoch: int) -> int:
+        return steps_per_epoch(source.num_rows(epoch), global_batch, drop_last=drop_last)
+
+    first = count(0)
+    if first == 0:
+        return Epochs((), 0)
+    if max_steps > 0:
+        return Epochs((first,), max_steps, count)
+    steps, total = [first], math.ceil(min(1.0, num_train_epochs) * first - 1e-9)
+    for epoch in range(1, math.ceil(num_train_epochs)):
+        steps.append(count(epoch))
+        total += math.ceil(min(1.0, num_train_epochs - epoch) * steps[-1] - 1e-9)
+    return Epochs(steps, total)
 
 
 class WindowSource:

@@ -26,6 +26,7 @@ _STRATEGY = {
     "NO": "single", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp", "MULTI_XPU": "ddp", "MULTI_HPU": "ddp", "MULTI_NPU": "ddp", "MULTI_MLU": "ddp", "MULTI_MUSA": "ddp",
     "MULTI_SDAA": "ddp", "MULTI_NEURON": "ddp", "DEEPSPEED": "deepspeed", "FSDP": "fsdp", "MEGATRON_LM": "",
 }  # fmt: skip
+_NOT_DRIVEN = ("MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON")
 REFUSED = {
     "TPU": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
     "XLA": "TPUs and other XLA devices are not driven; accelerate's own launcher starts torch_xla",
@@ -95,6 +96,9 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
         if data.get(key) not in (None, "") and not (key == "mixed_precision" and eight_bits):
             found.entries.append(document.entry(to, data[key], key))
     _no_precision(document, found, given or {})
+    if kind in _NOT_DRIVEN:
+        what = f"distributed_type {kind}: devices of another kind than CUDA are not driven; the run takes CUDA devices, or without one the CPU"
+        found.notes.append(document.note("distributed_type", what, "MULTI_GPU or MULTI_CPU", Severity.WARNING))
     if kind == "MULTI_CPU":
         found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
     _processes(document, found)

@@ -20,6 +20,7 @@ class Facts:
 
     ``backends``: process-group backends that this torch has;
     ``code_sandbox``: why programs of the model cannot be shut in here, empty where they can;
+    ``config_fields``, ``config_words``: the keys that the family of ``model.config`` declares, and every word of its code;
     ``pretrained_dtype``: by torch's name, of the weights that training starts from; ``infiniband``: this node has such a device, and NCCL may use it.
     """
 
@@ -33,6 +34,8 @@ class Facts:
     backends: frozenset[str] | None = None
     max_position_embeddings: int | None = None
     pretrained_dtype: str | None = None
+    config_fields: tuple[str, ...] | None = None
+    config_words: frozenset[str] | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
     complete_checkpoints: int | None = None

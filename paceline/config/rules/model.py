@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config.nearest import nearest
 from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.patterns import is_pattern
@@ -45,6 +46,49 @@ def given(c: Context) -> Iterator[Diagnostic]:
             "model.config",
             found=f"config with {', '.join(list(m.config)[:5]) or 'nothing'}",
             hint="config: {model_type: llama, hidden_size: 512, …}",
+        )
+
+
+#: Keys of ``model.config`` that say where a config.json came from, and nothing about the model.
+_BOOKKEEPING = frozenset({"model_type", "_name_or_path", "transformers_version", "architectures"})
+#: Keys that Transformers' config classes take and a model made from scratch does not: what to write instead.
+_ELSEWHERE = {
+    "attn_implementation": "model.attn_implementation", "_attn_implementation": "model.attn_implementation", "dtype": "training.mixed_precision",
+    "torch_dtype": "training.mixed_precision", "quantization_config": "lora.quantization_bit", "auto_map": "model.name_or_path with model.trust_remote_code",
+}  # fmt: skip
+
+
+def shape_keys(c: Context) -> Iterator[Diagnostic]:
+    """model.config_key, model.config_unread"""
+    shape, fields, words = c.config.model.config, c.facts.config_fields, c.facts.config_words
+    if shape is None or fields is None or words is None:
+        return
+    inner = shape.get("text_config")
+    written = [key for part in (shape, inner if isinstance(inner, dict) else {}) for key in part]
+    unread = []
+    for key in dict.fromkeys(written):
+        if key in _BOOKKEEPING or (key in words and key not in _ELSEWHERE):
+            continue
+        near = [] if key in _ELSEWHERE else nearest(key, fields)
+        if near:
+            yield c.problem(
+                "model.config_key",
+                f"models of type {shape['model_type']} have no key '{key}'",
+                "model.config",
+                found=f"{key}: {shape.get(key, (inner or {}).get(key))}",
+                hint=f"did you mean {' or '.join(repr(one) for one in near)}?",
+            )
+        else:
+            unread.append(key)
+    if unread:
+        instead = dict.fromkeys(_ELSEWHERE[key] for key in unread if key in _ELSEWHERE)
+        yield c.problem(
+            "model.config_unread",
+            f"these keys set nothing in a model of type {shape['model_type']} made from scratch",
+            "model.config",
+            found=", ".join(unread),
+            hint="; ".join(["remove them", *instead]),
+            severity=Severity.WARNING,
         )
 
 
@@ -189,4 +233,4 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-MODEL_RULES: tuple[Rule, ...] = (given, remote_code, dtype, attention, recompute, compile_options, adapters)
+MODEL_RULES: tuple[Rule, ...] = (given, shape_keys, remote_code, dtype, attention, recompute, compile_options, adapters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from paceline.config.rules.base import Context, Rule
@@ -164,7 +165,31 @@ def trackers(c: Context) -> Iterator[Diagnostic]:
             )
 
 
+def folders(c: Context) -> Iterator[Diagnostic]:
+    """run.remote_folder, run.name_leaves_outputs"""
+    t = c.config.training
+    written = {"training.output_dir": t.output_dir, "training.experiment_name": t.experiment_name, "data.cache_dir": c.config.data.cache_dir,
+               "training.resume_from_checkpoint": t.resume_from_checkpoint}  # fmt: skip
+    for key, value in written.items():
+        if value and re.match(r"[A-Za-z][\w+.-]*:/", value):
+            yield c.problem(
+                "run.remote_folder",
+                f"{key.rpartition('.')[2]} is an address; runs, checkpoints and prepared data are written to folders of this machine",
+                key,
+                hint="a folder, or one where the remote storage is mounted",
+            )
+    name = t.experiment_name or ""
+    if not t.output_dir and (name.startswith("/") or ".." in name.split("/")):
+        yield c.problem(
+            "run.name_leaves_outputs",
+            "the run's folder is outputs/<experiment_name>, and this name leads out of outputs/",
+            "training.experiment_name",
+            hint="a name without .. and a leading /; or output_dir for a folder elsewhere",
+        )
+
+
 SAVE_RULES: tuple[Rule, ...] = (
+    folders,
     best_strategy,
     best_needs_eval,
     intervals,

@@ -52,7 +52,7 @@ class OptimisationFields(Section):
     """Steps, learning rate, optimizer."""
 
     num_train_epochs: Float = Field(
-        default=3.0, gt=0, description="Passes over the data; max_steps wins when it is set."
+        default=3.0, gt=0, le=1e6, description="Passes over the data; max_steps wins when it is set."
     )
     max_steps: Int = Field(default=-1, description="Optimizer steps; -1: by num_train_epochs.")
     learning_rate: Float = Field(default=5e-5, ge=0, description="Peak learning rate.")

@@ -22,7 +22,7 @@ _ADAPTERS = {
     "models.adapter_modules_to_save": "lora.modules_to_save names a module that the model does not have. The names that it has are listed.",
     "models.adapter_new_rows": "The tokenizer has more tokens than the embedding has rows; with a frozen embedding the new rows would never learn. Train embedding and head in full by lora.modules_to_save.",
     "models.adapter_target": "An adapter goes on linear layers of the trunk, and lora.target_modules matches something else, such as the experts of a mixture kept in one tensor. Name linear layers (for instance the attention's projections); modules_to_save trains embeddings and head in full.",
-    "models.adapter_targets": "lora.target_modules matches no layer of the model. all-linear takes every linear layer but the head; the names that there are are listed.",
+    "models.adapter_targets": "lora.target_modules, or a name in its list, matches no layer of the model; peft would go by the others without a word. all-linear takes every linear layer but the head; the names that there are are listed.",
     "models.adapter_weights": "The weights at lora.adapter_name_or_path do not fit this model. An adapter goes with the very base model that it was trained on.",
 }
 _CUTTING = {

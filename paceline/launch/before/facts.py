@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.config.rules.base import Facts
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
+from paceline.plan.family_words import family_words
 from paceline.plan.model_config import pretrained_dtype
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def facts(
     """Everything that can be known before a process is started; what cannot stays None, and its rules silent."""
     complete, incomplete = count_checkpoints(run)
     ntasks = environ.get("SLURM_NTASKS_PER_NODE", "")
+    words = family_words(str(model.config.get("model_type", ""))) if model.config else None
     return Facts(
         device=hardware.device,
         device_name=hardware.device_name,
@@ -47,6 +49,8 @@ def facts(
         max_position_embeddings=shape.max_position_embeddings or None if shape else None,
         num_attention_heads=shape.heads if shape else None,
         num_key_value_heads=shape.kv_heads if shape else None,
+        config_fields=words.fields if words else None,
+        config_words=words.words if words else None,
         pretrained_dtype=pretrained_dtype(model, environ),
         complete_checkpoints=complete,
         incomplete_checkpoints=incomplete,

@@ -73,9 +73,11 @@ def test_on_a_machine_that_has_it_all_no_fact_is_unknown(tmp_path: Path) -> None
     known = facts(GPU, Cluster(2, 2), "torchrun", shape, RunDir.at(tmp_path / "run"), environ, config.model)
     in_plan = facts_of(GPU, world_size=4, num_nodes=2, launcher="torchrun", shape=shape)
     filled = {name for name in NAMES if getattr(known, name) is not None or getattr(in_plan, name) is not None}
-    assert NAMES - filled == {"code_sandbox"}, (
-        "which launch.before.planned asks the kernel for, where a reward runs code"
-    )
+    asked_elsewhere = {"code_sandbox"}  # launch.before.planned asks the kernel for it, where a reward runs code
+    assert NAMES - filled == asked_elsewhere | {"config_fields", "config_words"}, "which a shape in the YAML fills"
+    fresh = Config.from_json({"model": {"config": SHAPE}}).model
+    known = facts(GPU, Cluster(2, 2), "torchrun", shape, RunDir.at(tmp_path / "run"), environ, fresh)
+    assert "hidden_size" in (known.config_fields or ()) and "rope_theta" in (known.config_words or ())
 
 
 @pytest.mark.parametrize(

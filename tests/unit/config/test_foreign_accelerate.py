@@ -296,3 +296,11 @@ def test_eight_bits_are_computed_in_bf16_with_a_warning(read):
     assert loaded.config.training.mixed_precision == "bf16"
     (found,) = (n for n in loaded.notes if n.severity is Severity.WARNING)
     assert found.where.endswith("acc.yaml:2")
+
+
+@pytest.mark.parametrize("kind", ["MULTI_XPU", "MULTI_HPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON"])  # fmt: skip
+def test_devices_that_are_not_driven_are_said(read, kind):
+    said = [
+        d for d in read(f"distributed_type: {kind}\nnum_processes: 2\nmixed_precision: bf16\n").notes if kind in d.what
+    ]
+    assert [d.severity for d in said] == [Severity.WARNING]

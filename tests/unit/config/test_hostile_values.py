@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -44,3 +45,25 @@ def test_an_odd_value_anywhere(value, tmp_path, monkeypatch):
                 type(loaded.config).from_json(json.loads(json.dumps(loaded.config.to_json(), allow_nan=False)))
                 == loaded.config
             )
+
+
+def test_no_key_takes_a_whole_number_that_64_bits_do_not_hold():
+    """torch, NumPy and the clocks of collectives count in 64 bits: what is larger would be an OverflowError of a worker, or a run without end."""
+    for key in fields():
+        for value in (2**63, 1e30):
+            with suppress(ConfigError):
+                config = load_config(None, flags={key: value}).config.to_json()
+                assert not any(isinstance(leaf, int) and leaf >= 2**63 for leaf in leaves_of(config)), key
+
+
+def leaves_of(tree):
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
+    return [tree] if parts is None else [leaf for part in parts for leaf in leaves_of(part)]
+
+
+@pytest.mark.parametrize("text", ["~nosuchuser/x", "~nosuchuser"])
+def test_the_home_of_nobody_is_refused_wherever_a_path_may_stand(text):
+    for key in ("training.output_dir", "training.experiment_name", "data.cache_dir", "data.train", "model.name_or_path", "model.tokenizer", "training.resume_from_checkpoint"):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            load_config(None, flags={key: text})
+        assert "config.variable" in {d.code for d in caught.value.diagnostics}, key

@@ -15,6 +15,9 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Severity
 
 CPU = Facts(device="cpu", bf16=True, fp16=True, backends=frozenset({"gloo"}), world_size=2)
+LLAMA = Facts(
+    config_fields=("hidden_size",), config_words=frozenset({"hidden_size", "rope_theta", "text_config", "dtype"})
+)
 OLD_GPU = Facts(device="cuda", device_name="Tesla V100", bf16=False, fp16=True, backends=frozenset({"gloo", "nccl"}))
 IB = Facts(device="cuda", num_nodes=2, infiniband=True, memlock_unlimited=False)
 MESH_4 = {"dp_replicate_size": 2, "tp_size": 2}
@@ -88,6 +91,10 @@ CASES = [
     case("prec.bf16_hw", _t(mixed_precision="bf16"), _t(mixed_precision="fp16"), OLD_GPU),
     case("prec.bf16_hw", _t(bf16_full_eval=True), _t(fp16_full_eval=True), OLD_GPU),
     case("prec.fp16_hw", _t(mixed_precision="fp16"), _t(mixed_precision="auto"), Facts(device="cpu", fp16=False)),
+    case("model.config_key", {"model.config": {"model_type": "llama", "hiden_size": 8}}, {"model.config": {"model_type": "llama", "hidden_size": 8}}, LLAMA),
+    case("model.config_key", {"model.config": {"model_type": "x", "text_config": {"hiddensize": 8}}}, {"model.config": {"model_type": "x", "text_config": {"hidden_size": 8}}}, LLAMA),
+    case("model.config_unread", {"model.config": {"model_type": "llama", "n_layer": 8}}, {"model.config": {"model_type": "llama", "rope_theta": 8}}, LLAMA, severity=WARNING),
+    case("model.config_unread", {"model.config": {"model_type": "llama", "dtype": "bfloat16"}}, {"model.config": {"model_type": "llama"}}, LLAMA, severity=WARNING),
     case("prec.bf16_pretrained_fp16", _t(mixed_precision="fp16"), _t(mixed_precision="bf16"), Facts(pretrained_dtype="bfloat16"), severity=WARNING),
     case("prec.min_loss_scale", _t(deepspeed={"fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": 0}}),
          _t(deepspeed={"fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": 1}})),
@@ -143,6 +150,12 @@ CASES = [
     case("save.best_needs_eval", _t(save_strategy="best"), _t(save_strategy="best", eval_strategy="epoch")),
     case("save.steps_fraction", _t(save_steps=1.5), _t(save_steps=0.25)),
     case("save.total_limit", _t(save_total_limit=0), _t(save_total_limit=1)),
+    case("run.remote_folder", _t(output_dir="s3://bucket/run"), _t(output_dir="outputs/s3")),
+    case("run.remote_folder", _t(output_dir="file:///tmp/run"), _t(output_dir="C:run")),
+    case("run.remote_folder", {"data.cache_dir": "gs://bucket/cache"}, {"data.cache_dir": "/mnt/bucket"}),
+    case("run.remote_folder", _t(resume_from_checkpoint="hdfs://n/run"), _t(resume_from_checkpoint="auto")),
+    case("run.name_leaves_outputs", _t(experiment_name="../../etc"), _t(experiment_name="group/try..2")),
+    case("run.name_leaves_outputs", _t(experiment_name="/etc"), _t(experiment_name="/etc", output_dir="here")),
     case("save.disk", _t(save_total_limit=3), _t(save_total_limit=2), Facts(checkpoint_bytes=10, disk_free_bytes=35)),
     case("eval.dataset", _t(eval_strategy="epoch"), {"training.eval_strategy": "epoch", "data.validation_split": 0.1}, starting=True),
     case("eval.early_stopping", _t(early_stopping_patience=2), _t(early_stopping_patience=2, eval_strategy="epoch")),

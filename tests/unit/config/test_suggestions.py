@@ -130,3 +130,9 @@ def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
     if kind in ("section", "overrides"):
         assert len(found) == MOST_UNKNOWN + 1
         assert any(f"{many - MOST_UNKNOWN:,} more keys" in d.what for d in found)
+
+
+@pytest.mark.parametrize(("name", "where"), [("Beta", "training.dpo"), ("BETA", "training.grpo"), ("Num-Generations", "training.rollout"), ("Weight", "data.train.0")])  # fmt: skip
+def test_capitals_never_lead_to_another_section(name: str, where: str) -> None:
+    plain = name.lower().replace("-", "_")
+    assert suggestion(name, where, ("path", plain)) == f"did you mean '{plain}'?"

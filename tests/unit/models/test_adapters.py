@@ -179,6 +179,8 @@ def test_peft_loads_what_is_saved_and_merges_to_the_same(family: str, changes: d
     ("changes", "code"),
     [
         ({"target_modules": ["no_such"]}, "models.adapter_targets"),
+        ({"target_modules": ["q_proj", "no_such"]}, "models.adapter_targets"),
+        ({"target_modules": ["q_proj", "proj"]}, "models.adapter_targets"),
         ({"target_modules": ["embed_tokens"]}, "models.adapter_target"),
         ({"target_modules": ["lm_head"]}, "models.adapter_target"),
         ({"modules_to_save": ["no_such"]}, "models.adapter_modules_to_save"),

@@ -63,7 +63,7 @@ def test_every_row_once_an_epoch_and_the_same_steps_under_any_cut() -> None:
 def test_epochs_of_different_length_are_located() -> None:
     rows = Rows(10, 13, 9)
     table = count_epochs(rows, 4, 3.0, -1, False)
-    assert table.steps == (3, 4, 3) and table.total_steps == 10
+    assert table.total_steps == 10
     assert [table.locate(s) for s in (0, 2, 3, 6, 7, 9)] == [(0, 0), (0, 2), (1, 0), (1, 3), (2, 0), (2, 2)]
     assert table.is_epoch_end(3) and not table.is_epoch_end(4) and table.is_epoch_end(7)
     assert table.progress(3) == 1.0 and table.progress(5) == 1.5
@@ -75,6 +75,21 @@ def test_epochs_of_different_length_are_located() -> None:
 )
 def test_length_of_a_run(epochs: float, max_steps: int, drop_last: bool, total: int) -> None:
     assert count_epochs(Rows(10), 4, epochs, max_steps, drop_last).total_steps == total
+
+
+@pytest.mark.parametrize("max_steps", [7, 10**9, 2**62])
+def test_a_given_number_of_steps_asks_for_an_epoch_when_it_comes(max_steps: int) -> None:
+    asked: list[int] = []
+
+    class Counted(Rows):
+        def num_rows(self, epoch: int) -> int:
+            asked.append(epoch)
+            return super().num_rows(epoch)
+
+    table = count_epochs(Counted(10, 13, 9), 4, 3.0, max_steps, False)
+    assert asked == [0] and table.total_steps == max_steps
+    assert table.locate(6) == (1, 3) and table.is_epoch_end(7) and asked == [0, 1]
+    assert table.locate(0) == (0, 0) and asked == [0, 1], "what is known is not asked again"
 
 
 def test_too_few_rows_with_drop_last_gives_no_steps() -> None:

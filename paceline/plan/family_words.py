@@ -1,0 +1,69 @@
+"""What a family's code in the installed Transformers reads of a config, told from its source without importing it (torch would come along)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import util
+from pathlib import Path
+
+from paceline.core.files import read_text
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_BASE, _ROPE = "configuration_utils.py", "modeling_rope_utils.py"
+
+
+@dataclass(frozen=True)
+class FamilyWords:
+    """``fields``: the keys that the family's config class declares; ``words``: every word of the family's code and of the rotary positions,
+    and the keys that every config class has. A key that is not among them cannot set anything.
+    """
+
+    fields: tuple[str, ...]
+    words: frozenset[str]
+
+
+@lru_cache(maxsize=8)
+def family_words(model_type: str) -> FamilyWords | None:
+    """None where Transformers is not installed, or keeps nothing under this ``model_type``."""
+    if not re.fullmatch(r"[A-Za-z][\w.-]{0,63}", model_type):
+        return None
+    spec = util.find_spec("transformers")
+    root = Path(spec.origin).parent if spec is not None and spec.origin else None
+    folder = _folder(root, model_type) if root is not None else None
+    if root is None or folder is None:
+        return None
+    configs = sorted(folder.glob("configuration_*.py"))
+    code = [read_text(path) for path in (*configs, *folder.glob("modeling_*.py"), root / _ROPE)]
+    fields = [name for text in code[: len(configs)] for name in _declared(text)]
+    if not fields:
+        return None
+    words = {word for text in code for word in _WORD.findall(text)}
+    everywhere = _declared(read_text(root / _BASE))
+    return FamilyWords(tuple(dict.fromkeys(fields)), frozenset(words.union(everywhere)))
+
+
+def _folder(root: Path, model_type: str) -> Path | None:
+    """Where the family's code lies: a folder of its name, or the one that Transformers' own table names."""
+    own = root / "models" / model_type.replace("-", "_").lower()
+    if own.is_dir():
+        return own
+    table = root / "models" / "auto" / "auto_mappings.py"
+    text = read_text(table) if table.is_file() else ""
+    named = re.findall(rf'\("{re.escape(model_type)}", "([a-z0-9_]+)"\)', text)
+    return next((root / "models" / name for name in named if (root / "models" / name).is_dir()), None)
+
+
+def _declared(source: str) -> list[str]:
+    """Annotated names of the classes, as dataclasses declare their fields, and what their ``attribute_map`` takes beside."""
+    found: list[str] = []
+    for node in ast.parse(source).body:
+        for item in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                found.append(item.target.id)
+            elif isinstance(item, ast.Assign) and [getattr(t, "id", "") for t in item.targets] == ["attribute_map"]:
+                keys = item.value.keys if isinstance(item.value, ast.Dict) else []
+                found += [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    return found
