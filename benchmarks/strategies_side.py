@@ -22,6 +22,7 @@ from paceline.seam.batch import Batch
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Ask, Role
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6,
@@ -47,13 +48,14 @@ def ours(name: str, world: World) -> Step:
     hardware = probe_hardware({}, use_cpu=True, num_nodes=1)
     plan = make_plan(config, hardware, world_size=world.world_size, launcher="torchrun", run_dir="none")
     strategy, algorithm = make_strategy(plan.strategy, world, plan), SFT()
+    runner = make_runner(strategy)
     spec = dict(plan.optimizer)
     spec["betas"] = tuple(spec["betas"])
     handle = strategy.prepare(Role.POLICY, HFModelFactory(Source(LLAMA)), OptimizerSpec(**spec))
     handles = {Role.POLICY: handle}
 
     def step(batches: Sequence[Batch]) -> float:
-        result = strategy.train_window(handles, batches, algorithm, lr=LR, max_grad_norm=CLIP)
+        result = runner.train_window(handles, batches, algorithm, lr=LR, max_grad_norm=CLIP)
         return sum(result.losses.values())
 
     return step

@@ -3,8 +3,8 @@
     PYTHONPATH=examples paceline train config.yaml \\
         training.distributed_strategy=custom_strategy:CompressedDDP training.strategy_options.dtype=float16 --nproc 2
 
-A strategy subclasses ``paceline.strategies.base.Strategy`` (or a finished one, as here) and says how a module is wrapped; losses, clipping,
-evaluation, checkpoints and resume come with it. ``self.options`` is ``training.strategy_options``, ``self.world`` the process group,
+A strategy subclasses ``paceline.strategies.base.Strategy`` (or a finished one, as here) and says how a module is wrapped (``wrap``) or how a window
+ends (``finish``); losses, evaluation, checkpoints and resume come with it. ``self.options`` is ``training.strategy_options``, ``self.world`` the process group,
 ``self.plan`` everything that was decided.
 """
 

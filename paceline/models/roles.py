@@ -19,10 +19,11 @@ from paceline.models.rope import DocumentRope
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
 from paceline.seam.batch import Batch
+from paceline.seam.model import RootModule
 from paceline.seam.roles import Ask, Role
 
 
-class RoleModule(nn.Module):
+class RoleModule(RootModule):
     """A Hugging Face causal language model (of reward and value models: sequence classification of one label) as the root module of ``role``.
 
     ``forward(batch, ask)`` answers fp32 tensors by name (see ``Ask``). A micro-batch without labels still touches every trainable

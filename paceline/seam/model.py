@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.seam.roles import Role
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,33 @@ class BuildOptions:
 WHOLE = BuildOptions()
 
 
-class RoleModule(Protocol):
-    """The root module of a role (contract 1): an ``nn.Module`` whose forward computes trunk, head and what is asked."""
-
-    def __call__(self, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]: ...
+class RootModule(nn.Module):
+    """The root module of a role (contract 1): ``forward(batch, ask)`` computes trunk, head and what is asked, as fp32 tensors by name (see ``Ask``)."""
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their plain Hugging Face names, tied ones once."""
-        ...
+        return self.named_parameters()
+
+    def plain_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Persistent buffers under the same names; most language models have none."""
+        return iter(())
 
     def refresh_compute_weights(self) -> None:
-        """Re-cast low-precision copies after the masters changed (a no-op in fp32). Strategies call it after each optimizer step and import."""
-        ...
+        """Re-cast low-precision copies after the masters changed: strategies call it after each optimizer step and import. In fp32 there is nothing to do."""
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside, the model computes as its base does; of a model without an adapter that is the model itself."""
+        return nullcontext()
+
+    def notes(self) -> Mapping[str, str]:
+        """How this module computes, by subject, with the reason: for the log."""
+        return {}
 
 
 class ModelFactory(Protocol):
     """Builds the root module of a role; called by ``Strategy.prepare`` so that the strategy decides where and when."""
 
-    def __call__(self, options: BuildOptions = WHOLE) -> nn.Module: ...
+    def __call__(self, options: BuildOptions = WHOLE) -> RootModule: ...
 
     @property
     def role(self) -> Role: ...

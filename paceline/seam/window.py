@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from paceline.core.diagnostics import Diagnostic
 from paceline.seam.batch import Batch
 
@@ -54,3 +56,29 @@ class StepResult:
     skipped: str | None
     tokens: int
     extras: Mapping[str, float] = field(default_factory=dict)  # e.g. loss_scale
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What became of one model's gradients (``Strategy.finish``): scalars on the strategy's device, equal on every rank.
+
+    grad_norm   float64: the global 2-norm of the unscaled gradients before clipping; where it is inf or nan nothing was applied
+    loss_scale  float64: the fp16 gradient scaler's scale for the next window; None without a scaler
+    """
+
+    grad_norm: Tensor
+    loss_scale: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class EvalSums:
+    """What an evaluation window gave, summed over all ranks.
+
+    sums     by loss term (summed losses) and by metric name (``correct/nll``)
+    weights  by loss term
+    rows     real rows (fillers not counted)
+    """
+
+    sums: Mapping[str, float]
+    weights: Mapping[str, int]
+    rows: int

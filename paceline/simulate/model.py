@@ -18,7 +18,7 @@ from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.shrink import shrunk
-from paceline.seam.model import WHOLE, BuildOptions
+from paceline.seam.model import WHOLE, BuildOptions, RootModule
 from paceline.seam.roles import Role
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -39,7 +39,7 @@ class FakeFactory:
         """The model's ``config.json``."""
         return self._config
 
-    def __call__(self, options: BuildOptions = WHOLE) -> nn.Module:
+    def __call__(self, options: BuildOptions = WHOLE) -> RootModule:
         """As ``HFModelFactory``; what probes of real weights decide is decided by the twin."""
         options = self._options or options
         with _disable_current_modes():

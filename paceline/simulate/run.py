@@ -94,7 +94,7 @@ def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOpt
 
 
 def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, kept: Kept | None) -> None:
-    placed = strategy.place(batch)
+    placed = strategy.shard_batch(batch)
     handle.root.train()
     with kept.watching() if kept else nullcontext():
         outputs = handle.module(placed, ASKED.get(plan.algorithm, OTHERS))

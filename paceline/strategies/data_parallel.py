@@ -14,30 +14,82 @@ from paceline.plan.plan import Plan
 from paceline.runtime.world import World
 from paceline.seam.algorithm import Objective
 from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions, ModelFactory
+from paceline.seam.model import BuildOptions, ModelFactory, RootModule
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Ask, Role
 from paceline.seam.shard import ShardReader
-from paceline.strategies.base import Handles, Strategy, add_evaluation
-from paceline.strategies.handle import Handle
+from paceline.seam.window import StepOutcome
+from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.replicas import scatter, side_by_side
+from paceline.strategies.runner import WindowRunner
 
 
 @dataclass
 class ReplicatedHandle(Handle):
     """A handle with a copy of the root on every device but the first."""
 
-    replicas: list[nn.Module] = field(default_factory=list)
+    replicas: list[RootModule] = field(default_factory=list)
+
+
+class ReplicatedRunner(WindowRunner):
+    """Scatters a micro-batch over the devices of a handle's copies."""
+
+    strategy: DataParallel
+
+    def _micro_step(
+        self,
+        handle: Handle,
+        batch: Batch,
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+        *,
+        last: bool,
+    ) -> None:
+        """Forwards side by side, one backward through all of them."""
+        if not _replicated(handle).replicas:
+            return super()._micro_step(handle, batch, algorithm, scales, sums, last=last)
+        total = torch.zeros((), device=self.world.device)
+        for part, outputs in self._forwards(handle, batch, algorithm.ask(handle.role, training=True)):
+            total = total + self._loss(handle.role, outputs, part, algorithm, scales, sums).to(self.world.device)
+        return self.strategy.backward(handle, total)
+
+    def _evaluated(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
+    ) -> Iterator[Batch]:
+        """Scattered as in training."""
+        if len(self.strategy.devices) == 1:
+            yield from super()._evaluated(handles, micro_batches, algorithm, sums)
+            return
+        for batch in micro_batches:
+            placed = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
+            for role in algorithm.trains:
+                for part, outputs in self._forwards(handles[role], placed, algorithm.ask(role, training=False)):
+                    self._add_evaluation(algorithm, role, outputs, part, sums)
+            yield batch
+
+    def _forwards(self, handle: Handle, batch: Batch, ask: frozenset[Ask]) -> Sequence[tuple[Batch, dict[str, Tensor]]]:
+        """The parts of ``batch``, each on its device, and what the model there answers."""
+        replicas, devices = _replicated(handle).replicas, self.strategy.devices
+        parts = [part.to(device) for part, device in zip(scatter(batch, len(devices)), devices, strict=False)]
+        models = [handle.module, *replicas]
+        for model in replicas:
+            model.train(handle.root.training)
+        calls = [lambda model=model, part=part: model(part, ask) for model, part in zip(models, parts, strict=False)]
+        return list(zip(parts, side_by_side(calls, devices), strict=True))
 
 
 class DataParallel(Strategy):
-    """A micro-batch is shared out by documents over the devices of this process; each computes its part in a thread.
+    """A micro-batch is scattered by documents over the devices of this process; each computes its part in a thread.
 
     What ``nn.DataParallel`` does in eight steps a batch (scatter, copy the model, forward in threads, gather, loss on the first device, scatter
     its gradient, backward, reduce to the first device) with its costs: the threads share Python's lock, the first device keeps
     optimizer and sums besides its copy, weights are sent out again after every step, and it ends at one machine. DDP has none of
-    them. On one device, or on a CPU, there is nothing to share out and it computes exactly as ``single``.
+    them. On one device, or on a CPU, there is nothing to scatter and it computes exactly as ``single``.
     """
+
+    runner = ReplicatedRunner
 
     def __init__(self, world: World, plan: Plan) -> None:
         if world.world_size != 1:
@@ -63,7 +115,7 @@ class DataParallel(Strategy):
 
     # --- life of a model -------------------------------------------------------------------------------------------
 
-    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """The root itself: copies are called beside it."""
         return root
 
@@ -84,67 +136,13 @@ class DataParallel(Strategy):
         super().import_state(handle, reader)
         send_weights(_replicated(handle))
 
-    # --- training --------------------------------------------------------------------------------------------------
-
-    def microstep(
-        self,
-        handle: Handle,
-        batch: Batch,
-        algorithm: Objective,
-        scales: Mapping[str, float],
-        sums: dict[str, Tensor],
-        *,
-        last: bool,
-    ) -> None:
-        """Forwards side by side, one backward through all of them; after the last micro-batch the copies' gradients are added to the first's."""
+    def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
+        """As the base, on the sum of all copies' gradients; then the new weights go to the copies."""
         replicated = _replicated(handle)
-        if not replicated.replicas:
-            return super().microstep(handle, batch, algorithm, scales, sums, last=last)
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for part, outputs in self._answers(replicated, batch, algorithm.ask(handle.role, training=True)):
-            for term, value in algorithm.losses(handle.role, outputs, part).items():
-                here = value.to(self.world.device)
-                sums[term] += here.detach()
-                total = total + here * scales[term]
-            self.watch(handle.role, outputs, part, algorithm, sums)
-        self.backward(handle, total)
-        if last:
-            collect_gradients(replicated)
-        return None
-
-    def step(self, handle: Handle, norm: Tensor, *, lr: float, max_grad_norm: float | None, apply: bool) -> None:
-        """As the base; then the new weights go to the copies."""
-        super().step(handle, norm, lr=lr, max_grad_norm=max_grad_norm, apply=apply)
-        if apply:
-            send_weights(_replicated(handle))
-
-    def evaluated(
-        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
-    ) -> Iterator[Batch]:
-        """Shared out over the devices as in training."""
-        if len(self.devices) == 1:
-            yield from super().evaluated(handles, micro_batches, algorithm, sums)
-            return
-        for batch in micro_batches:
-            for role in algorithm.trains:
-                ask = algorithm.ask(role, training=False)
-                for part, outputs in self._answers(_replicated(handles[role]), batch, ask):
-                    here: dict[str, Tensor] = {}
-                    add_evaluation(algorithm, role, outputs, part, here)
-                    for name, value in here.items():
-                        sums[name] = sums.get(name, 0.0) + value.to(self.world.device)
-            yield batch
-
-    def _answers(
-        self, handle: ReplicatedHandle, batch: Batch, ask: frozenset[Ask]
-    ) -> Sequence[tuple[Batch, dict[str, Tensor]]]:
-        """The parts of ``batch``, each on its device, and what the model there answers."""
-        parts = [part.to(device) for part, device in zip(scatter(batch, len(self.devices)), self.devices, strict=False)]
-        models = [handle.module, *handle.replicas]
-        for model in handle.replicas:
-            model.train(handle.root.training)
-        calls = [lambda model=model, part=part: model(part, ask) for model, part in zip(models, parts, strict=False)]
-        return list(zip(parts, side_by_side(calls, self.devices), strict=True))
+        collect_gradients(replicated)
+        outcome = super().finish(handle, lr=lr, max_grad_norm=max_grad_norm)
+        send_weights(replicated)
+        return outcome
 
 
 @torch.no_grad()
@@ -154,7 +152,7 @@ def send_weights(handle: ReplicatedHandle) -> None:
         for own, its in ((handle.root.parameters(), replica.parameters()), (handle.root.buffers(), replica.buffers())):
             for source, target in zip(own, its, strict=True):
                 target.copy_(source, non_blocking=True)
-        replica.refresh_compute_weights()  # type: ignore[operator]
+        replica.refresh_compute_weights()
 
 
 @torch.no_grad()

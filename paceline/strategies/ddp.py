@@ -12,6 +12,7 @@ from paceline.plan.plan import Plan
 from paceline.runtime.world import World
 from paceline.seam.algorithm import Objective
 from paceline.seam.batch import Batch
+from paceline.seam.model import RootModule
 from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
@@ -36,7 +37,7 @@ class DDP(Strategy):
         self.static_graph = bool(training.get("ddp_static_graph"))
         self.gradient_as_bucket_view = training.get("gradient_as_bucket_view") is not False
 
-    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """The root in DDP (which sends rank 0's parameters to all)."""
         if self.world.world_size == 1:
             return root
@@ -61,10 +62,9 @@ class DDP(Strategy):
 
         With unused parameters they are freed all the same: None is how the optimizer knows to leave a parameter alone.
         """
-        assert handle.optimizer is not None
         views = isinstance(handle.module, DistributedDataParallel) and self.gradient_as_bucket_view
         in_place = views and not self.find_unused_parameters and self.plan.batch.accumulation > 1
-        handle.optimizer.zero_grad(set_to_none=not in_place)
+        handle.stepper.zero_grad(set_to_none=not in_place)
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
         """Two discarded passes: after the first backward DDP knows in which order gradients get ready, in the second forward it
@@ -80,7 +80,7 @@ class DDP(Strategy):
         handle.root.train()
         with torch.random.fork_rng(devices=devices):
             for _ in range(2):
-                handle.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+                handle.stepper.zero_grad(set_to_none=True)
                 outputs = handle.module(placed, algorithm.ask(handle.role, training=True))
                 torch.stack(list(algorithm.losses(handle.role, outputs, placed).values())).sum().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():

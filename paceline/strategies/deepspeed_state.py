@@ -60,7 +60,7 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
     if handle.optimizer is None or not engine.zero_optimization():
         yield from state.export_state(handle, world.rank, world.world_size)
         return
-    named = dict(handle.root.plain_named_parameters())  # type: ignore[operator]
+    named = dict(handle.root.plain_named_parameters())
     trained = {name: p for name, p in named.items() if p.requires_grad}
     parts = {id(part.parameter): part for part in local_parts(engine)}
     tp_rank = mesh.coordinates(world.rank).tp
@@ -77,7 +77,7 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
                 yield spread.shard(role, name, kind, values, part.start)
     yield from _frozen(role, {n: p for n, p in named.items() if not p.requires_grad}, world, mesh)
     if world.rank == 0:
-        for name, buffer in state.buffers_of(handle.root).items():
+        for name, buffer in handle.root.plain_named_buffers():
             yield Shard(role, name, BUFFER, tuple(buffer.shape), (0,) * buffer.ndim, buffer.detach())
     yield from _scaler(role, engine, world)
 
@@ -88,7 +88,7 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     if handle.optimizer is None or not engine.zero_optimization():
         state.import_state(handle, reader)
         return
-    named = dict(handle.root.plain_named_parameters())  # type: ignore[operator]
+    named = dict(handle.root.plain_named_parameters())
     names = {id(p): name for name, p in named.items()}
     role = handle.role.value
     for part in local_parts(engine, writing=True):
@@ -104,11 +104,11 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     for name, parameter in named.items():
         if not parameter.requires_grad:
             _read_frozen(parameter, reader, role, name, Place.of(name, parameter, mesh.coordinates(world.rank).tp))
-    for name, buffer in state.buffers_of(handle.root).items():
+    for name, buffer in handle.root.plain_named_buffers():
         buffer.copy_(reader.read(role, name, BUFFER))
     _read_scaler(role, engine, reader)
     finish_import(engine)
-    handle.root.refresh_compute_weights()  # type: ignore[operator]
+    handle.root.refresh_compute_weights()
 
 
 def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ...]) -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
-
-from paceline.seam.batch import IGNORE_INDEX, Batch
 
 
 def register_head(root: nn.Module) -> None:
@@ -58,13 +54,3 @@ def in_turns(engine: Any) -> Iterator[None]:
     finally:
         begins.remove()
         engine.optimizer._partition_all_parameters()
-
-
-def blank(batch: Batch) -> Batch:
-    """``batch`` without labels and rows: a forward that the others wait for and that counts nothing."""
-    return replace(
-        batch,
-        labels=torch.full_like(batch.labels, IGNORE_INDEX),
-        document_ids=torch.full_like(batch.document_ids, -1),
-        num_rows=0,
-    )

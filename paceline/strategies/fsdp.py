@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,14 +21,13 @@ from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
 from paceline.runtime.mesh import device_mesh, sharding_mesh
 from paceline.runtime.world import World
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.model import BuildOptions, ModelFactory
+from paceline.seam.batch import Batch
+from paceline.seam.model import BuildOptions, ModelFactory, RootModule
 from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Ask, Role
+from paceline.seam.roles import Role
 from paceline.seam.shard import Shard, ShardReader
 from paceline.strategies import sharded_state
-from paceline.strategies.base import EvalSums, Handles, Strategy, evaluating
+from paceline.strategies.base import Strategy, evaluating
 from paceline.strategies.handle import Handle
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
@@ -56,8 +55,10 @@ class FSDP(Strategy):
             )
         super().__init__(world, plan)
         self.how = Sharding.of(plan.engine)
-        self.units: dict[Role, Units] = {}
-        self._source: nn.Module | None = None
+        self.averaging_factor = 1.0  # gradients are summed over the ranks
+        self.collective_forward = True
+        self.collective_decoding = not plan.engine.get("gather_for_generation", True)  # the whole model does not fit
+        self._source: RootModule | None = None
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -71,16 +72,11 @@ class FSDP(Strategy):
         low = precision.compute in ("bfloat16", "float16")
         return Dtypes(getattr(torch, precision.compute), getattr(torch, precision.reduce)) if low else Dtypes()
 
-    @property
-    def averaging_factor(self) -> float:
-        """Gradients are summed over the ranks."""
-        return 1.0
-
     @cached_property
     def _placed(self) -> Callable[[Batch], Batch]:
         return placer(self.mesh, method=self.how.cp_method, sequence_parallel=self.how.sequence_parallel)
 
-    def place(self, batch: Batch) -> Batch:
+    def shard_batch(self, batch: Batch) -> Batch:
         """The rank's block of the tokens under context parallelism, padded to what sequence parallelism can cut."""
         return self._placed(batch.to(self.world.device))
 
@@ -89,18 +85,18 @@ class FSDP(Strategy):
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ShardedHandle:
         """Build, shard, and make the optimizer over this rank's pieces; ``optimizer=None`` freezes the model (sharded as well)."""
         _check_optimizer(optimizer)
-        root = self.built(build)
+        root = self._build(build)
         if optimizer is None:
             root.requires_grad_(False).eval()
-        handle = self.sharded(role, root)
+        handle = self._shard(role, root)
         if optimizer is not None:
             handle.optimizer = build_optimizer(optimizer, handle.named())
             handle.scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
         return handle
 
-    def built(self, build: ModelFactory) -> nn.Module:
+    def _build(self, build: ModelFactory) -> RootModule:
         """The whole model on the host: a device need never hold it. With a meta start only rank 0's host does, and what it gave is kept for
-        ``sharded`` to share out."""
+        ``_shard`` to scatter."""
         options = BuildOptions(
             device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=self.dtypes.compute is not None
         )
@@ -111,19 +107,18 @@ class FSDP(Strategy):
         copy_decisions(root, self._source, self.world)
         return root
 
-    def sharded(self, role: Role, root: nn.Module) -> ShardedHandle:
+    def _shard(self, role: Role, root: RootModule) -> ShardedHandle:
         """``root`` in pieces: first over the tp group, then over the ranks that see different rows."""
-        self.share_over_tensors(root)
+        self._apply_tensor_parallel(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
         if self.how.meta_start:
             fill(root, self._source, self.world, torch.device("cpu") if self.how.cpu_offload else self.world.device)
             self._source = None
         units.start()
-        self.units[role] = units
-        named = root.plain_named_parameters()  # type: ignore[operator]
-        return ShardedHandle(role, root, root, blocks=blocks_of(named, self.plan.mesh, self.world.rank))
+        blocks = blocks_of(root.plain_named_parameters(), self.plan.mesh, self.world.rank)
+        return ShardedHandle(role, root, root, blocks=blocks, units=units)
 
-    def share_over_tensors(self, root: nn.Module) -> None:
+    def _apply_tensor_parallel(self, root: RootModule) -> None:
         """Tensor (and sequence) parallelism inside groups of consecutive ranks, where the mesh has them; what cp needs of the model is checked."""
         mesh, how = self.plan.mesh, self.how
         if mesh.cp > 1:
@@ -133,22 +128,17 @@ class FSDP(Strategy):
                 root, self.mesh["tp"], sequence_parallel=how.sequence_parallel, loss_parallel=how.loss_parallel
             )
 
-    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """The root itself: FSDP2 changes its class in place."""
         return root
 
-    @property
-    def generates_together(self) -> bool:
-        """Where the plan finds no room for the whole model."""
-        return not self.plan.engine.get("gather_for_generation", True)
-
     @contextlib.contextmanager
-    def generating(self, handle: Handle) -> Iterator[nn.Module]:
+    def generating(self, handle: Handle) -> Iterator[RootModule]:
         """Every rank holds the whole model inside, in the dtype it computes in; ranks need not decode alike, but those of a tp group, which hold it
         together: given the same prompts and seeds they choose the same tokens. Or all go through it together. Collective at both ends."""
-        units = self.units[handle.role]
+        units = _units(handle)
         with evaluating(handle.root):
-            if self.generates_together:
+            if self.collective_decoding:
                 units.take_turns()
             else:
                 units.gather()
@@ -156,10 +146,6 @@ class FSDP(Strategy):
                 yield handle.root
             finally:
                 units.free(self.how.reshard)
-
-    def release(self, handle: Handle) -> None:
-        """The units are forgotten with the model."""
-        del self.units[handle.role]
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """This rank's blocks."""
@@ -179,7 +165,7 @@ class FSDP(Strategy):
     def no_sync(self, handle: Handle) -> Iterator[None]:
         """Not the last micro-batch: nothing is reduced yet where whole gradients are small, else the sums over replicas wait. What stays
         gathered in a step stays for the next forward."""
-        units = self.units[handle.role].all()
+        units = _units(handle).all()
         whole = sum(
             b.parameter.numel() * b.parameter.itemsize for b in _sharded(handle).blocks if b.local.requires_grad
         )
@@ -195,47 +181,33 @@ class FSDP(Strategy):
                 unit.set_requires_gradient_sync(True, recurse=False)
                 unit.set_reshard_after_backward(True, recurse=False)
 
-    def grad_norm(self, handle: Handle) -> Tensor:
-        """The norm over all pieces, each counted once: squares are summed in float64."""
-        sharded = _sharded(handle)
+    def _grad_norm(self, handle: Handle) -> Tensor:
+        """The norm over all pieces, each counted once: squares are summed in float64. The scaler hears of an overflow in anybody's piece."""
+        sharded, scaler = _sharded(handle), handle.scaler
         sharded.take_gradients()
-        if handle.scaler is not None:
-            assert handle.optimizer is not None
-            handle.scaler.unscale_(handle.optimizer)
+        if scaler is not None:
+            scaler.unscale_(handle.stepper)
         held = [(b.local.grad, b.copies) for b in sharded.blocks if b.local.grad is not None]
         total = 0.0
         if held:
             copies = torch.tensor([c for _, c in held], dtype=torch.float64, device=self.world.device)
             total = float((squares([g for g, _ in held]).to(copies.device) / copies).sum())
         square = self.world.all_reduce_sum_float([total])[0]
+        if scaler is not None:
+            for found in scaler._found_inf_per_device(handle.stepper).values():
+                found.fill_(0.0 if math.isfinite(square) else 1.0)
         return torch.tensor(math.sqrt(square), dtype=torch.float64, device=self.world.device)
-
-    def step(self, handle: Handle, norm: Tensor, *, lr: float, max_grad_norm: float | None, apply: bool) -> None:
-        """As the base; the scaler hears of an overflow in anybody's piece."""
-        if handle.scaler is not None:
-            assert handle.optimizer is not None
-            for found in handle.scaler._found_inf_per_device(handle.optimizer).values():
-                found.fill_(0.0 if apply else 1.0)
-        super().step(handle, norm, lr=lr, max_grad_norm=max_grad_norm, apply=apply)
 
     # --- without gradients ---------------------------------------------------------------------------------------------
 
-    def asked(self, handles: Handles, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
-        """As the base; afterwards no more is gathered than before, and the backward that follows does not prefetch for this forward."""
-        found = super().asked(handles, role, placed, ask)
-        self.units[role if role in handles else Role.POLICY].forget()
-        return found
-
-    def eval_window(self, handles: Handles, micro_batches: Sequence[Batch], algorithm: Objective) -> EvalSums:
-        """As the base. Forwards are collective here: ranks with fewer micro-batches add fillers; whatever stayed gathered is freed at the end."""
-        given = list(micro_batches)
-        missing = int(self.world.all_reduce_max_float([len(given)])[0]) - len(given)
-        try:
-            return super().eval_window(handles, given + [_blank(b) for b in given[-1:] * missing], algorithm)
-        finally:
-            for role in algorithm.trains:
-                for unit in self.units[role].all():
-                    unit.reshard()
+    @contextlib.contextmanager
+    def inference(self, handle: Handle) -> Iterator[None]:
+        """As the base; afterwards no more is gathered than before, and a backward that follows does not prefetch for these forwards."""
+        with evaluating(handle.root):
+            yield
+        units = _sharded(handle).units
+        if units is not None:
+            units.forget()
 
 
 def _sharded(handle: Handle) -> ShardedHandle:
@@ -243,14 +215,10 @@ def _sharded(handle: Handle) -> ShardedHandle:
     return handle
 
 
-def _blank(batch: Batch) -> Batch:
-    """The same tokens, weighing nothing."""
-    return replace(
-        batch,
-        labels=torch.full_like(batch.labels, IGNORE_INDEX),
-        document_ids=torch.full_like(batch.document_ids, -1),
-        num_rows=0,
-    )
+def _units(handle: Handle) -> Units:
+    units = _sharded(handle).units
+    assert units is not None
+    return units
 
 
 def _check_optimizer(spec: OptimizerSpec | None) -> None:

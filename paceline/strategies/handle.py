@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from paceline.models.precision import compute_copy
+from paceline.models.quantised import scales_of
+from paceline.seam.model import RootModule
 from paceline.seam.roles import Role
+from paceline.strategies.measure import storage_bytes
 
 
 @dataclass
 class Handle:
     """One model made trainable (or frozen) by a strategy.
 
-    root       the role's root module, unwrapped: follows ``seam.model.RoleModule``
+    root       the role's root module, unwrapped
     module     what is called in training: ``root``, or its wrapper (DDP)
     optimizer  None when frozen
     scaler     the fp16 gradient scaler, or None
     """
 
     role: Role
-    root: nn.Module
+    root: RootModule
     module: nn.Module
     optimizer: torch.optim.Optimizer | None = None
     scaler: torch.amp.GradScaler | None = None
@@ -31,6 +36,28 @@ class Handle:
         """Whether this model is trained (else frozen)."""
         return self.optimizer is not None
 
+    @property
+    def stepper(self) -> torch.optim.Optimizer:
+        """The optimizer of a model that is trained."""
+        assert self.optimizer is not None, f"the {self.role.value} model is frozen"
+        return self.optimizer
+
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that are trained, in the root's plain order."""
-        return [p for _, p in self.root.plain_named_parameters() if p.requires_grad]  # type: ignore[operator]
+        return [p for _, p in self.root.plain_named_parameters() if p.requires_grad]
+
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes of ``parameters`` (low-precision copies and scales of packed weights included), ``gradients`` and ``optimizer`` (moments; not its
+        counters of steps) that this rank holds, measured."""
+        parameters = list(self.root.parameters())
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        return {
+            "parameters": storage_bytes([*parameters, *map(compute_copy, parameters), *scales_of(self.root)]),
+            "gradients": storage_bytes(p.grad for p in parameters if p.grad is not None),
+            "optimizer": storage_bytes(
+                v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim
+            ),
+        }
+
+
+Handles = Mapping[Role, Handle]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,16 +21,17 @@ from paceline.runtime.mesh import sharding_mesh
 from paceline.runtime.world import World
 from paceline.seam.algorithm import Objective
 from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions, ModelFactory
+from paceline.seam.model import BuildOptions, ModelFactory, RootModule
 from paceline.seam.roles import Role
 from paceline.seam.shard import ShardReader
 from paceline.strategies import sharded_state
-from paceline.strategies.base import EvalSums, Handles, Strategy, add_evaluation
+from paceline.strategies.base import Strategy
 from paceline.strategies.fixed_shape import MULTIPLE, FixedShape
 from paceline.strategies.fsdp import FSDP
-from paceline.strategies.handle import Handle
+from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.pipeline_parts import PipelineRoot, Work
 from paceline.strategies.pipeline_state import PipelineHandle, exchange, sum_gradients, whole_blocks
+from paceline.strategies.runner import WindowRunner
 from paceline.strategies.schedules import Cut, Running, Wire
 from paceline.strategies.sharded_state import blocks_of
 from paceline.strategies.sharding import Sharding, Units, shard
@@ -47,6 +47,87 @@ class _Kept:
     running: Running
 
 
+class PipelineRunner(WindowRunner):
+    """Runs the micro-batches of a window through the row of stages by the strategy's schedule."""
+
+    strategy: Pipeline
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self._kept: dict[tuple[Role, bool], _Kept] = {}
+
+    def _accumulate(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+        generator_seed: Callable[[int], int] | None,
+    ) -> None:
+        """The window through the schedule; then gradients are whole sums on every rank that holds them."""
+        strategy, cut = self.strategy, self.strategy.cut
+        for handle in (handles[role] for role in algorithm.trains):
+            assert isinstance(handle, PipelineHandle)
+
+            def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = handle.role) -> Tensor:
+                return self._loss(role, outputs, batch, algorithm, scales, sums)
+
+            ask = algorithm.ask(handle.role, training=True) | cut.also_ask
+            self._run(handle, micro_batches, Work((), ask, finish, generator_seed), training=True)
+            if not strategy.sharding and self.mesh.dp_replicate > 1:
+                sum_gradients(handle.parameters(), strategy.mesh["dp_replicate"].get_group())
+            exchange(handle, strategy.row, cut.rank_of(0), cut.rank_of(cut.count - 1))
+
+    def _run(self, handle: Handle, micro_batches: Sequence[Batch], work: Work, *, training: bool) -> None:
+        """One run of the schedule over ``micro_batches`` as they are (``work`` without batches)."""
+        root = handle.root
+        assert isinstance(root, PipelineRoot)
+        packed = root.stages[0].attention.layout == "packed"
+        placed = [self.strategy.shard_batch(batch) for batch in micro_batches]
+        shape = FixedShape.of(placed, packed, MULTIPLE * self.mesh.tp)
+        number = self.strategy.cut.micro_batches(len(placed))
+        fitted = [shape.fit(batch) for batch in placed] + [shape.empty(placed[0])] * (number - len(placed))
+        running = self._running(handle.role, root, shape, number, training)
+        root.give(replace(work, batches=fitted))
+        try:
+            running.run(torch.cat([token_ids(batch, packed) for batch in fitted]), training=training)
+        finally:
+            root.give(None)
+
+    def _running(self, role: Role, root: PipelineRoot, shape: FixedShape, number: int, training: bool) -> Running:
+        """The schedule for this shape: the last one again, or a new one."""
+        kept = self._kept.get((role, training))
+        if kept is None or kept.key != (shape, number):
+            stage, strategy = root.stages[0], self.strategy
+            width = stage.hf.config.get_text_config().hidden_size
+            wire = Wire(width, stage.boundary_dtype, self.mesh.tp if strategy.how.sequence_parallel else 1)
+            running = Running(strategy.cut, root.by_index, shape, number, wire, strategy.row, self.world.device)
+            kept = self._kept[role, training] = _Kept((shape, number), running)
+        return kept.running
+
+    def _evaluated(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
+    ) -> Iterator[Batch]:
+        """Forward only, some micro-batches at a time; the last stage's names of sums go to all ranks."""
+        batches, cut = iter(micro_batches), self.strategy.cut
+        while chunk := list(islice(batches, _EVAL_MICRO_BATCHES_A_RANK * cut.ranks)):
+            for role in algorithm.trains:
+
+                def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = role) -> Tensor:
+                    self._add_evaluation(algorithm, role, outputs, batch, sums)
+                    return torch.zeros((), device=batch.input_ids.device)
+
+                work = Work((), algorithm.ask(role, training=False), finish)
+                self._run(handles[role], chunk, work, training=False)
+            yield from chunk
+        for role in algorithm.trains:
+            self._kept.pop((role, False), None)  # it holds room for its micro-batches' hidden states
+        holder = cut.rank_of(cut.count - 1) * (self.world.world_size // cut.ranks)
+        for name in self.world.broadcast_json(sorted(sums), src=holder):
+            sums.setdefault(name, torch.zeros((), dtype=torch.float64, device=self.world.device))
+
+
 class Pipeline(FSDP):
     """``torch.distributed.pipelining`` over the mesh's ``pp`` axis; inside a stage replicated (``dp_replicate``), sharded (``dp_shard``) or cut (``tp``).
 
@@ -54,6 +135,9 @@ class Pipeline(FSDP):
     padding weighs nothing. Parameters of a stage stay gathered from a window's first forward to its last backward, and gradients are
     summed over the data-parallel ranks once a window.
     """
+
+    runner = PipelineRunner
+    can_generate = False
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
@@ -73,7 +157,7 @@ class Pipeline(FSDP):
         self.cut = Cut(schedule, plan.mesh.pp, each)
         self.place_in_row = plan.mesh.coordinates(world.rank).pp
         self.how = replace(Sharding.of(engine.get("fsdp") or {}), reshard=False)
-        self._kept: dict[tuple[Role, bool], _Kept] = {}
+        self.collective_forward = self.sharding  # whole stages need no other row
 
     @property
     def sharding(self) -> bool:
@@ -82,11 +166,11 @@ class Pipeline(FSDP):
 
     # --- life of a model -------------------------------------------------------------------------------------------
 
-    def built(self, build: ModelFactory) -> nn.Module:
+    def _build(self, build: ModelFactory) -> RootModule:
         """The whole model on the host, without low-precision copies: a stage makes those of its own layers."""
         return build(BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True))
 
-    def sharded(self, role: Role, root: nn.Module) -> PipelineHandle:
+    def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
         """This rank's stages of ``root``; the rest is let go."""
         assert isinstance(root, RoleModule), "a pipeline cuts Hugging Face models"
         stages = split(root, self.cut.count, self.cut.own(self.place_in_row))
@@ -99,8 +183,8 @@ class Pipeline(FSDP):
         for stage in stages:
             stage.lower_precision(copies=not self.sharding)
         mesh, rank = self.plan.mesh, self.world.rank
+        units = self._shard_stages(parts) if self.sharding else None
         if self.sharding:
-            self._shard(role, parts)
             copies, own = (blocks_of(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters()))
         else:
             copies, own = (
@@ -109,14 +193,14 @@ class Pipeline(FSDP):
         dist.all_reduce(
             torch.ones(1, device=self.world.device), group=self.row
         )  # NCCL wants its group met before it sends within it
-        return PipelineHandle(role, parts, parts, blocks=own, copies=copies)
+        return PipelineHandle(role, parts, parts, blocks=own, copies=copies, units=units)
 
     @property
     def row(self) -> dist.ProcessGroup:
         """The ranks that have the stages of one copy of the model."""
         return self.mesh["pp"].get_group()
 
-    def _shard(self, role: Role, parts: PipelineRoot) -> None:
+    def _shard_stages(self, parts: PipelineRoot) -> Units:
         """FSDP2 inside every stage."""
         over = sharding_mesh(self.mesh)
         made = [
@@ -125,115 +209,16 @@ class Pipeline(FSDP):
         ]
         for units in made:
             units.start()
-        self.units[role] = Units(made[0].root, [unit for units in made for unit in units.all()][1:])
-
-    @contextlib.contextmanager
-    def generating(self, handle: Handle) -> Iterator[nn.Module]:
-        """Refused: no rank has the whole model, and decoding token by token would leave all stages but one idle."""
-        raise ConfigError(
-            Diagnostic(
-                "strategy.pipeline_generation",
-                "a pipeline cannot generate while it trains",
-                "training.distributed_strategy",
-                "pipeline",
-                "export a checkpoint and ask that, or train with distributed_strategy: fsdp",
-            )
-        )
-        yield  # makes this a generator, as the base's is
+        return Units(made[0].root, [unit for units in made for unit in units.all()][1:])
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Each rank reads its own blocks, both holders of a tied weight the same ones."""
         assert isinstance(handle, PipelineHandle)
         sharded_state.import_state(replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader)
 
-    def place(self, batch: Batch) -> Batch:
+    def shard_batch(self, batch: Batch) -> Batch:
         """The whole micro-batch: all ranks of a row see the same tokens."""
         return batch.to(self.world.device)
-
-    # --- training --------------------------------------------------------------------------------------------------
-
-    def accumulate(
-        self,
-        handles: Handles,
-        micro_batches: Sequence[Batch],
-        algorithm: Objective,
-        scales: Mapping[str, float],
-        sums: dict[str, Tensor],
-        generator_seed: Callable[[int], int] | None,
-    ) -> None:
-        """The window through the schedule; then gradients are whole sums on every rank that holds them."""
-        for handle in (handles[role] for role in algorithm.trains):
-            assert isinstance(handle, PipelineHandle)
-
-            def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = handle.role) -> Tensor:
-                terms = algorithm.losses(role, outputs, batch)
-                for term, value in terms.items():
-                    sums[term] += value.detach()
-                self.watch(role, outputs, batch, algorithm, sums)
-                return torch.stack([value * scales[term] for term, value in terms.items()]).sum()
-
-            ask = algorithm.ask(handle.role, training=True) | self.cut.also_ask
-            self._run(handle, micro_batches, Work((), ask, finish, generator_seed), training=True)
-            if not self.sharding and self.plan.mesh.dp_replicate > 1:
-                sum_gradients(handle.parameters(), self.mesh["dp_replicate"].get_group())
-            exchange(handle, self.row, self.cut.rank_of(0), self.cut.rank_of(self.cut.count - 1))
-
-    def _run(self, handle: Handle, micro_batches: Sequence[Batch], work: Work, *, training: bool) -> None:
-        """One run of the schedule over ``micro_batches`` as they are (``work`` without batches)."""
-        root = handle.root
-        assert isinstance(root, PipelineRoot)
-        stage = root.stages[0]
-        packed = stage.attention.layout == "packed"
-        placed = [self.place(batch) for batch in micro_batches]
-        shape = FixedShape.of(placed, packed, MULTIPLE * self.plan.mesh.tp)
-        number = self.cut.micro_batches(len(placed))
-        fitted = [shape.fit(batch) for batch in placed] + [shape.empty(placed[0])] * (number - len(placed))
-        running = self._running(handle.role, root, shape, number, training)
-        root.give(replace(work, batches=fitted))
-        try:
-            running.run(torch.cat([token_ids(batch, packed) for batch in fitted]), training=training)
-        finally:
-            root.give(None)
-
-    def _running(self, role: Role, root: PipelineRoot, shape: FixedShape, number: int, training: bool) -> Running:
-        """The schedule for this shape: the last one again, or a new one."""
-        kept = self._kept.get((role, training))
-        if kept is None or kept.key != (shape, number):
-            stage = root.stages[0]
-            width = stage.hf.config.get_text_config().hidden_size
-            wire = Wire(width, stage.boundary_dtype, self.plan.mesh.tp if self.how.sequence_parallel else 1)
-            running = Running(self.cut, root.by_index, shape, number, wire, self.row, self.world.device)
-            kept = self._kept[role, training] = _Kept((shape, number), running)
-        return kept.running
-
-    # --- evaluation ------------------------------------------------------------------------------------------------
-
-    def eval_window(self, handles: Handles, micro_batches: Sequence[Batch], algorithm: Objective) -> EvalSums:
-        """As FSDP's where stages are sharded; whole stages need no other row."""
-        if self.sharding:
-            return super().eval_window(handles, micro_batches, algorithm)
-        return Strategy.eval_window(self, handles, micro_batches, algorithm)
-
-    def evaluated(
-        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
-    ) -> Iterator[Batch]:
-        """Forward only, some micro-batches at a time; the last stage's names of sums go to all ranks."""
-        batches = iter(micro_batches)
-        while chunk := list(islice(batches, _EVAL_MICRO_BATCHES_A_RANK * self.cut.ranks)):
-            for role in algorithm.trains:
-
-                def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = role) -> Tensor:
-                    add_evaluation(algorithm, role, outputs, batch, sums)
-                    return torch.zeros((), device=batch.input_ids.device)
-
-                work = Work((), algorithm.ask(role, training=False), finish)
-                self._run(handles[role], chunk, work, training=False)
-            yield from chunk
-        for role in algorithm.trains:
-            self._kept.pop((role, False), None)  # it holds room for its micro-batches' hidden states
-        holder = self.cut.rank_of(self.cut.count - 1) * (self.world.world_size // self.cut.ranks)
-        for name in self.world.broadcast_json(sorted(sums), src=holder):
-            sums.setdefault(name, torch.zeros((), dtype=torch.float64, device=self.world.device))
 
 
 def _tied_copy(parts: PipelineRoot) -> list[tuple[str, nn.Parameter]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.models.stages import StageModule
 from paceline.seam.batch import Batch
+from paceline.seam.model import RootModule
 from paceline.seam.roles import Ask
 
 _STAGE_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds of neighbouring stages lie far apart
@@ -52,8 +53,8 @@ class ScheduledStage(nn.Module):
         return self.work.finish(self.stage.answer(hidden, batch, self.work.ask), batch)
 
 
-class PipelineRoot(nn.Module):
-    """The stages that one rank has of a role's model: a ``seam.model.RoleModule`` but for its forward, which only a schedule can do."""
+class PipelineRoot(RootModule):
+    """The stages that one rank has of a role's model; its forward is what only a schedule can do."""
 
     adapter = None  # the config rules refuse low-rank adapters under a pipeline
 

@@ -13,6 +13,15 @@ from paceline.strategies.base import Strategy
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
 
+_FINISH = "finish(self, handle, *, lr, max_grad_norm) does norm, clipping and step"
+_RUNNER = "a WindowRunner of its own, named by the class attribute runner"
+_REPLACED = {
+    "grad_norm": _FINISH,
+    "step": _FINISH,
+    "place": "shard_batch(self, batch)",
+    **dict.fromkeys(("train_window", "accumulate", "microstep", "asked", "eval_window", "evaluated"), _RUNNER),
+}
+
 
 def make_strategy(name: str, world: World, plan: Plan) -> Strategy:
     """The strategy called ``name`` for this world. Raises ConfigError for an unknown name or a class that is no Strategy."""
@@ -29,6 +38,16 @@ def strategy_class(name: str) -> type[Strategy]:
                 f"'{name}' is no strategy",
                 found=repr(cls),
                 hint="a class that inherits from paceline.strategies.base:Strategy (or DDP, Single)",
+            )
+        )
+    moved = [name for name in _REPLACED if any(name in vars(base) for base in cls.__mro__)]
+    if moved:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.not_a_strategy",
+                f"'{name}' overrides what no window calls any more",
+                found=", ".join(moved),
+                hint="; ".join(f"{old}: {_REPLACED[old]}" for old in moved),
             )
         )
     return cls

@@ -16,6 +16,7 @@ from paceline.plan.mesh import Mesh
 from paceline.seam.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies import state
 from paceline.strategies.handle import Handle
+from paceline.strategies.sharding import Units
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class ShardedHandle(Handle):
     """A handle whose parameters are blocks."""
 
     blocks: list[Block] = field(default_factory=list)
+    units: Units | None = None  # what is gathered and freed as one; None where nothing is sharded
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """Every piece with its parameter's plain name: what an optimizer is made over."""
@@ -133,7 +135,7 @@ def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
             if handle.optimizer is not None and block.local.requires_grad:
                 _import_moments(handle.optimizer, block, reader, role)
     state.import_beside_parameters(handle, reader)
-    handle.root.refresh_compute_weights()  # type: ignore[operator]
+    handle.root.refresh_compute_weights()
 
 
 def _import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: ShardReader, role: str) -> None:

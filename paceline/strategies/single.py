@@ -8,6 +8,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.runtime.world import World
+from paceline.seam.model import RootModule
 from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 
@@ -28,6 +29,6 @@ class Single(Strategy):
             )
         super().__init__(world, plan)
 
-    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """The root itself."""
         return root

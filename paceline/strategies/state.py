@@ -49,19 +49,19 @@ def import_state(handle: Handle, reader: ShardReader) -> None:
     """
     role = handle.role.value
     with torch.no_grad():
-        for name, parameter in _parameters(handle.root).items():
+        for name, parameter in handle.root.plain_named_parameters():
             _read_into(parameter, reader, role, name, PARAM)
             if handle.optimizer is not None and parameter.requires_grad:
                 _import_moments(handle.optimizer, parameter, reader, role, name)
     import_beside_parameters(handle, reader)
-    handle.root.refresh_compute_weights()  # type: ignore[operator]
+    handle.root.refresh_compute_weights()
 
 
 @torch.no_grad()
 def import_beside_parameters(handle: Handle, reader: ShardReader) -> None:
     """Buffers and the scaler."""
     role = handle.role.value
-    for name, buffer in buffers_of(handle.root).items():
+    for name, buffer in handle.root.plain_named_buffers():
         _read_into(buffer, reader, role, name, BUFFER)
     if handle.scaler is not None and reader.has(role, SCALER, "scale"):
         scale, tracker = reader.read(role, SCALER, "scale"), reader.read(role, SCALER, "growth_tracker")
@@ -73,7 +73,7 @@ def import_beside_parameters(handle: Handle, reader: ShardReader) -> None:
 def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
     """Name → kind → tensor of everything this model's state consists of."""
     found: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in _parameters(handle.root).items():
+    for name, parameter in handle.root.plain_named_parameters():
         found[name] = {PARAM: parameter.data}
         if handle.optimizer is not None:
             found[name] |= moments(handle.optimizer.state.get(parameter, {}))
@@ -82,7 +82,7 @@ def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
 
 def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
     """Name → kind → tensor of buffers and the scaler."""
-    found: dict[str, dict[str, Tensor]] = {name: {BUFFER: buffer} for name, buffer in buffers_of(handle.root).items()}
+    found: dict[str, dict[str, Tensor]] = {name: {BUFFER: buffer} for name, buffer in handle.root.plain_named_buffers()}
     if handle.scaler is not None:
         scaler = handle.scaler.state_dict()
         found[SCALER] = {
@@ -156,13 +156,3 @@ def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int
                 hint="the config's model (and its vocabulary) must be the one that was saved",
             )
         )
-
-
-def _parameters(root: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(root.plain_named_parameters())  # type: ignore[operator]
-
-
-def buffers_of(root: nn.Module) -> dict[str, Tensor]:
-    """Persistent buffers, for root modules that name theirs (``plain_named_buffers``); most language models have none."""
-    named = getattr(root, "plain_named_buffers", None)
-    return dict(named()) if named is not None else {}

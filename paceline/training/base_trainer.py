@@ -19,7 +19,7 @@ from paceline.data.tokenizer import load_tokenizer
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
 from paceline.runtime.world import World
-from paceline.seam.model import ModelFactory
+from paceline.seam.model import ModelFactory, RootModule
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.strategies.ddp import DDP
@@ -47,7 +47,7 @@ class BaseTrainer(DDP):
         """The model built in ``__init__``, made trainable."""
         return super().prepare(role, cast(ModelFactory, lambda: self._root), optimizer)
 
-    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """What the subclass made of ``self.model``; DDP as configured when it left it bare."""
         return super().wrap(role, root) if self.model is root else self.model
 
@@ -60,7 +60,7 @@ class BaseTrainer(DDP):
         return main(["--config", str(config), *(part for setting in settings for part in ("--set", setting))])
 
 
-def build_model(world: World, plan: Plan) -> nn.Module:
+def build_model(world: World, plan: Plan) -> RootModule:
     """The policy's root module as a run of ``plan`` builds it."""
     config = Config.from_json(dict(plan.config))
     factory = HFModelFactory(

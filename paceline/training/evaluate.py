@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.seam.algorithm import Objective
 from paceline.seam.batch import Batch
 from paceline.seam.data import RowSource
+from paceline.strategies.base import Runner
+from paceline.strategies.handle import Handles
 from paceline.training.loading import Loading
 from paceline.training.windows import Cut
 
 
 def evaluate(
-    strategy: Any,
-    handles: Mapping[Any, Any],
+    runner: Runner,
+    handles: Handles,
     algorithm: Objective,
     source: RowSource,
     cut: Cut,
@@ -38,7 +38,7 @@ def evaluate(
         return made.pinned() if loading.pin else made
 
     with contextlib.closing(loading.in_order(batch, range(rounds))) as batches:
-        sums = strategy.eval_window(handles, batches, algorithm)
+        sums = runner.eval_window(handles, batches, algorithm)
     if sums.rows != num_rows:
         raise PacelineError(
             Diagnostic(

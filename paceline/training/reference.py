@@ -20,6 +20,7 @@ from paceline.core.units import human_seconds
 from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED
 from paceline.seam.roles import Ask, Role
+from paceline.strategies.base import Runner
 from paceline.training.windows import Cut
 
 Column = NDArray[np.float64]
@@ -27,7 +28,7 @@ FORMAT = 1
 _AT_ONCE = 2**20  # numbers in one all-reduce
 
 
-def ask_reference(session: Any, strategy: Any, handles: dict[Role, Any], policy: Any) -> None:
+def ask_reference(session: Any, runner: Runner, handles: dict[Role, Any], policy: Any) -> None:
     """Log-probabilities of the reference into ``session.columns``: from the cache, or asked now, before any weight is trained or restored.
 
     ``policy`` is the factory that the policy was built by: unless another model is named, the policy as it is now is the reference. Collective.
@@ -45,13 +46,14 @@ def ask_reference(session: Any, strategy: Any, handles: dict[Role, Any], policy:
     splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
     sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
     rows = options.precompute_ref_batch_size or config.training.per_device_train_batch_size
+    strategy = runner.strategy
     cut = session.cut(strategy, rows, 1)
     role = Role.REFERENCE if options.ref_model else Role.POLICY
 
     def compute(source: PackedSource) -> Column:
         if role not in handles:
             handles[role] = strategy.prepare(role, session.models.frozen(role), None)
-        return reference_column(strategy, handles, role, source, cut)
+        return reference_column(runner, handles, role, source, cut)
 
     cache = ReferenceCache(session.world, session.prepared.path / DERIVED, key)
     session.columns, said = cached_columns(cache, sources, compute, time.monotonic)
@@ -60,16 +62,16 @@ def ask_reference(session: Any, strategy: Any, handles: dict[Role, Any], policy:
         strategy.release(handles.pop(Role.REFERENCE))
 
 
-def reference_column(strategy: Any, handles: Mapping[Role, Any], role: Role, source: PackedSource, cut: Cut) -> Column:
+def reference_column(runner: Runner, handles: Mapping[Role, Any], role: Role, source: PackedSource, cut: Cut) -> Column:
     """float64 [documents]: log p(answer | prompt) under the model of ``role``, equal on every rank. Collective.
 
     ``source`` keeps the order of its table and holds every document once.
     """
     found = np.zeros(len(source.table.lengths), np.float64)
-    rows = source.num_rows(0)
+    rows, strategy = source.num_rows(0), runner.strategy
     for micro_step in range(math.ceil(rows / (cut.micro_batch * cut.dp_size))):
-        placed = strategy.place(source.batch(0, cut.positions(0, micro_step, rows)))
-        outputs = strategy.asked(handles, role, placed, frozenset({Ask.LOGPROBS}))
+        placed = strategy.shard_batch(source.batch(0, cut.positions(0, micro_step, rows)))
+        outputs = runner.forward_no_grad(handles, role, placed, frozenset({Ask.LOGPROBS}))
         sums = document_sums(outputs[Ask.LOGPROBS.value], placed).double().cpu().numpy()
         ids = placed.document_ids.cpu().numpy()
         found[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]

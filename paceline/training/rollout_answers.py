@@ -12,6 +12,7 @@ from typing import Any
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.generation.engine import Completion, Engine, Request, RolloutSampling
+from paceline.strategies.base import Strategy
 from paceline.training.rollout_judge import ModelJudge
 
 OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.generating`` yields)
@@ -21,7 +22,7 @@ OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.ge
 class Answerer:
     """Writes and judges answers. ``clock`` holds the seconds of each phase since it was last emptied."""
 
-    strategy: Any
+    strategy: Strategy
     policy: Any  # its handle
     tokenizer: Any
     scorer: Scorer

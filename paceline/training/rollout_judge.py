@@ -14,6 +14,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.seam.roles import Ask, Role
+from paceline.strategies.base import Runner
 from paceline.training.rollout_batches import Answer, answer_batch
 from paceline.training.rollout_named import gives_no_number
 
@@ -24,7 +25,7 @@ _WHERE = "training.rollout.rewards"
 class ModelJudge:
     """Scores of ``Role.REWARD``: of prompt and answer as one document, read at its last token."""
 
-    strategy: Any
+    runner: Runner
     handles: Any
     rows: int
     pad_id: int
@@ -37,10 +38,10 @@ class ModelJudge:
         for start in range(0, batches * self.rows, self.rows):
             part = list(documents[start : start + self.rows])
             rows = [None if ids is None else Answer(0, ids, (), nothing, 0.0, True, False) for ids in part]
-            batch = self.strategy.place(
+            batch = self.runner.strategy.shard_batch(
                 answer_batch([*rows, *[None] * (self.rows - len(rows))], self.pad_id, self.dtype)
             )
-            out = self.strategy.asked(self.handles, Role.REWARD, batch, frozenset({Ask.SCORES}))
+            out = self.runner.forward_no_grad(self.handles, Role.REWARD, batch, frozenset({Ask.SCORES}))
             scores = out[Ask.SCORES.value].double().cpu().tolist()
             found += [0.0 if ids is None else score for ids, score in zip(part, scores, strict=False)]
         return found

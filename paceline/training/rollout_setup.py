@@ -21,6 +21,7 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runtime.device import threads_per_rank
 from paceline.seam.roles import Role
+from paceline.strategies.base import Runner
 from paceline.training.rollout_cut import AnswerRows, RolloutCut
 from paceline.training.rollout_judge import ModelJudge
 from paceline.training.rollout_server import RolloutServer
@@ -62,7 +63,7 @@ class RolloutSetup:
     """Builds the windows of an on-policy run; ``session`` gives world, plan, config and prepared data."""
 
     session: Any
-    strategy: Any
+    runner: Runner
     algorithm: Any
     handles: Any
     cut: Cut
@@ -103,7 +104,7 @@ class RolloutSetup:
         dtype = torch.float64 if session.plan.precision.master == "float64" else torch.float32
         return RolloutWindows(
             world=session.world,
-            strategy=self.strategy,
+            runner=self.runner,
             algorithm=self.algorithm,
             handles=self.handles,
             prompts=prompts,
@@ -159,7 +160,7 @@ class RolloutSetup:
         if Role.REWARD not in self.handles:
             return None
         rows, pad = self.cut.micro_batch, self.session.prepared.pad_token_id
-        return ModelJudge(self.strategy, self.handles, rows, pad, dtype)
+        return ModelJudge(self.runner, self.handles, rows, pad, dtype)
 
     def engine(self, root: Any) -> Engine:
         """This process's own model, whole inside ``Strategy.generating``; or the server, given these weights."""
@@ -170,6 +171,6 @@ class RolloutSetup:
             pad_id=self.session.prepared.pad_token_id,
             stop_ids=self.session.prepared.stop_token_ids,
             rows=self.options.generation_rows,
-            agree=self.session.world.any if self.strategy.generates_together else None,
+            agree=self.session.world.any if self.runner.strategy.collective_decoding else None,
             computing=root.computing,
         )

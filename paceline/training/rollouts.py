@@ -19,6 +19,7 @@ from paceline.generation.noise import stream_of
 from paceline.seam.batch import Batch
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import Report, Window
+from paceline.strategies.base import Runner
 from paceline.training.rollout_answers import Answerer, Limits, OpenEngine, evaluate_answers
 from paceline.training.rollout_batches import Answer, answer_batch
 from paceline.training.rollout_cut import RolloutCut
@@ -47,7 +48,7 @@ class RolloutWindows:
     """
 
     world: Any
-    strategy: Any
+    runner: Runner
     algorithm: Any
     handles: Mapping[Any, Any]
     prompts: Any
@@ -73,7 +74,9 @@ class RolloutWindows:
 
     def __post_init__(self) -> None:
         policy = self.handles[self.algorithm.trains[0]]
-        self.answerer = Answerer(self.strategy, policy, self.tokenizer, self.scorer, self.open_engine, self.judge)
+        self.answerer = Answerer(
+            self.runner.strategy, policy, self.tokenizer, self.scorer, self.open_engine, self.judge
+        )
         self.limits = Limits(self.max_completion, self.max_length)
 
     def __iter__(self) -> Iterator[Window]:
@@ -243,8 +246,8 @@ class RolloutWindows:
                     if asked.known and self.sampling_exact:
                         batch = with_tokens(batch, asked.name, batch.at_labels(asked.known))
                         continue
-                    placed = self.strategy.place(batch)
-                    out = self.strategy.asked(self.handles, asked.role, placed, frozenset({asked.ask}))
+                    placed = self.runner.strategy.shard_batch(batch)
+                    out = self.runner.forward_no_grad(self.handles, asked.role, placed, frozenset({asked.ask}))
                     batch = with_tokens(batch, asked.name, out[asked.ask.value])
                 row.append(batch)
             found.append(row)

@@ -26,7 +26,9 @@ from paceline.runtime.seed import seed_for
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.seam.window import Window
+from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
@@ -75,17 +77,23 @@ class Session:
             keep_heap()
         algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
+        runner = make_runner(strategy)
+        if algorithm_spec(self.plan.algorithm).on_policy and not strategy.can_generate:
+            what = f"the strategy '{self.plan.strategy}' cannot generate while it trains"
+            hint = "export a checkpoint and ask that, or train with distributed_strategy: fsdp"
+            where = "training.distributed_strategy"
+            raise ConfigError(Diagnostic("strategy.pipeline_generation", what, where, self.plan.strategy, hint))
         factories = {role: self.models.trained(role) for role in algorithm.trains}
         handles = {role: strategy.prepare(role, build, self.optimizer()) for role, build in factories.items()}
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
         if self.plan.reference == "cached":
-            ask_reference(self, strategy, handles, factories[Role.POLICY])
+            ask_reference(self, runner, handles, factories[Role.POLICY])
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         rolls = (
-            RolloutSetup(self, strategy, algorithm, handles, cut)
+            RolloutSetup(self, runner, algorithm, handles, cut)
             if algorithm_spec(self.plan.algorithm).on_policy
             else None
         )
@@ -99,7 +107,7 @@ class Session:
         filler = windows.filler()
         for role in algorithm.trains:
             strategy.warm_up(handles[role], filler, algorithm)
-        trainer = self.trainer(strategy, algorithm, handles, windows, epochs, state)
+        trainer = self.trainer(runner, algorithm, handles, windows, epochs, state)
         trainer.observers, trainer.stop_requested = observers, stop_requested
         return trainer
 
@@ -139,7 +147,7 @@ class Session:
         return source
 
     @staticmethod
-    def cut(strategy: Any, micro_batch: int, accumulation: int) -> Cut:
+    def cut(strategy: Strategy, micro_batch: int, accumulation: int) -> Cut:
         return Cut(micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size)
 
     def epochs(self, source: Any, cut: Cut) -> Epochs:
@@ -162,7 +170,7 @@ class Session:
             raise DataError(*found)
         return epochs
 
-    def restore(self, strategy: Any, handles: dict[Role, Any], algorithm: Any) -> TrainState:
+    def restore(self, strategy: Strategy, handles: dict[Role, Any], algorithm: Any) -> TrainState:
         """Weights, moments and position from the checkpoint, or a fresh state."""
         if self.reader is None:
             return TrainState()
@@ -174,20 +182,20 @@ class Session:
 
     def trainer(
         self,
-        strategy: Any,
+        runner: Runner,
         algorithm: Any,
         handles: dict[Role, Any],
         windows: Any,
         epochs: Epochs,
         state: TrainState,
     ) -> Trainer:
-        t = self.config.training
+        t, strategy = self.config.training, runner.strategy
         total = epochs.total_steps
         shape = self.plan.shape
         peak = Peak.of(self.world.device, self.plan.precision.compute)
         piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout
         trainer = Trainer(
-            strategy=strategy,
+            runner=runner,
             algorithm=algorithm,
             handles=handles,
             windows=windows,
@@ -220,10 +228,10 @@ class Session:
                 trainer.evaluate = lambda: windows.evaluate(eval_source)
                 return trainer
             eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)
-            trainer.evaluate = lambda: evaluate(strategy, handles, algorithm, eval_source, eval_cut, self.loading)
+            trainer.evaluate = lambda: evaluate(runner, handles, algorithm, eval_source, eval_cut, self.loading)
         return trainer
 
-    def inspector(self, strategy: Any, handles: Mapping[Role, Any], until: int) -> Callable[[Window], None]:
+    def inspector(self, strategy: Strategy, handles: Mapping[Role, Any], until: int) -> Callable[[Window], None]:
         """Holds the ranks together in the windows before step ``until``: equal rows in a copy of the model, equal weights in its copies."""
         mesh = self.plan.mesh
         trained = {role.value: handle.root for role, handle in handles.items() if handle.trained}
@@ -288,7 +296,9 @@ class Session:
                 train_fingerprint=data.train_fingerprint,
                 data_definition=data.definition,
             )
-            shards = exported_shards(trainer.strategy, trainer.handles, trainer.algorithm, trainer.windows.shards(step))
+            shards = exported_shards(
+                trainer.runner.strategy, trainer.handles, trainer.algorithm, trainer.windows.shards(step)
+            )
             path = checkpointer.save(step, shards, state, files)
             cost = checkpointer.last
             assert cost is not None

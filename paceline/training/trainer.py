@@ -13,6 +13,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.runlog import events
 from paceline.seam.window import Report, StepResult, Window
+from paceline.strategies.base import Runner
 from paceline.training.cadence import Cadence
 from paceline.training.learning import Learning
 from paceline.training.metrics import Throughput
@@ -37,7 +38,7 @@ class Trainer:
     ``stop_requested`` is this rank's wish, agreed on by all ranks between steps.
     """
 
-    strategy: Any
+    runner: Runner
     algorithm: Any
     handles: Mapping[Any, Any]
     windows: Any  # yields ``Window``: a ``WindowSource``, or rollouts
@@ -76,7 +77,7 @@ class Trainer:
             self.inspect(window)
         started = time.perf_counter()
         lr = self.lr(window.step)
-        result = self.strategy.train_window(
+        result = self.runner.train_window(
             self.handles,
             window.micro_batches,
             self.algorithm,

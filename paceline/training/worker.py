@@ -319,7 +319,7 @@ class Worker:
         if world.rank == 0:
             self.write_result(outcome, code, found)
         self.observers.finish(events.Finished(outcome, state.step, time.time() - self.started), self.checkpoint)
-        self.trainer.strategy.close()
+        self.trainer.runner.strategy.close()
         world.barrier()
 
     def write_result(self, outcome: str, code: int, found: Sequence[Diagnostic]) -> None:

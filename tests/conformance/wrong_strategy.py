@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
+from paceline.seam.model import RootModule
 from paceline.seam.roles import Role
+from paceline.seam.window import StepOutcome
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 
@@ -15,26 +17,26 @@ from paceline.strategies.handle import Handle
 class Forgetful(Strategy):
     """Each rank trains on its own rows."""
 
-    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
         return root
 
 
 class Averaging(Strategy):
     """The mean over ranks, rightly."""
 
-    def wrap(self, role: Role, root: nn.Module) -> nn.Module:
+    def wrap(self, role: Role, root: RootModule) -> nn.Module:
         return root
 
     def order(self, parameters: list[nn.Parameter]) -> Iterable[nn.Parameter]:
         """In which order they travel."""
         return parameters
 
-    def grad_norm(self, handle: Handle) -> Tensor:
+    def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
         for parameter in self.order(handle.parameters()):
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad)
                 parameter.grad.div_(self.world.world_size)
-        return super().grad_norm(handle)
+        return super().finish(handle, lr=lr, max_grad_norm=max_grad_norm)
 
 
 class Swapped(Averaging):
@@ -53,9 +55,9 @@ class Swapped(Averaging):
 class Halved(Averaging):
     """The same wrong mean on every rank."""
 
-    def grad_norm(self, handle: Handle) -> Tensor:
-        norm = super().grad_norm(handle)
-        for parameter in handle.parameters():
+    def order(self, parameters: list[nn.Parameter]) -> Iterable[nn.Parameter]:
+        """As they come, each already halved."""
+        for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.div_(self.world.world_size)
-        return norm / self.world.world_size
+            yield parameter

@@ -17,10 +17,10 @@ from paceline.strategies.ddp import DDP
 
 
 class Halved(DDP):
-    def grad_norm(self, handle):
+    def finish(self, handle, *, lr, max_grad_norm):
         for parameter in handle.parameters():
             parameter.grad.div_(2)
-        return super().grad_norm(handle)
+        return super().finish(handle, lr=lr, max_grad_norm=max_grad_norm)
 '''
 
 

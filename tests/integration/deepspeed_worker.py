@@ -28,6 +28,7 @@ from paceline.seam.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
 ROWS, ACCUMULATION, LR, CLIP = 16, 2, 1e-3, 0.5
@@ -110,7 +111,7 @@ def window(step: int, strategy: Strategy) -> list[Batch]:
 def train(strategy: Strategy, handle: Handle, steps: range, clip: float) -> list[dict[str, Any]]:
     results = []
     for step in steps:
-        result = strategy.train_window(
+        result = make_runner(strategy).train_window(
             {Role.POLICY: handle},
             window(step, strategy),
             TinyObjective(),
@@ -158,7 +159,7 @@ def evaluate(strategy: Strategy, handle: Handle) -> dict[str, Any]:
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
     if strategy.data_parallel_rank == strategy.data_parallel_size - 1:
         micro += [make_batch([-1])] * 2
-    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    sums = make_runner(strategy).eval_window({Role.POLICY: handle}, micro, TinyObjective())
     return {"sums": dict(sums.sums), "weights": dict(sums.weights), "rows": sums.rows}
 
 
@@ -177,7 +178,7 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
     steps = train(strategy, handle, range(5), clip)
     reader = gathered(world, list(strategy.export_state(handle)), out)
     found: dict[str, Any] = {"eval": evaluate(strategy, handle), "generated": generate(strategy, handle)}
-    found["bytes"] = strategy.state_bytes(handle)
+    found["bytes"] = handle.state_bytes()
     steps += train(strategy, handle, range(5, 10), clip)
     final = gathered(world, list(strategy.export_state(handle)), out)
     found |= {"steps": steps, "counters": sorted({float(t) for (_, _, k), t in final.tensors.items() if k == "step"})}
@@ -189,7 +190,7 @@ def run(world: World, wanted: dict[str, Any], out: Path) -> dict[str, Any]:
         found["again"] = train(strategy, handle, range(5, 10), clip)
         again = gathered(world, list(strategy.export_state(handle)), out)
         found["state_again"] = all(torch.equal(again.tensors[k], t) for k, t in final.tensors.items())
-        result = strategy.train_window(
+        result = make_runner(strategy).train_window(
             {Role.POLICY: handle}, window(0, strategy), Poisoned(), lr=LR, max_grad_norm=clip
         )
         after = gathered(world, list(strategy.export_state(handle)), out)

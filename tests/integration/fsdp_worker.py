@@ -26,6 +26,7 @@ from paceline.seam.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 SPEC = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1)
 STEPS, ROWS = 10, 16
@@ -81,7 +82,7 @@ def build(
 def train(strategy: Strategy, handle: Handle, steps: range) -> list[dict[str, Any]]:
     found = []
     for step in steps:
-        result = strategy.train_window(
+        result = make_runner(strategy).train_window(
             {Role.POLICY: handle},
             window(step, strategy.data_parallel_rank, strategy.data_parallel_size),
             TinyObjective(),
@@ -171,7 +172,7 @@ def saved(world: World, out: Path, strategy: Strategy, handle: Handle) -> Path:
 def logits(strategy: Strategy, handle: Handle, *, together: bool = False) -> tuple[list[float], int]:
     """Of a few tokens, by the whole model while training pauses, or by all ranks together; ranks ask at different lengths, as when they decode. Also
     how many parameters a rank holds whole meanwhile."""
-    strategy.plan.engine["gather_for_generation"] = not together  # type: ignore[index]
+    strategy.collective_decoding = together
     with strategy.generating(handle) as root:
         ids = torch.arange(2 + strategy.world.rank)[None] % 11
         for _ in range(2):
@@ -186,14 +187,14 @@ def state(world: World, out: Path) -> dict[str, Any]:
     mesh = Mesh(dp_shard=n) if n == 2 else Mesh(dp_replicate=2, dp_shard=n // 2)
     strategy, handle = build(world, "fsdp", mesh, factory("float32"), "float32")
     train(strategy, handle, range(5))
-    bytes_held = strategy.state_bytes(handle)
+    bytes_held = handle.state_bytes()
     path = saved(world, out, strategy, handle)
     said, whole = logits(strategy, handle)
     together, root_only = logits(strategy, handle, together=True)
     rows = list(range(99))[strategy.data_parallel_rank :: n]
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
     micro += [make_batch([-1])] * (world.rank == n - 1)
-    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    sums = make_runner(strategy).eval_window({Role.POLICY: handle}, micro, TinyObjective())
     straight = {"steps": train(strategy, handle, range(5, 10)), "blocks": held(strategy, handle)}
     strategy, handle = build(world, "fsdp", mesh, factory("float32"), "float32")
     with CheckpointReader(path) as reader:

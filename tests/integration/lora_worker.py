@@ -25,6 +25,7 @@ from paceline.seam.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 ROWS, ACCUMULATION, LR = 16, 2, 1e-3
 SOURCE = SimpleNamespace(
@@ -72,7 +73,7 @@ def train(strategy: Strategy, handle: Handle, steps: range) -> list[list[float]]
     found = []
     for step in steps:
         starts = [step % 3 * ROWS + (j * size + rank) * micro for j in range(ACCUMULATION)]
-        result = strategy.train_window(
+        result = make_runner(strategy).train_window(
             {Role.POLICY: handle},
             [make_batch(list(range(s, s + micro))) for s in starts],
             TinyObjective(),
@@ -89,7 +90,7 @@ def evaluate(strategy: Strategy, handle: Handle) -> float:
     """Loss over 33 rows, one rank with a micro-batch more; then an answer, ranks not alike, which must leave no trace."""
     rows = list(range(33))[strategy.data_parallel_rank :: strategy.data_parallel_size]
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
-    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    sums = make_runner(strategy).eval_window({Role.POLICY: handle}, micro, TinyObjective())
     with strategy.generating(handle) as root:
         model: Any = root.hf
         count = 1 + strategy.data_parallel_rank

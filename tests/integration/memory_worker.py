@@ -27,8 +27,10 @@ from paceline.plan.plan import Plan
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
+from paceline.seam.window import StepOutcome
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 CPU = dataclasses.replace(probe_hardware({}, use_cpu=True), packages=None)
 MODEL = {
@@ -105,17 +107,17 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
         Role.POLICY, HFModelFactory(source, seed=5, compute_dtype=compute, adapter=plan.adapter), spec
     )
     seen: dict[str, int] = {}
-    norm = strategy.grad_norm
+    finish = strategy.finish
 
-    def watched(handle: Handle) -> Tensor:
+    def watched(handle: Handle, **options: Any) -> StepOutcome:
         seen["gradients"] = storages(gradients(handle))
-        return norm(handle)
+        return finish(handle, **options)
 
-    strategy.grad_norm = watched  # type: ignore[method-assign]
+    strategy.finish = watched  # type: ignore[method-assign]
     for step in range(2):
         first = (step * 8 + strategy.data_parallel_rank * 2) % 7
         micro = [make_batch([first, first + 1]), make_batch([first + 2, first + 3])]
-        strategy.train_window({Role.POLICY: handle}, micro, TinyObjective(), lr=1e-3, max_grad_norm=1.0)
+        make_runner(strategy).train_window({Role.POLICY: handle}, micro, TinyObjective(), lr=1e-3, max_grad_norm=1.0)
     found = {
         "parameters": storages(weights(handle)),
         **seen,
@@ -123,7 +125,7 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
         "counters": storages(moments(handle, True)),
     }
     planned = model_states(plan, world.rank)
-    told = strategy.state_bytes(handle)
+    told = handle.state_bytes()
     return {"measured": found, "planned": None if planned is None else planned.to_json(), "told": told}
 
 

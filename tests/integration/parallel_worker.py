@@ -19,6 +19,7 @@ from paceline.core.rundir import RunDir
 from paceline.plan.mesh import Mesh
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.roles import Role
+from paceline.strategies.runner import make_runner
 
 TRAINED = {"vocab_size": 12, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
 BOTH = {"sequence_parallel": True, "loss_parallel": True}
@@ -33,7 +34,7 @@ def trained(
     )
     steps = fsdp_worker.train(strategy, handle, range(fsdp_worker.STEPS))
     rows = list(range(23))[strategy.data_parallel_rank :: strategy.data_parallel_size]
-    found = strategy.eval_window(
+    found = make_runner(strategy).eval_window(
         {Role.POLICY: handle}, [tiny_batch(rows[:7]), tiny_batch(rows[7:] or [-1])], TinyObjective()
     )
     return {

@@ -21,9 +21,10 @@ from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Role
 from paceline.seam.shard import Shard
-from paceline.strategies.base import Strategy
+from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 FOUR = {**LLAMA, "num_hidden_layers": 4}
 
@@ -37,12 +38,12 @@ def window(step: int, strategy: Strategy, accumulation: int) -> list[Batch]:
 
 
 def train(
-    strategy: Strategy, handle: Handle, steps: Sequence[int], accumulation: int, seeded: bool = False
+    runner: Runner, handle: Handle, steps: Sequence[int], accumulation: int, seeded: bool = False
 ) -> list[tuple[float, float]]:
     """(loss, gradient norm) a step."""
-    found = []
+    found, strategy = [], runner.strategy
     for step in steps:
-        result = strategy.train_window(
+        result = runner.train_window(
             {Role.POLICY: handle},
             window(step, strategy, accumulation),
             TinyObjective(),
@@ -57,11 +58,12 @@ def train(
     return found
 
 
-def evaluate(strategy: Strategy, handle: Handle) -> list[float]:
+def evaluate(runner: Runner, handle: Handle) -> list[float]:
     """99 rows over all ranks, in an odd number of micro-batches."""
+    strategy = runner.strategy
     own = list(range(99))[strategy.data_parallel_rank :: strategy.data_parallel_size]
     micro = [make_batch(own[i : i + 9]) for i in range(0, len(own), 9)]
-    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    sums = runner.eval_window({Role.POLICY: handle}, micro, TinyObjective())
     return [sums.sums["nll"], sums.sums["correct/nll"], sums.weights["nll"], sums.rows]
 
 
@@ -77,8 +79,9 @@ class Reference:
             world = World.single()
             strategy = make_strategy("single", world, plan(Mesh(), dtype))  # type: ignore[arg-type]
             handle = strategy.prepare(Role.POLICY, factory(dtype, **config), SPEC)
-            steps = train(strategy, handle, range(STEPS), 4)
-            evaluated = evaluate(strategy, handle)
+            runner = make_runner(strategy)
+            steps = train(runner, handle, range(STEPS), 4)
+            evaluated = evaluate(runner, handle)
             self._known[key] = {
                 "steps": steps, "eval": evaluated, "parameters": gathered(world, strategy.export_state(handle)),
             }  # fmt: skip
@@ -87,12 +90,12 @@ class Reference:
 
 def pipeline(
     world: World, mesh: Mesh, dtype: str, recompute: bool = False, config: Any = None, **engine: Any
-) -> tuple[Strategy, Handle]:
+) -> tuple[Runner, Handle]:
     inside = {key: engine.pop(key) for key in ("sequence_parallel", "loss_parallel") if key in engine}
     strategy = make_strategy("pipeline", world, plan(mesh, dtype, fsdp=inside, **engine))  # type: ignore[arg-type]
     handle = strategy.prepare(Role.POLICY, factory(dtype, recompute, **(config or {})), SPEC)
     strategy.warm_up(handle, make_batch([-1]), TinyObjective())
-    return strategy, handle
+    return make_runner(strategy), handle
 
 
 def compare(
@@ -102,12 +105,12 @@ def compare(
     """The largest differences from one process over ten steps and an evaluation in their middle."""
     config = {"num_hidden_layers": 4, **(config or {})}
     expected = reference.get(dtype, **config)
-    strategy, handle = pipeline(world, mesh, dtype, recompute, config, **engine)
-    steps = train(strategy, handle, range(5), accumulation)
-    evaluate(strategy, handle)  # must leave no trace
-    steps += train(strategy, handle, range(5, STEPS), accumulation)
-    evaluated = evaluate(strategy, handle)
-    found = gathered(world, strategy.export_state(handle))
+    runner, handle = pipeline(world, mesh, dtype, recompute, config, **engine)
+    steps = train(runner, handle, range(5), accumulation)
+    evaluate(runner, handle)  # must leave no trace
+    steps += train(runner, handle, range(5, STEPS), accumulation)
+    evaluated = evaluate(runner, handle)
+    found = gathered(world, runner.strategy.export_state(handle))
     assert found.keys() == expected["parameters"].keys(), (found.keys(), expected["parameters"].keys())
     return {
         "loss": max(abs(a[0] - b[0]) for a, b in zip(steps, expected["steps"], strict=True)),
@@ -196,21 +199,21 @@ def resume(world: World) -> dict[str, Any]:
         "1f1b": {},
         "zbv": {"schedule": "zbv", "stages_per_rank": 2},
     }.items():
-        strategy, handle = pipeline(world, Mesh(pp=2), "float32", config=config, **engine)
-        train(strategy, handle, range(3), 4, seeded=True)
-        reader = whole_reader(world, strategy, handle)
-        straight = train(strategy, handle, range(3, 6), 4, seeded=True)
-        end = gathered(world, strategy.export_state(handle))
+        runner, handle = pipeline(world, Mesh(pp=2), "float32", config=config, **engine)
+        train(runner, handle, range(3), 4, seeded=True)
+        reader = whole_reader(world, runner.strategy, handle)
+        straight = train(runner, handle, range(3, 6), 4, seeded=True)
+        end = gathered(world, runner.strategy.export_state(handle))
         torch.manual_seed(999)
-        strategy, handle = pipeline(world, Mesh(pp=2), "float32", config=config, **engine)
-        strategy.import_state(handle, reader)
-        again = train(strategy, handle, range(3, 6), 4, seeded=True)
+        runner, handle = pipeline(world, Mesh(pp=2), "float32", config=config, **engine)
+        runner.strategy.import_state(handle, reader)
+        again = train(runner, handle, range(3, 6), 4, seeded=True)
         root: Any = handle.root
         ends = [None if p is None else p.detach().tolist() for p in (root.tied, root.tied_copy)]
         both = [tensor for pair in world.all_gather_json(ends) for tensor in pair if tensor is not None]
         found[name] = {
             "straight": [straight, end],
-            "again": [again, gathered(world, strategy.export_state(handle))],
+            "again": [again, gathered(world, runner.strategy.export_state(handle))],
             "tied copies equal": len(both) == 2 and both[0] == both[1],
         }
     return found

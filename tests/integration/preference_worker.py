@@ -25,6 +25,7 @@ from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 PAIRS, ACCUMULATION, STEPS, HELD_OUT = 8, 2, 8, 19
 VOCAB = 32
@@ -104,7 +105,9 @@ def train(strategy: Strategy, handles: dict[Role, Handle], algorithm: Any, steps
             batches.append(
                 pair_batch([-1 if step % 3 == 2 and p == PAIRS - 1 else step % 4 * PAIRS + p for p in places])
             )
-        result = strategy.train_window(handles, batches, algorithm, lr=5 * LR * (1 - step / 40), max_grad_norm=0.5)
+        result = make_runner(strategy).train_window(
+            handles, batches, algorithm, lr=5 * LR * (1 - step / 40), max_grad_norm=0.5
+        )
         assert result.grad_norm is not None
         found.append({"loss": sum(result.losses.values()), "norm": result.grad_norm, **result.extras, **result.weights})
     return found
@@ -116,7 +119,7 @@ def evaluate(strategy: Strategy, handles: dict[Role, Handle], algorithm: Any) ->
     batches = [pair_batch(own[i : i + 4]) for i in range(0, len(own), 4)]
     if strategy.data_parallel_rank + 1 == strategy.data_parallel_size:
         batches[-1] = pair_batch([*own[len(own) // 4 * 4 :], -1]) if len(own) % 4 else batches[-1]
-    sums = strategy.eval_window(handles, batches, algorithm)
+    sums = make_runner(strategy).eval_window(handles, batches, algorithm)
     assert sums.rows == HELD_OUT
     return dict(sums.sums)
 

@@ -26,6 +26,7 @@ from paceline.seam.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 
 SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
 
@@ -44,7 +45,7 @@ def train(
 ) -> list[dict[str, Any]]:
     world, results = strategy.world, []
     for step in steps:
-        result = strategy.train_window(
+        result = make_runner(strategy).train_window(
             {Role.POLICY: handle},
             window(step, world.rank, world.world_size, accumulation=accumulation),
             TinyObjective(),
@@ -85,7 +86,7 @@ def parity(world: World) -> dict[str, Any]:
     micro = [make_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
     if world.rank == world.world_size - 1:
         micro.append(make_batch([-1, -1]))
-    sums = strategy.eval_window({Role.POLICY: handle}, micro, TinyObjective())
+    sums = make_runner(strategy).eval_window({Role.POLICY: handle}, micro, TinyObjective())
     return {**found, "eval": {"sums": dict(sums.sums), "weights": dict(sums.weights), "rows": sums.rows}}
 
 
@@ -146,7 +147,7 @@ def mixed(world: World) -> dict[str, Any]:
     steps, unchanged = [], []
     for step in range(16):
         before = parameters(handle)
-        result = strategy.train_window(
+        result = make_runner(strategy).train_window(
             {Role.POLICY: handle},
             window(step, world.rank, world.world_size),
             TinyObjective(),
@@ -165,9 +166,11 @@ def mixed(world: World) -> dict[str, Any]:
     handle.scaler.load_state_dict({**handle.scaler.state_dict(), "scale": 256.0})
     trained = parameters(handle)
     blank = [make_batch([1, 2], labelled=False), make_batch([-1])]
-    empty = strategy.train_window({Role.POLICY: handle}, blank, TinyObjective(), lr=1e-2, max_grad_norm=1.0)
+    empty = make_runner(strategy).train_window(
+        {Role.POLICY: handle}, blank, TinyObjective(), lr=1e-2, max_grad_norm=1.0
+    )
     untouched = parameters(handle) == trained
-    lone = strategy.train_window(
+    lone = make_runner(strategy).train_window(
         {Role.POLICY: handle},
         [make_batch([-1]), make_batch([3]) if world.rank == 0 else make_batch([-1])],
         TinyObjective(),
@@ -226,7 +229,7 @@ def fails(world: World, out: Path, how: str, rank: int) -> dict[str, Any]:
     objective = Failing(rank, how) if world.rank == rank else TinyObjective()
     try:
         for step in range(200):
-            strategy.train_window(
+            make_runner(strategy).train_window(
                 {Role.POLICY: handle}, window(step, world.rank, world.world_size), objective, lr=1e-2, max_grad_norm=1.0
             )
             if step == 0:

@@ -167,11 +167,11 @@ def test_one_rank_raising_in_a_step_is_named_by_both(tiny: Tiny, paceline: Pacel
         "from paceline.strategies.ddp import DDP\n"
         "class Broken(DDP):\n"
         "    steps = 0\n"
-        "    def microstep(self, *args, **kwargs):\n"
+        "    def backward(self, *args):\n"
         "        self.steps += 1\n"
         "        if self.world.rank == 1 and self.steps > 3:\n"
         "            raise RuntimeError('the cat sat on rank one')\n"
-        "        return super().microstep(*args, **kwargs)\n"
+        "        return super().backward(*args)\n"
     )
     process = start(
         tiny(max_steps=1000, distributed_strategy="broken:Broken"),

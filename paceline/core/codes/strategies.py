@@ -7,7 +7,7 @@ _NATIVE = {
     "strategy.single_world": "The strategy single is for one process. Use ddp, or auto.",
     "strategy.fsdp_world": "FSDP shards over processes, and there is one. Start two or more, or use distributed_strategy: single.",
     "strategy.fsdp_wrap_class": "fsdp_config.transformer_layer_cls_to_wrap names a class that the model does not have. The classes that it has are listed; without the key the decoder layers are found.",
-    "strategy.not_a_strategy": "What distributed_strategy names is no subclass of paceline.strategies.base:Strategy.",
+    "strategy.not_a_strategy": "What distributed_strategy names is no subclass of paceline.strategies.base:Strategy, or one that overrides methods that no window calls any more: its arithmetic would be passed by without a word.",
     "strategy.nothing_to_train": "No parameter of the model requires a gradient. Unfreeze at least one.",
     "strategy.optimizer_args": "training.optim_args names an argument that the optimizer does not take. The nearest, or all that it takes, are named.",
     "strategy.optimizer_sharded": "This optimizer looks at whole matrices, and under this strategy a rank has a piece of each. Choose another one, or distributed_strategy: ddp.",

@@ -24,6 +24,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.tables import ALGORITHMS
 from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware
+from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.seam.roles import Role
 from paceline.training.session import Session
@@ -115,7 +116,8 @@ WORLD = SimpleNamespace(
     world_size=1, rank=0, is_main=True, device=torch.device("cpu"), any=bool, barrier=lambda: None, all_gather_json=lambda x: [x],
     env=SimpleNamespace(local_world_size=1),
 )  # fmt: skip
-STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, generates_together=False)
+STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, collective_decoding=False)
+RUNNER = SimpleNamespace(strategy=STRATEGY)
 CUT, EPOCHS = Cut(2, 1, 0, 1), Epochs((5,) * 8, 40)
 
 
@@ -142,7 +144,7 @@ def trainer(tree: Tree) -> Any:
         mock.patch("paceline.training.session.Peak"),
         mock.patch("paceline.training.session.evaluate") as evaluated,
     ):
-        made = of.trainer(STRATEGY, trained, {}, [], EPOCHS, TrainState())
+        made = of.trainer(RUNNER, trained, {}, [], EPOCHS, TrainState())
         if made.evaluate is not None:
             made.evaluate()
     cuts = [(call.args[-2], call.args[-1]) for call in evaluated.call_args_list]
@@ -185,7 +187,7 @@ def saver(tree: Tree) -> None:
     root = SimpleNamespace(hf=SimpleNamespace(config=SimpleNamespace(to_dict=dict)), adapter=None)
     handles = {Role.POLICY: SimpleNamespace(root=root)}
     trained = SimpleNamespace(
-        algorithm=ALGORITHMS.load("sft")(), handles=handles, state=TrainState(best_step=3), strategy=None, windows=mock.Mock()
+        algorithm=ALGORITHMS.load("sft")(), handles=handles, state=TrainState(best_step=3), runner=RUNNER, windows=mock.Mock()
     )  # fmt: skip
     with mock.patch("paceline.runlog.events.CheckpointSaved"):
         of.checkpoint_saver(trained, lambda event, notes: None)(4)  # type: ignore[arg-type]
@@ -203,7 +205,7 @@ def rollout(tree: Tree) -> Any:
     of = session(tree)
     own = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     root = mock.Mock()
-    made = RolloutSetup(of, STRATEGY, own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)
+    made = RolloutSetup(of, RUNNER, own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)
     made.scorer.row_checks = ()
     made.windows(SimpleNamespace(table=Table()), EPOCHS, 0)
     made.engine(root)
@@ -276,7 +278,7 @@ def device(tree: Tree) -> Any:
 def options_of_own_strategy(tree: Tree) -> Any:
     from paceline.strategies.single import Single
 
-    return Single(WORLD, SimpleNamespace(config=Config.from_json(plain(tree)).to_json())).options  # type: ignore[arg-type]
+    return Single(WORLD, SimpleNamespace(config=Config.from_json(plain(tree)).to_json(), mesh=Mesh())).options  # type: ignore[arg-type]
 
 
 def run_directory(tree: Tree) -> Any:
@@ -352,7 +354,7 @@ def reference(tree: Tree) -> Any:
             stack.enter_context(mock.patch.object(room, name))
         stack.enter_context(mock.patch.object(room, "cached_columns", lambda *_: ({}, "")))
         cut = stack.enter_context(mock.patch.object(Session, "cut", side_effect=Session.cut))
-        room.ask_reference(of, STRATEGY, {}, mock.Mock())
+        room.ask_reference(of, RUNNER, {}, mock.Mock())
     return [call.args[1:] for call in cut.call_args_list]
 
 

@@ -17,6 +17,7 @@ from paceline.strategies.base import Strategy
 from paceline.strategies.data_parallel import DataParallel
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.replicas import ParallelInference, scatter, side_by_side
+from paceline.strategies.runner import make_runner
 from paceline.strategies.single import Single
 
 SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
@@ -39,10 +40,14 @@ def ten_steps(strategy: Strategy, dtype: torch.dtype = torch.float64) -> dict[st
     device = strategy.world.device
     handle = strategy.prepare(Role.POLICY, lambda options=None: TinyRoot(dtype).to(device), SPEC)
     steps = [
-        strategy.train_window({Role.POLICY: handle}, window(step, 0, 1), TinyObjective(), lr=1e-2, max_grad_norm=0.5)
+        make_runner(strategy).train_window(
+            {Role.POLICY: handle}, window(step, 0, 1), TinyObjective(), lr=1e-2, max_grad_norm=0.5
+        )
         for step in range(10)
     ]
-    evaluated = strategy.eval_window({Role.POLICY: handle}, [make_batch([1, 2, 3]), make_batch([-1])], TinyObjective())
+    evaluated = make_runner(strategy).eval_window(
+        {Role.POLICY: handle}, [make_batch([1, 2, 3]), make_batch([-1])], TinyObjective()
+    )
     assert handle.optimizer is not None
     return {
         "losses": [s.losses["nll"] for s in steps],

@@ -17,6 +17,7 @@ from paceline.strategies.base import Strategy
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
 from paceline.strategies.single import Single
 from paceline.strategies.state import assign
 
@@ -31,7 +32,7 @@ def prepared(
 
 
 def step(strategy: Strategy, handle: Handle, batches: list[Any], **options: Any) -> Any:
-    return strategy.train_window(
+    return make_runner(strategy).train_window(
         {Role.POLICY: handle}, batches, TinyObjective(), **{"lr": 0.1, "max_grad_norm": None, **options}
     )
 
@@ -112,7 +113,9 @@ def test_numbers_that_are_not_finite_leave_the_parameters_alone() -> None:
 
     strategy, handle = prepared()
     before = snapshot(handle)
-    result = strategy.train_window({Role.POLICY: handle}, window(0, 0, 1), Broken(), lr=0.1, max_grad_norm=1.0)
+    result = make_runner(strategy).train_window(
+        {Role.POLICY: handle}, window(0, 0, 1), Broken(), lr=0.1, max_grad_norm=1.0
+    )
     assert result.skipped is None
     assert result.grad_norm is not None
     assert result.losses["nll"] != result.losses["nll"]
@@ -134,7 +137,9 @@ def test_two_terms_with_one_empty() -> None:
     for objective in (TinyObjective(), TwoTerms()):
         strategy, handle = prepared()
         results.append(
-            strategy.train_window({Role.POLICY: handle}, window(0, 0, 1), objective, lr=0.1, max_grad_norm=1.0)
+            make_runner(strategy).train_window(
+                {Role.POLICY: handle}, window(0, 0, 1), objective, lr=0.1, max_grad_norm=1.0
+            )
         )
     assert results[1].losses == {"extra": 0.0, "nll": results[0].losses["nll"]}
     assert results[1].grad_norm == results[0].grad_norm
@@ -153,12 +158,14 @@ def test_dropout_follows_the_seed_of_the_micro_step() -> None:
 def test_evaluation_leaves_no_trace_and_needs_a_batch() -> None:
     strategy, handle = prepared(TinyRoot(dropout=0.5))
     handle.root.train()
-    sums = [strategy.eval_window({Role.POLICY: handle}, window(0, 0, 1), TinyObjective()) for _ in range(2)]
+    sums = [
+        make_runner(strategy).eval_window({Role.POLICY: handle}, window(0, 0, 1), TinyObjective()) for _ in range(2)
+    ]
     assert sums[0] == sums[1], "dropout was active"
     assert handle.root.training
     assert all(p.grad is None for p in handle.root.parameters())
     with pytest.raises(PacelineError, match="strategy.empty_window"):
-        strategy.eval_window({Role.POLICY: handle}, [], TinyObjective())
+        make_runner(strategy).eval_window({Role.POLICY: handle}, [], TinyObjective())
 
 
 def test_frozen_models_have_no_optimizer_and_no_gradients() -> None:

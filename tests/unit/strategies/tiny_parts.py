@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from paceline.plan.mesh import Mesh
 from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.seam.model import RootModule
 from paceline.seam.roles import Ask, Role
 
 VOCAB, HIDDEN = 11, 8
 
 
-class TinyRoot(nn.Module):
+class TinyRoot(RootModule):
     """Embedding, two linears with bias and a norm, a head; ``nll`` is summed over labels and touches every parameter even without one."""
 
     def __init__(

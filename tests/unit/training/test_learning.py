@@ -109,7 +109,7 @@ def test_a_resumed_run_knows_where_it_began() -> None:
     assert codes([(900.0, 5.0)] * 4)[1] == [], "without it, that is where the run begins"
 
 
-class Strategy:
+class Runner:
     def __init__(self, steps: Steps) -> None:
         self.results = [result(*step) for step in steps]
 
@@ -132,7 +132,7 @@ def test_the_trainer_says_it_as_warnings_to_whoever_listens() -> None:
 
     steps, heard = SICK["no gradient for eleven of twelve steps"][0], []
     trainer = Trainer(
-        strategy=Strategy(steps), algorithm=Algorithm(), handles={}, windows=[Window(i, 0, []) for i in range(12)],
+        runner=Runner(steps), algorithm=Algorithm(), handles={}, windows=[Window(i, 0, []) for i in range(12)],
         epochs=Epochs((12,), 12), cadence=Cadence(12, 1, False, "no", 1, "no", 1), lr=lambda step: 1e6, max_grad_norm=0.0, seed_for=lambda step, micro: 0,
         throughput=Throughput(0, 1, None), memory_bytes=lambda: 0, agree=lambda wish: wish, stop_requested=lambda: False,
         observers=(heard.append,), best=BestRule(),

@@ -16,26 +16,30 @@ from paceline.seam.roles import Ask, Role
 from paceline.training.rollout_judge import ModelJudge, check_reward_model
 
 
-class Strategy:
+class Runner:
     """Scores a document by its last token; counts forwards."""
 
     forwards = 0
 
-    def place(self, batch: Batch) -> Batch:
+    @property
+    def strategy(self) -> Any:
+        return self
+
+    def shard_batch(self, batch: Batch) -> Batch:
         return batch
 
-    def asked(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
+    def forward_no_grad(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
         assert role is Role.REWARD and ask == {Ask.SCORES} and len(placed.document_ids) == 2
         self.forwards += 1
         return {Ask.SCORES.value: placed.input_ids[0, (placed.cu_seqlens[1:] - 1).long()].float()}
 
 
 def test_documents_are_scored_in_order_and_every_rank_asks_as_often() -> None:
-    strategy = Strategy()
-    judge = ModelJudge(strategy, {}, rows=2, pad_id=0, dtype=torch.float32)
-    assert judge([(4, 5), None, (6,), (7, 8, 9)], 2) == [5.0, 0.0, 6.0, 9.0] and strategy.forwards == 2
-    assert judge([(4, 5)], 3) == [5.0] and strategy.forwards == 5
-    assert judge([], 1) == [] and strategy.forwards == 6  # a rank without prompts
+    runner = Runner()
+    judge = ModelJudge(runner, {}, rows=2, pad_id=0, dtype=torch.float32)
+    assert judge([(4, 5), None, (6,), (7, 8, 9)], 2) == [5.0, 0.0, 6.0, 9.0] and runner.forwards == 2
+    assert judge([(4, 5)], 3) == [5.0] and runner.forwards == 5
+    assert judge([], 1) == [] and runner.forwards == 6  # a rank without prompts
 
 
 @pytest.fixture

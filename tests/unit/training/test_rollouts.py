@@ -65,11 +65,15 @@ class Speaker:
         return found
 
 
-class Strategy:
-    def place(self, batch: Batch) -> Batch:
+class Runner:
+    @property
+    def strategy(self) -> Any:
+        return self
+
+    def shard_batch(self, batch: Batch) -> Batch:
         return batch
 
-    def asked(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
+    def forward_no_grad(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
         if role is Role.VALUE:
             return self.values(placed)
         return {
@@ -111,7 +115,7 @@ def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: i
     rollout = RolloutCut(cut, group, updates, passes)
     epochs = count_epochs(AnswerRows(Prompts(), rollout, False), cut.global_batch, 2.0, -1, False)
     return RolloutWindows(
-        world=world, strategy=Strategy(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), tokenizer=TOKENIZER,
+        world=world, runner=Runner(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), tokenizer=TOKENIZER,
         scorer=Scorer([RewardSpec("exact_match")]), sampling=RolloutSampling(), open_engine=lambda root: Speaker(), cut=rollout, epochs=epochs,
         start=start, seed=1, max_completion=4, max_length=16, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
     )  # fmt: skip

@@ -1,0 +1,270 @@
+"""The window: micro-batches through a strategy, to one optimizer step or to sums of an evaluation (contract 3); sums and weights are the arithmetic (contract 2)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.seam.algorithm import Objective
+from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.seam.roles import Ask, Role
+from paceline.seam.window import EvalSums, StepOutcome, StepResult
+from paceline.strategies.base import Runner, Strategy
+from paceline.strategies.handle import Handle, Handles
+
+_AGREED_AT_ONCE = 8  # evaluated micro-batches between two questions whether every rank still has some
+
+Outputs = Mapping[str, Tensor]
+
+
+def make_runner(strategy: Strategy) -> Runner:
+    """The runner that the strategy brings, or the one for every strategy."""
+    return (strategy.runner or WindowRunner)(strategy)
+
+
+class WindowRunner:
+    """Takes windows through a strategy: forward and backward of each micro-batch, one step a trained role; evaluation; forwards of frozen models."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.world, self.mesh = strategy.world, strategy.plan.mesh
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def train_window(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        *,
+        lr: float,
+        max_grad_norm: float | None,
+        generator_seed: Callable[[int], int] | None = None,
+    ) -> StepResult:
+        """One optimizer step over ``micro_batches`` (as many on every rank). Collective; the result is equal on all ranks.
+
+        The loss is sum over terms of (sum over the global window) / W, W the global weight of the term. ``max_grad_norm``
+        None or 0 does not clip (the norm is reported all the same). ``generator_seed(j)`` seeds torch before micro-step j.
+
+        A model whose gradients are not finite is left as it was. Under fp16 the step is then skipped as ``overflow`` and the scale halved
+        (``grad_norm`` is inf or nan); else the values are returned: raising is the caller's.
+        """
+        weights, tokens = self._global_weights(micro_batches, algorithm)
+        if not any(weights.values()):
+            return StepResult(dict.fromkeys(weights, 0.0), weights, None, "no_labels", tokens)
+        scales = {term: self.strategy.averaging_factor / w if w else 0.0 for term, w in weights.items()}
+        trained = [handles[role] for role in algorithm.trains]
+        names = [*sorted(weights), *algorithm.watched]
+        sums = {name: torch.zeros((), dtype=torch.float64, device=self.world.device) for name in names}
+        for handle in trained:
+            handle.module.train()
+            self.strategy.zero_grad(handle)
+        self._accumulate(handles, micro_batches, algorithm, scales, sums, generator_seed)
+        outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
+        means, numbers = self._global_results(sums, _named(outcomes), weights)
+        losses = {term: means[term] for term in sorted(weights)}
+        norms = {role: numbers[f"grad_norm/{role.value}"] for role in outcomes}
+        scaled = any(outcome.loss_scale is not None for outcome in outcomes.values())
+        finite = all(map(math.isfinite, [*losses.values(), *norms.values()]))
+        watched = algorithm.summary({_metric(name): means[name] for name in algorithm.watched})
+        return StepResult(
+            losses,
+            weights,
+            _joint(norms),
+            "overflow" if scaled and not finite else None,
+            tokens,
+            {**_extras(numbers, alone=len(outcomes) == 1), **watched},
+        )
+
+    def _accumulate(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+        generator_seed: Callable[[int], int] | None,
+    ) -> None:
+        """Forward and backward of every micro-batch, gradients synchronised at the end."""
+        for j, batch in enumerate(micro_batches):
+            if generator_seed is not None:
+                torch.manual_seed(generator_seed(j))
+            placed = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
+            for role in algorithm.trains:
+                last = j == len(micro_batches) - 1
+                self._micro_step(handles[role], placed, algorithm, scales, sums, last=last)
+
+    def _micro_step(
+        self,
+        handle: Handle,
+        batch: Batch,
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+        *,
+        last: bool,
+    ) -> None:
+        """Forward and backward of one micro-batch of one role; adds each term's sum to ``sums``. Gradients are synchronised in the last one only."""
+        with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
+            outputs = handle.module(batch, algorithm.ask(handle.role, training=True))
+            self.strategy.backward(handle, self._loss(handle.role, outputs, batch, algorithm, scales, sums))
+
+    def _loss(
+        self,
+        role: Role,
+        outputs: Outputs,
+        batch: Batch,
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+    ) -> Tensor:
+        """The scaled sum of all terms, to go backward from; adds every term, and the metrics that are counted in training, to ``sums``."""
+        terms = algorithm.losses(role, outputs, batch)
+        for term, value in terms.items():
+            sums[term] += value.detach().to(self.world.device)
+        if algorithm.watched:
+            found = algorithm.metrics(role, outputs, batch)
+            for name in algorithm.watched:
+                if name in found:
+                    sums[name] += found[name].detach().to(self.world.device)
+        return torch.stack([value * scales[term] for term, value in terms.items()]).sum()
+
+    # --- without gradients -----------------------------------------------------------------------------------------
+
+    def forward_no_grad(self, handles: Handles, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+        """What the model of ``role`` answers in eval mode without gradients; one that is not there is the policy without its adapter."""
+        handle = handles.get(role, handles[Role.POLICY])
+        bare = contextlib.nullcontext() if role in handles else handle.root.without_adapter()
+        with self.strategy.inference(handle), bare:
+            outputs: dict[str, Tensor] = handle.root(placed, ask)
+        return outputs
+
+    def _with_reference(self, handles: Handles, placed: Batch, algorithm: Objective) -> Batch:
+        """A placed micro-batch with what the algorithm's consulted models say of it."""
+        for role in algorithm.consulted:
+            outputs = self.forward_no_grad(handles, role, placed, algorithm.ask(role, training=False))
+            placed = algorithm.informed(role, outputs, placed)
+        return placed
+
+    def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums:
+        """Sums over all ranks of the losses and metrics of these micro-batches, without gradients. Collective; every rank gives at least one
+        micro-batch (a filler will do), not necessarily as many as the others."""
+        sums: dict[str, Tensor] = {}
+        weights: dict[str, int] = {}
+        rows = 0
+        with contextlib.ExitStack() as stack:
+            for role in algorithm.trains:
+                stack.enter_context(self.strategy.inference(handles[role]))
+            for batch in self._evaluated(handles, self._given(micro_batches), algorithm, sums):
+                rows += batch.num_rows
+                for term, weight in algorithm.weights(batch).items():
+                    weights[term] = weights.get(term, 0) + int(weight)
+        names, terms = sorted(sums), sorted(weights)
+        local = torch.stack([sums[n] for n in names]).tolist()
+        total = [value / self.strategy.loss_copies for value in self.world.all_reduce_sum_float(local)]
+        counts = self._count([weights[t] for t in terms] + [rows])
+        return EvalSums(dict(zip(names, total, strict=True)), dict(zip(terms, counts[:-1], strict=True)), counts[-1])
+
+    def _given(self, micro_batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The micro-batches; where a forward is a collective, a rank that has fewer goes on with blank ones until all are through."""
+        waiting, last, count = iter(micro_batches), None, _AGREED_AT_ONCE
+        while count == _AGREED_AT_ONCE:
+            some = list(islice(waiting, _AGREED_AT_ONCE))
+            last = some[-1] if some else last
+            if last is None:
+                what = "an evaluation window needs at least one micro-batch on every rank"
+                raise PacelineError(Diagnostic("strategy.empty_window", what, hint="give a filler (weight 0)"))
+            count = len(some)
+            if self.strategy.collective_forward:
+                count = int(self.world.all_reduce_max_float([count])[0])
+            yield from some
+            yield from [_blank(last)] * (count - len(some))
+
+    def _evaluated(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
+    ) -> Iterator[Batch]:
+        """The micro-batches, each computed by the time the next is asked for; ``sums`` has the same names on every rank at the end."""
+        for batch in micro_batches:
+            placed = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
+            for role in algorithm.trains:
+                outputs = handles[role].root(placed, algorithm.ask(role, training=False))
+                self._add_evaluation(algorithm, role, outputs, placed, sums)
+            yield batch
+
+    def _add_evaluation(
+        self, algorithm: Objective, role: Role, outputs: Outputs, batch: Batch, sums: dict[str, Tensor]
+    ) -> None:
+        """Adds one micro-batch's losses and metrics to ``sums`` (float64)."""
+        found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + value.detach().to(self.world.device, torch.float64)
+
+    # --- arithmetic over ranks -------------------------------------------------------------------------------------
+
+    def _count(self, local: list[int]) -> list[int]:
+        """Sums over the data-parallel ranks of what every rank counted in its rows: those who see the same rows count once."""
+        return [total // self.mesh.model_copies for total in self.world.all_reduce_sum(local)]
+
+    def _global_weights(self, micro_batches: Sequence[Batch], algorithm: Objective) -> tuple[dict[str, int], int]:
+        """The window's weight by term and its real tokens, over all ranks: one int64 all-reduce before the first forward."""
+        local: dict[str, int] = {}
+        for batch in micro_batches:
+            for term, weight in algorithm.weights(batch).items():
+                local[term] = local.get(term, 0) + int(weight)
+        terms = sorted(local)
+        counts = self._count([local[t] for t in terms] + [sum(b.num_tokens for b in micro_batches)])
+        return dict(zip(terms, counts[:-1], strict=True)), counts[-1]
+
+    def _global_results(
+        self, sums: Mapping[str, Tensor], numbers: Mapping[str, Tensor], weights: Mapping[str, int]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Mean loss by term (and of metrics named ``name/term``), and ``numbers`` as they are on rank 0: equal on every rank, in one float64 all-reduce."""
+        stacked = torch.stack([*sums.values(), *numbers.values()]).tolist()
+        local = [v if i < len(sums) or self.world.is_main else 0.0 for i, v in enumerate(stacked)]
+        reduced = self.world.all_reduce_sum_float(local)
+        over = [weights[name.rpartition("/")[2]] for name in sums]
+        copies = self.strategy.loss_copies
+        means = {name: reduced[i] / copies / over[i] if over[i] else 0.0 for i, name in enumerate(sums)}
+        return means, dict(zip(numbers, reduced[len(sums) :], strict=True))
+
+
+def _named(outcomes: Mapping[Role, StepOutcome]) -> dict[str, Tensor]:
+    """Every number of the outcomes under its name and role."""
+    norms = {f"grad_norm/{role.value}": outcome.grad_norm for role, outcome in outcomes.items()}
+    given = {f"loss_scale/{role.value}": outcome.loss_scale for role, outcome in outcomes.items()}
+    return {**{name: scale for name, scale in given.items() if scale is not None}, **norms}
+
+
+def _extras(numbers: Mapping[str, float], *, alone: bool) -> dict[str, float]:
+    """What a step tells of its models: loss scales and norms by role; of a single model its scale."""
+    if not alone:
+        return dict(numbers)
+    return {name.partition("/")[0]: value for name, value in numbers.items() if name.startswith("loss_scale/")}
+
+
+def _metric(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _joint(norms: Mapping[Role, float]) -> float:
+    """One number for the log: the norm over all roles."""
+    values = list(norms.values())
+    return values[0] if len(values) == 1 else math.sqrt(sum(v * v for v in values))
+
+
+def _blank(batch: Batch) -> Batch:
+    """The same tokens, weighing nothing: a forward that the others wait for."""
+    return replace(
+        batch,
+        labels=torch.full_like(batch.labels, IGNORE_INDEX),
+        document_ids=torch.full_like(batch.document_ids, -1),
+        num_rows=0,
+    )
