@@ -21,6 +21,7 @@ _CODE = (
     "formats",
     "guess",
     "pairs",
+    "settle",
     "prompts",
     "locate",
     "looking",

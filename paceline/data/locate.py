@@ -22,6 +22,7 @@ SPLITS = {
     "dev": "validation",
     "eval": "validation",
 }
+SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder of ``datasets.save_to_disk``
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -92,7 +93,7 @@ def _known(file: Path) -> Path:
 
 
 def _folder(folder: Path, split: str) -> Located:
-    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+    if any((folder / name).is_file() for name in SAVED):
         return Located("saved", folder=folder)
     inside = [
         p

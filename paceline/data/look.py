@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_file, read_text, special_files
-from paceline.data.build import needs_template, no_template
 from paceline.data.examples import Reading
 from paceline.data.glance import refused_rows
+from paceline.data.locate import SAVED
 from paceline.data.looking import DataSet, find_sets, look
+from paceline.data.settle import needs_template, no_template
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
 
 if TYPE_CHECKING:
@@ -27,16 +28,19 @@ MOST_BYTES = 64 << 20
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
-def look_at_sets(data: DataSection, reading: Reading) -> tuple[frozenset[str], list[Diagnostic]]:
-    """(formats of the rows, findings): every data set under ``data.train`` and ``data.eval`` by itself."""
+def look_at_sets(
+    data: DataSection, reading: Reading, *, saved: bool = False
+) -> tuple[frozenset[str], list[Diagnostic]]:
+    """(formats of the rows, findings): every data set under ``data.train`` and ``data.eval`` by itself. ``saved``: those alone that the library
+    datasets has written, which it is imported for."""
     formats: set[str] = set()
     found: list[Diagnostic] = []
     for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
         for section in sections:
             try:
                 [data_set] = find_sets(key, (section,))
-                found += _misspelt(key, section, data_set)
-                if _is_looked_into(data_set):
+                found += () if saved else _misspelt(key, section, data_set)
+                if data_set.located.kind == "saved" if saved else _is_looked_into(data_set):
                     looked = look(data_set, reading)
                     formats.add(looked.shape.format)
                     wrong = refused_rows(looked, reading) if data.on_bad_row == "refuse" else []
@@ -44,6 +48,12 @@ def look_at_sets(data: DataSection, reading: Reading) -> tuple[frozenset[str], l
             except DataError as error:
                 found += (_at(key, section, finding) for finding in error.diagnostics)
     return frozenset(formats), found
+
+
+def saved_sets(data: DataSection) -> list[str]:
+    """The folders that the library datasets has written. What cannot be found is told by the look."""
+    paths = [section.path for section in (*data.train, *(data.eval or ()))]
+    return [p for p in paths if any((Path(p).expanduser() / name).is_file() for name in SAVED)]
 
 
 def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnostic]:

@@ -80,8 +80,7 @@ def prepare(
     """
     say: Report = report or (lambda progress: None)
     train, evaluation = sets_of(data)
-    spec = tokenizer_spec(model)
-    setup = Setup(spec, "assistant" if pairs else data.train_on, data.max_length, data.on_too_long, pairs, prompts)
+    setup = setup_of(data, model, pairs=pairs, prompts=prompts)
     say(PrepareProgress("fingerprint"))
     key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
@@ -116,6 +115,12 @@ def prepare(
     if problems:
         raise DataError(*problems)
     return prepared
+
+
+def setup_of(data: DataSection, model: ModelSection, *, pairs: bool, prompts: bool) -> Setup:
+    """How ``prepare`` turns rows into tokens. Raises DataError when the tokenizer's files are not there."""
+    learnt = "assistant" if pairs else data.train_on
+    return Setup(tokenizer_spec(model), learnt, data.max_length, data.on_too_long, pairs, prompts)
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ def train_fingerprint_of(
         return None
     if sum(f.stat().st_size for s in (*train, *evaluation) for f in s.located.files) > most_bytes:
         return None
-    setup = Setup(tokenizer_spec(model), "assistant" if pairs else data.train_on, data.max_length, data.on_too_long, pairs, prompts)  # fmt: skip
+    setup = setup_of(data, model, pairs=pairs, prompts=prompts)
     return key_of(data, setup, train, [], seed, cache_dir)
 
 

@@ -14,6 +14,7 @@ from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
+DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # asked for by what the look reads: ``training.questions``
 #: ``attn_implementation`` that every model class of Transformers has
 _ATTENTION = ("auto", "paceline", "eager", "sdpa")
 

@@ -6,7 +6,7 @@ Names, sizes, headers and the first rows are read; nothing is downloaded or toke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,21 @@ from paceline.training.same_model import other_training
 MOST_BYTES = 2 << 30
 
 
-def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> list[Diagnostic]:
-    """Everything found, each once. ``plan``: where there is one, a resumed run's global batch is compared too."""
+@dataclass(frozen=True)
+class Looked:
+    """``found``: everything, each once; ``formats``: of the rows of files that were looked into."""
+
+    found: list[Diagnostic]
+    formats: frozenset[str]
+
+
+def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> Looked:
+    """Everything found. ``plan``: where there is one, a resumed run's global batch is compared too."""
     found: list[Diagnostic] = []
+    formats, of_data = look_at_sets(config.data, reading_of(config))
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config),
-        lambda: _data(config),
+        lambda: [*of_data, *look_at_tokenizer(config.model, formats)],
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
@@ -50,7 +59,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
             found += part()
         except PacelineError as error:
             found += error.diagnostics
-    return list({(d.code, d.where, d.found): d for d in found}.values())
+    return Looked(list({(d.code, d.where, d.found): d for d in found}.values()), formats)
 
 
 def _models(config: Config) -> Iterator[Diagnostic]:
@@ -89,12 +98,10 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
         yield replace(missing, where="training.rollout.server", found=f"api_key_env: {missing.found}")
 
 
-def _data(config: Config) -> Iterator[Diagnostic]:
+def reading_of(config: Config) -> Reading:
+    """What the algorithm reads rows for."""
     spec = algorithm_spec(config.training.algorithm)
-    reading = Reading(config.data.train_on, spec.pairs, spec.on_policy)
-    formats, found = look_at_sets(config.data, reading)
-    yield from found
-    yield from look_at_tokenizer(config.model, formats)
+    return Reading(config.data.train_on, spec.pairs, spec.on_policy)
 
 
 def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:

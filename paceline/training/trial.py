@@ -16,13 +16,15 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
+from paceline.data.look import look_at_sets, saved_sets
 from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
 from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
-from paceline.plan.tries import COMPILE, MODEL, REWARDS, STRATEGY
-from paceline.training.look import look
+from paceline.plan.tries import COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
+from paceline.training.look import look, reading_of
+from paceline.training.questions import open_questions
 
 
 @ended
@@ -38,17 +40,26 @@ def answers(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What is known after the look and after each try, the whole of it each time."""
     config = Config.from_json(asked["config"])
     plan = None if asked["plan"] is None else Plan.from_json(asked["plan"])
-    told: dict[str, Any] = {
-        "looked": [d.to_json() for d in look(config, current(), plan)],
-        "tried": [],
-        "under_way": "",
-    }
+    looked = look(config, current(), plan)
+    told: dict[str, Any] = {"looked": [d.to_json() for d in looked.found], "tried": [], "asked": {}, "under_way": ""}
     told["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
     yield told
-    for name in asked["tries"]:
+    formats = looked.formats
+    if asked["open"] and (folders := saved_sets(config.data)):
+        told["asked"][DATASETS] = ", ".join(folders)
+        if asked["imports"]:
+            yield {**told, "under_way": DATASETS}
+            more, found = look_at_sets(config.data, reading_of(config), saved=True)
+            told["tried"].append({"name": DATASETS, "found": [d.to_json() for d in found]})
+            formats |= more
+    if asked["open"]:
+        told["asked"] |= open_questions(config, plan, formats)
+    names = dict.fromkeys([*asked["tries"], *told["asked"]]) if asked["imports"] else ()
+    for name in names:
+        if name == DATASETS:
+            continue
         yield {**told, "under_way": name}
-        found = [finding.to_json() for finding in _tried(name, config, plan)]
-        told["tried"].append({"name": name, "found": found})
+        told["tried"].append({"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]})
     yield told
 
 
@@ -58,13 +69,14 @@ def _write(answer: Path, told: dict[str, Any]) -> None:
     os.replace(staged, answer)
 
 
-def _tried(name: str, config: Config, plan: Plan | None) -> list[Diagnostic]:
+def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str] = frozenset()) -> list[Diagnostic]:
     """Findings of one try. Whatever else an import raises is one too: code that is tried here runs in every rank."""
     tries: dict[str, Callable[[Config, Plan | None], Iterable[Diagnostic]]] = {
         REWARDS: _rewards,
         STRATEGY: _strategy,
         COMPILE: _compile,
         MODEL: _model,
+        TOKENIZER: lambda config, plan: _tokenizer(config, formats),
     }
     try:
         return list(tries[name](config, plan))
@@ -81,6 +93,8 @@ _KEYS = {
     STRATEGY: "training.distributed_strategy",
     COMPILE: "training.torch_compile_backend",
     MODEL: "model.name_or_path",
+    TOKENIZER: "model.tokenizer",
+    DATASETS: "data.train",
 }
 
 
@@ -122,6 +136,12 @@ def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     if t.torch_compile_mode not in (None, "default", *modes):
         yield Diagnostic("train.compile_mode", "torch.compile has no such mode", "training.torch_compile_mode",
                          str(t.torch_compile_mode), f"one of {', '.join(modes)}")  # fmt: skip
+
+
+def _tokenizer(config: Config, formats: frozenset[str]) -> Iterator[Diagnostic]:
+    from paceline.training.trial_tokenizer import try_tokenizer
+
+    yield from try_tokenizer(config, formats)
 
 
 def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:

@@ -99,12 +99,7 @@ LATE = {
 }  # fmt: skip
 
 # Could be known before the start, and is not yet: code → what it takes.
-TO_BE_MOVED = {
-    "data.not_a_dataset": "a folder of datasets is opened by its library: a try of its own",
-    "data.no_eos data.no_offsets data.template_costly data.template_token": "the tokenizer as Transformers loads it: a try of its own",
-    "models.adapter_new_rows models.vocab_too_large": "the tokenizer's size against the embedding's rows: the same try",
-    "rewards.tokenizer": "both tokenizers loaded by Transformers: the same try",
-}  # fmt: skip
+TO_BE_MOVED: dict[str, str] = {}
 
 
 @cache

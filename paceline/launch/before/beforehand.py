@@ -51,8 +51,9 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
     tries = things_to_try(config, plan, os.environ)
     if elsewhere and not (imports and tries):  # files and packages are another machine's
         return Beforehand((), tries, skipped=not imports)
-    job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries) if imports else []}  # fmt: skip
+    job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries), "imports": imports, "open": not elsewhere}  # fmt: skip
     told, ended = _asked(job)
+    tries |= {name: f"{tries[name]}, {why}" if name in tries else why for name, why in told.get("asked", {}).items()}
     here = list(_findings(told.get("looked", ())))
     of_model: list[Diagnostic] = []
     for one in told.get("tried", ()):

@@ -34,7 +34,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         plan = Plan.from_json(job["plan"]) if job["plan"] else None
-        return {"looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan)]}, ""
+        return {"looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan).found]}, ""
 
     monkeypatch.setattr(beforehand, "_asked", asked)
 

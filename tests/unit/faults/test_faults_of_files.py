@@ -260,16 +260,11 @@ def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look without its process, which a test of its own starts: half a second a fault."""
-    import os
-
-    from paceline.config.schema import Config
     from paceline.launch.before import beforehand
-    from paceline.plan.plan import Plan
-    from paceline.training.look import look
+    from paceline.training import trial
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        plan = Plan.from_json(job["plan"]) if job["plan"] else None
-        return {"looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan)]}, ""
+        return next(trial.answers(job)), ""
 
     monkeypatch.setattr(beforehand, "_asked", asked)
 

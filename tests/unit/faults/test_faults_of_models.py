@@ -49,6 +49,13 @@ def _gpt2_in_4_bits(job: Job) -> Settings:
     return {"model.name_or_path": str(job.root / "models" / "gpt2"), "lora.r": 4, "lora.quantization_bit": 4}
 
 
+def _few_rows(job: Job) -> Settings:
+    """Fewer rows in the embedding than the tokenizer has tokens."""
+    file = job.model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 200}))
+    return {}
+
+
 def _own_plan(job: Job) -> Settings:
     """A plan in config.json, over that of the class, which matches no layer."""
     file = job.model / "config.json"
@@ -85,6 +92,8 @@ FAULTS: list[tuple[str, Callable[[Job], Settings]]] = [
     ("models.tp_plan_incomplete", lambda job: {**of_family(job, "apertus"), **TENSOR}),
     ("generation.stateful", lambda job: {**of_family(job, "qwen3_5_text"), **asked_rollouts(job)}),
     ("strategy.nothing_to_train", lambda job: own_class(job, "ice", "self.requires_grad_(False)")),
+    ("models.adapter_new_rows", lambda job: {**_few_rows(job), "lora.r": 4}),
+    ("models.vocab_too_large", lambda job: {**_few_rows(job), "model.resize_embeddings": "never"}),
 ]  # fmt: skip
 
 

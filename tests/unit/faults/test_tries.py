@@ -12,7 +12,7 @@ from fault_jobs import Job, tried_here
 
 from paceline.config.load import load_config
 from paceline.launch.before import beforehand
-from paceline.plan.tries import COMPILE, MODEL, REWARDS, STRATEGY
+from paceline.plan.tries import COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
 from paceline.training import trial
 
 REWARDS_OF_MINE = """
@@ -155,5 +155,5 @@ def test_a_try_that_dies_is_told(mine: Job) -> None:
 
 
 def test_every_try_has_a_key_and_a_function() -> None:
-    assert set(trial._KEYS) == {REWARDS, STRATEGY, COMPILE, MODEL}
+    assert set(trial._KEYS) == {REWARDS, STRATEGY, COMPILE, MODEL, TOKENIZER, DATASETS}
     assert isinstance(trial, types.ModuleType) and Path(trial.__file__ or "").is_file()

@@ -1,0 +1,120 @@
+"""The chat template that rows are rendered with, settled before the first of them: which one, whether it is Jinja, what it costs, how answers end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.core.bounded import SpentError, bounded_memory, bounded_time
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import DataError
+from paceline.data.pairs import CONVERSATION
+from paceline.data.problems import ALWAYS_REFUSED, REASONS
+from paceline.data.prompts import CONVERSATION as PROMPT_CONVERSATION
+from paceline.data.template import CostlyTemplateError, Encoder
+from paceline.data.tokenise import Setup
+from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+END_MARKS = ("<|im_end|>", "<|eot_id|>")  # of turns, in the templates of most families
+
+
+def rendered(formats: Set[str]) -> frozenset[str]:
+    """Of the formats of rows those that a chat template is for."""
+    return frozenset(formats) - {"text"}
+
+
+def settle_template(
+    setup: Setup, tokenizer: PreTrainedTokenizerBase, found: Set[str]
+) -> tuple[Setup, list[Diagnostic]]:
+    """The template conversations are rendered with, put into the tokenizer; ``found``: the formats of the rows. A tokenizer that has none: questions and answers get the built-in ``plain`` one (with a note),
+    real conversations are refused, for how turns are marked is a decision. Raises DataError."""
+    formats = rendered(found)
+    notes: list[Diagnostic] = []
+    if not formats:
+        return setup, notes
+    if not tokenizer.chat_template:
+        if needs_template(formats):
+            raise DataError(no_template(setup.tokenizer.folder))
+        what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
+        notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
+        setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
+    if setup.tokenizer.chat_template is not None:
+        tokenizer.chat_template = setup.tokenizer.chat_template
+    _check_syntax(setup.tokenizer.chat_template or tokenizer.get_chat_template(), setup.tokenizer.folder)
+    if setup.train_on == "assistant" and not setup.prompts and not tokenizer.is_fast:
+        hint = "data.train_on: all, or a tokenizer with tokenizer.json"
+        raise DataError(
+            Diagnostic(
+                "data.no_offsets",
+                "the tokenizer cannot say which characters a token covers, so answers cannot be told from prompts",
+                "model.tokenizer",
+                type(tokenizer).__name__,
+                hint,
+            )
+        )
+    return setup, [*notes, *_end_notes(setup, tokenizer)]
+
+
+def needs_template(formats: Set[str]) -> bool:
+    """Whether rows of these formats are conversations, whose turns somebody has to say how to mark."""
+    return bool(formats & {"messages", "sharegpt", CONVERSATION, PROMPT_CONVERSATION})
+
+
+def no_template(tokenizer: str) -> Diagnostic:
+    """Conversations, and a tokenizer that cannot render them."""
+    others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
+    hint = f"model.chat_template: chatml (or {others}, the path of a .jinja file, or a tokenizer that has one)"
+    what = "the tokenizer has no chat template, and the data is conversations"
+    return Diagnostic("data.no_chat_template", what, "model.chat_template", tokenizer, hint)
+
+
+def _check_syntax(template: str, where: str) -> None:
+    """Raises DataError when the template is no Jinja at all (a template that refuses a conversation is a matter of that row)."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        with bounded_memory(), bounded_time():
+            render_jinja_template([[]], chat_template=template)
+    except TemplateSyntaxError as exc:
+        where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
+        hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
+        raise DataError(
+            Diagnostic("data.bad_chat_template", "the chat template is not Jinja", where, found, hint)
+        ) from exc
+    except (SpentError, MemoryError) as exc:
+        raise DataError(_costly(where, type(exc).__name__)) from exc
+    except Exception:  # noqa: BLE001  (of an empty conversation anything may be said: what counts is a row's)
+        return
+
+
+def _costly(where: str, found: str) -> Diagnostic:
+    what, hint = REASONS[ALWAYS_REFUSED]
+    return Diagnostic("data.template_costly", what, f"chat template of {where}", found, hint)
+
+
+def stop_tokens(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end an answer. Raises DataError when the template is never done."""
+    try:
+        return list(Encoder(tokenizer, setup.train_on).stop_token_ids())
+    except CostlyTemplateError as exc:
+        raise DataError(_costly(setup.tokenizer.folder, exc.detail)) from exc
+
+
+def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
+    template = setup.tokenizer.chat_template or str(tokenizer.chat_template)
+    vocabulary = tokenizer.get_vocab()
+    for mark in END_MARKS:
+        if mark in template and mark not in vocabulary:
+            what = f"the chat template writes {mark}, which is not one token of this tokenizer"
+            hint = f"model.add_special_tokens: ['{mark}'] (and the template's other marks)"
+            yield Diagnostic("data.template_token", what, "model.chat_template", hint=hint, severity=Severity.WARNING)
+    if tokenizer.eos_token is None:
+        what = "the tokenizer has no end-of-text token: the model will not learn where an answer ends"
+        yield Diagnostic(
+            "data.no_eos", what, "model.tokenizer", hint="a tokenizer with eos_token set", severity=Severity.WARNING
+        )

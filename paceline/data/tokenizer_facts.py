@@ -1,0 +1,136 @@
+"""What the files of a tokenizer tell by themselves, and so what only loading it can tell: half a second of reading in place of an import of torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import DataError
+from paceline.core.files import read_text
+from paceline.data.settle import END_MARKS, rendered
+from paceline.data.tokenizer import BUILTIN_TEMPLATES, template_text
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
+
+# Classes that are fast wherever there is a tokenizer.json, beside every name that ends in Fast.
+_FAST = ("TokenizersBackend", "LlamaTokenizer", "Qwen2Tokenizer", "GemmaTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "CodeGenTokenizer")  # fmt: skip
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+_LARGEST, _DEEPEST, _LONGEST = 99_999, 4, 200_000  # a number in a template, loops in each other, characters of it
+
+
+def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_answers: bool) -> list[str]:
+    """Why the tokenizer in ``folder`` has to be loaded before it is known how rows of ``formats`` are rendered; empty where its files tell."""
+    if not rendered(formats):
+        return []
+    said, kind = _object(folder / "tokenizer_config.json"), ""
+    kind = str(said.get("tokenizer_class") or "")
+    whether = {
+        "code of its own": bool(said.get("auto_map")),
+        "no eos_token in its config": not said.get("eos_token"),
+        "no tokenizer.json": learns_answers and not (folder / "tokenizer.json").is_file(),
+        f"class {kind}": bool(kind) and not kind.endswith("Fast") and kind not in _FAST,
+    }
+    return [why for why, is_so in whether.items() if is_so] + list(_of_template(folder, model, said))
+
+
+def _of_template(folder: Path, model: ModelSection, said: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        template = template_text(model.chat_template)
+        if template is None and (folder / "chat_template.jinja").is_file():
+            template = read_text(folder / "chat_template.jinja")
+    except (DataError, OSError, ValueError):  # the look tells it
+        return
+    if template is None:
+        own = said.get("chat_template")
+        if own is not None and not isinstance(own, str):
+            yield "several chat templates"
+        template = own if isinstance(own, str) else ""
+    missing = [mark for mark in END_MARKS if mark in template and not _knows(folder, model, said, mark)]
+    if missing:
+        yield f"{', '.join(missing)} in the chat template"
+    if model.chat_template not in BUILTIN_TEMPLATES and not ends_soon(template):
+        yield "what the chat template computes"
+
+
+def _knows(folder: Path, model: ModelSection, said: Mapping[str, Any], token: str) -> bool:
+    if token in (*model.add_tokens, *model.add_special_tokens):
+        return True
+    text = json.dumps(token)
+    if text in json.dumps(said.get("added_tokens_decoder")):
+        return True
+    file = folder / "tokenizer.json"
+    return file.is_file() and text in read_text(file)
+
+
+def ends_soon(template: str) -> bool:
+    """Whether a template plainly takes little time and memory: no ranges, products, macros, large numbers or loops deep in each other. The renderer's
+    bounds hold whatever is said here."""
+    from jinja2 import Environment, TemplateSyntaxError, nodes
+
+    if len(template) > _LONGEST:
+        return False
+    try:
+        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))  # noqa: S701  (parsed only)
+    except (TemplateSyntaxError, RecursionError):
+        return False
+    if next(tree.find_all((nodes.Mul, nodes.Pow, nodes.Macro, nodes.CallBlock, nodes.Include, nodes.ImportedName, nodes.FromImport, nodes.Extends)), None):  # fmt: skip
+        return False
+    if any(name.name in ("range", "lipsum") for name in tree.find_all(nodes.Name)):
+        return False
+    if any(_is_large(constant.value) for constant in tree.find_all(nodes.Const)):
+        return False
+    return _depth(tree) <= _DEEPEST
+
+
+def _is_large(value: Any) -> bool:
+    """A large number, or a text with one in it (the width of a field)."""
+    if isinstance(value, str):
+        words = "".join(c if c.isdecimal() else " " for c in value).split()
+        return any(len(word) > len(str(_LARGEST)) for word in words)
+    return isinstance(value, (int, float)) and abs(value) > _LARGEST
+
+
+def _depth(node: Any) -> int:
+    """Loops in each other; a recursive one counts as too many."""
+    from jinja2 import nodes
+
+    inner = max((_depth(child) for child in node.iter_child_nodes()), default=0)
+    if not isinstance(node, nodes.For):
+        return inner
+    return inner + (_DEEPEST + 1 if node.recursive else 1)
+
+
+def most_tokens(folder: Path, model: ModelSection) -> int | None:
+    """No fewer than the rows that the embedding needs, by tokenizer.json, its config and the tokens that the config adds; None: they do not tell."""
+    whole, said = _object(folder / "tokenizer.json"), _object(folder / "tokenizer_config.json")
+    try:
+        vocabulary = whole["model"]["vocab"]
+        known = dict(vocabulary) if isinstance(vocabulary, dict) else {item[0]: i for i, item in enumerate(vocabulary)}
+        known |= {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
+        known |= {token["content"]: int(i) for i, token in (said.get("added_tokens_decoder") or {}).items()}
+        named = [value for key, value in said.items() if key.endswith("_token") and value is not None]
+        named += said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
+        texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in named}
+        new = (texts | {*model.add_tokens, *model.add_special_tokens}) - set(known)
+        return max(len(known), max(known.values()) + 1) + len(new)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether two folders have the same tokens for all that their files tell."""
+    names = ("tokenizer.json", "tokenizer_config.json")
+    return all((f / n).is_file() for f in (one, other) for n in names) and all(read_text(one / n) == read_text(other / n) for n in names)  # fmt: skip
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        found = json.loads(read_text(file))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,39 @@
+"""What the look leaves open about the tokenizer, and so is tried. No torch, no Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.data.tokenizer import tokenizer_here
+from paceline.data.tokenizer_facts import most_tokens, same_files, unsettled
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.plan import Plan
+from paceline.plan.tries import MODEL, TOKENIZER
+
+
+def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict[str, str]:
+    """Try → why it is made. ``formats``: of the rows that were looked at. A tokenizer that would be downloaded is left to that."""
+    folder, spec = tokenizer_here(config.model), algorithm_spec(config.training.algorithm)
+    if folder is None:
+        return {}
+    learns = (config.data.train_on == "assistant" or spec.pairs) and not spec.on_policy
+    reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
+    judge, adds = judge_of(config), config.model.add_tokens or config.model.add_special_tokens
+    if judge is not None and (adds or not same_files(folder, judge)):
+        reasons.append("the tokens of the reward model")
+    if reasons:
+        found[TOKENIZER] = ", ".join(reasons)
+    if plan is not None and plan.shape is not None and (plan.adapter or config.model.resize_embeddings == "never"):
+        needed = most_tokens(folder, config.model)
+        if needed is None or needed > plan.shape.vocab:
+            found[MODEL] = "rows of the embedding for all tokens"
+    return found
+
+
+def judge_of(config: Config) -> Path | None:
+    """The reward model's folder, where one is among the rewards and lies here with a tokenizer."""
+    spec = algorithm_spec(config.training.algorithm)
+    name = spec.model_named(config.to_json()["training"], "reward") if spec.on_policy else None
+    return Path(name) if name is not None and any(Path(name).glob("tokenizer*")) else None

@@ -1,0 +1,53 @@
+"""The tokenizer as the preparation loads it, asked what only it can tell: end of text, offsets, the template's marks and cost, a reward model's tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Set
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.config.schema import Config, field_of
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import PacelineError
+from paceline.data.prepare import setup_of
+from paceline.data.settle import settle_template, stop_tokens
+from paceline.data.tokenizer import load_tokenizer, open_tokenizer
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.training.questions import judge_of
+from paceline.training.rollout_judge import check_reward_model
+
+
+def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
+    """What the preparation would warn of or refuse before it reads all rows, which have ``formats``."""
+    key = "model.tokenizer" if config.model.tokenizer else "model.name_or_path"
+    for part in (_rendering, _judging):
+        try:
+            yield from (_at(key, finding) for finding in part(config, formats))
+        except PacelineError as error:
+            yield from (_at("model.chat_template" if config.model.chat_template else key, d) for d in error.diagnostics)
+
+
+def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:
+    spec = algorithm_spec(config.training.algorithm)
+    setup = setup_of(config.data, config.model, pairs=spec.pairs, prompts=spec.on_policy)
+    tokenizer = open_tokenizer(setup.tokenizer)
+    setup, notes = settle_template(setup, tokenizer, formats)
+    stop_tokens(setup, tokenizer)
+    return [note for note in notes if note.severity is not Severity.NOTE]
+
+
+def _judging(config: Config, formats: Set[str]) -> list[Diagnostic]:
+    judge = judge_of(config)
+    if judge is not None:
+        with tempfile.TemporaryDirectory(prefix="paceline-tokenizer-") as folder:
+            load_tokenizer(config.model).save_pretrained(folder)
+            check_reward_model(str(judge), Path(folder))
+    return []
+
+
+def _at(key: str, finding: Diagnostic) -> Diagnostic:
+    """The finding at a key of the config; a folder that it names is told in what was found."""
+    if field_of(finding.where) is not None:
+        return finding
+    return replace(finding, where=key, found=f"{finding.where}: {finding.found}" if finding.where else finding.found)

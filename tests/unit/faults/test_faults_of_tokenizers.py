@@ -1,0 +1,92 @@
+"""What only the loaded tokenizer tells, and a folder of saved datasets: found by ``plan``, which loads them where their files leave a question open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_jobs import Job, tried_here
+from test_faults_of_rollouts import SCORES, rollout
+
+from paceline.plan.tries import DATASETS, TOKENIZER
+
+Settings = dict[str, Any]
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def changed(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def _no_eos(job: Job) -> Settings:
+    changed(job.model / "tokenizer_config.json", eos_token=None)
+    return {}
+
+
+def _slow(job: Job) -> Settings:
+    """A tokenizer of Transformers that is Python alone."""
+    for file in job.model.glob("tokenizer*"):
+        file.unlink()
+    (job.model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer", "eos_token": "</s>"}))  # fmt: skip
+    return {}
+
+
+def _costly(job: Job) -> Settings:
+    return {"model.chat_template": LOOP}
+
+
+def _judge(job: Job) -> Settings:
+    judge = job.root / "models" / "gpt2"
+    changed(judge / "config.json", **SCORES)
+    text = json.loads((judge / "tokenizer.json").read_text())
+    last = text["added_tokens"][-1]
+    text["model"]["vocab"] = {("<|another|>" if i == last["id"] else w): i for w, i in text["model"]["vocab"].items()}
+    last["content"] = "<|another|>"
+    (judge / "tokenizer.json").write_text(json.dumps(text))
+    return rollout(job, [{"name": "model", "options": {"model": str(judge)}}])
+
+
+def _saved(job: Job, damage: bool) -> Settings:
+    import datasets
+
+    folder = job.root / "saved"
+    datasets.Dataset.from_list([{"instruction": "a", "output": "b"}] * 4).save_to_disk(str(folder))
+    if damage:
+        next(folder.glob("*.arrow")).write_bytes(b"no arrow")
+    return {"data.train": str(folder)}
+
+
+FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
+    ("data.no_eos", "warning", _no_eos),
+    ("data.no_offsets", "error", _slow),
+    ("data.template_token", "warning", lambda job: {"model.chat_template": "chatml"}),
+    ("data.template_costly", "error", _costly),
+    ("rewards.tokenizer", "error", _judge),
+    ("data.not_a_dataset", "error", lambda job: _saved(job, True)),
+]
+
+
+@pytest.mark.parametrize(("code", "severity", "fault"), FAULTS, ids=[code for code, _, _ in FAULTS])
+def test_a_fault_is_found_by_plan(job: Job, code: str, severity: str, fault: Callable[[Job], Settings], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    from paceline.core import bounded
+
+    monkeypatch.setattr(bounded, "CPU_SECONDS", 0.2)
+    tried_here(monkeypatch)
+    found = job.found(fault(job))
+    told = {c: d.render() for c, d in found.items() if d.severity.value != "note"}
+    assert set(told) == {code}, told
+    assert found[code].severity.value == severity and (found[code].hint or found[code].found)
+
+
+def test_what_is_sound_is_let_through_and_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.cli.options import load
+    from paceline.launch.before.planned import planned
+
+    tried_here(monkeypatch)
+    for settings, tried in ((_saved(job, False), DATASETS), ({"model.chat_template": "{% for i in range(3) %}{% endfor %}{{ messages[0].content }}"}, TOKENIZER), ({}, "")):  # fmt: skip
+        plan, said = planned(load(job.yaml(settings), []))
+        assert not [d.render() for d in said if d.code.startswith("data.")]
+        assert [d.reason.split(" (")[0] for d in plan.decisions if d.subject == "imports"] == ([tried] if tried else [])
