@@ -29,7 +29,7 @@ from paceline.plan.model_files import check_adapter_folder, check_model_folder
 from paceline.plan.plan import Plan
 from paceline.plan.roles import BESIDE
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
-from paceline.training.rollout_named import check_reward_folder, missing_key
+from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
 
 #: A data set larger than this is not read through for its fingerprint before a start, unless its digests are known.

@@ -35,7 +35,7 @@ from paceline.training.loading import Loading
 from paceline.training.metrics import Peak, Throughput, computed_parameters
 from paceline.training.models_of import Models
 from paceline.training.reference import ask_reference
-from paceline.training.rollout_setup import RolloutSetup, rollout_options
+from paceline.training.rollout.setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
 from paceline.training.saving import exported_shards, hugging_face_files, own_generation, run_state, same_base

@@ -8,7 +8,7 @@ from sources import sources
 
 #: The rooms that read before a start, in the command itself or in its look.
 ROOMS = ("core", "config", "plan", "data")
-LOOKS = ("training/look.py", "training/rollout_named.py")
+LOOKS = ("training/look.py", "training/rollout/named.py")
 #: Files that open others without it, and why.
 OWN = {
     "core/files.py": "it is the door",

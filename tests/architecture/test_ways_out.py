@@ -12,7 +12,7 @@ WRITERS = {
     "paceline/launch/secret.py": "the secret of the store, for its owner alone", "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret", "paceline/training/answers.py": "redacted", "paceline/cli/report.py": "redacted",
     "paceline/launch/record.py": "the redactor it is given", "paceline/launch/before/once.py": "redacted",
     "paceline/launch/outlet.py": "is the redaction", "paceline/runtime/heartbeat.py": "numbers", "paceline/plan/ledger.py": "numbers, and a model's name of the config",
-    "paceline/training/server_weights.py": "a model's config.json", "paceline/data/digests.py": "digests, and a tokenizer's special tokens", "paceline/data/store.py": "sizes and digests",
+    "paceline/training/rollout/server_weights.py": "a model's config.json", "paceline/data/digests.py": "digests, and a tokenizer's special tokens", "paceline/data/store.py": "sizes and digests",
     "paceline/cli/simulate.py": "a plan, in a temporary folder", "paceline/simulate/__main__.py": "numbers, in a temporary folder", "paceline/cli/prepare.py": "a config, in a temporary folder",
     "paceline/cli/lengths.py": "a config, in a temporary folder", "paceline/cli/verify.py": "a config and its verdict", "paceline/demo/scaling.py": "the demo's config",
     "paceline/demo/tokenizer.py": "the demo's", "paceline/demo/files.py": "the demo's", "paceline/demo/numbers.py": "the demo's", "paceline/demo/further.py": "the demo's",
@@ -25,7 +25,7 @@ _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
 # Calls of that name that write no text: events and blocks of tensors
 EVENTS = {
     ("paceline/launch/supervise.py", "self._record.write"), ("paceline/runlog/log.py", "self.events.write"), ("paceline/training/observers.py", "self.log.write"), ("paceline/training/worker.py", "self.observers.log.write"), ("paceline/data/build.py", "writer.write"), ("paceline/training/answers.py", "log.write"),
-    ("paceline/training/rollouts.py", "answerer.write"), ("paceline/training/rollout_answers.py", "answerer.write"), ("paceline/training/rollout_answers.py", "self.write"),
+    ("paceline/training/rollout/windows.py", "answerer.write"), ("paceline/training/rollout/answers.py", "answerer.write"), ("paceline/training/rollout/answers.py", "self.write"),
 }  # fmt: skip
 
 

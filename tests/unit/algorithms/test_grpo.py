@@ -14,7 +14,7 @@ from paceline.algorithms.grpo import GRPO
 from paceline.algorithms.on_policy import Tokens, per_token, with_tokens
 from paceline.seam.batch import IGNORE_INDEX, Batch
 from paceline.seam.roles import Ask, Role
-from paceline.training.rollout_batches import Answer, answer_batch
+from paceline.training.rollout.batches import Answer, answer_batch
 
 LENGTHS, LONGEST = [3, 1, 4, 0, 2], 6  # tokens of each answer; one is empty, the last is left out
 LABELLED = 3 + 1 + 4

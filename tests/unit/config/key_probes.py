@@ -193,14 +193,14 @@ def saver(tree: Tree) -> None:
         of.checkpoint_saver(trained, lambda event, notes: None)(4)  # type: ignore[arg-type]
 
 
-_ROLLOUT = "training.rollout_setup."
+_ROLLOUT = "training.rollout.setup."
 
 
-@calls(_ROLLOUT + "Scorer", _ROLLOUT + "RolloutWindows", _ROLLOUT + "LocalEngine", _ROLLOUT + "open_tokenizer", "training.rollout_server.Server",
-       "training.rollout_server.ServerEngine", "training.rollout_server.WeightSync", "training.rollout_server.environment")  # fmt: skip
+@calls(_ROLLOUT + "Scorer", _ROLLOUT + "RolloutWindows", _ROLLOUT + "LocalEngine", _ROLLOUT + "open_tokenizer", "training.rollout.server.Server",
+       "training.rollout.server.ServerEngine", "training.rollout.server.WeightSync", "training.rollout.server.environment")  # fmt: skip
 def rollout(tree: Tree) -> Any:
     """How answers are written and judged, and the windows made of them."""
-    from paceline.training.rollout_setup import RolloutSetup
+    from paceline.training.rollout.setup import RolloutSetup
 
     of = session(tree)
     own = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())

@@ -230,7 +230,7 @@ def test_an_algorithm_s_options_are_read_by_its_arithmetic() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
                 (kept if isinstance(node.ctx, ast.Store) else loaded).add(node.attr)
-    outside = " ".join(p.read_text() for room in ("training", "strategies") for p in (PACKAGE / room).glob("*.py"))
+    outside = " ".join(p.read_text() for room in ("training", "strategies") for p in (PACKAGE / room).rglob("*.py"))
     assert {name for name in kept - loaded if not re.search(rf"algorithm\.{name}\b", outside)} == set()
     assert {"beta", "vf_coef"} <= kept, "attributes were found at all"
 

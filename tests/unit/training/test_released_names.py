@@ -8,7 +8,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from paceline.checkpoint.hub_layout import hub_entries
 from paceline.models.adapters import add_adapter
-from paceline.training.server_weights import whole
+from paceline.training.rollout.server_weights import whole
 
 SIZES = {
     "hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,

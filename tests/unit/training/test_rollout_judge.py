@@ -13,7 +13,7 @@ from support import write_tokenizer
 from paceline.core.errors import ConfigError
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
-from paceline.training.rollout_judge import ModelJudge, check_reward_model
+from paceline.training.rollout.judge import ModelJudge, check_reward_model
 
 
 class Runner:

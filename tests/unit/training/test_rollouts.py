@@ -22,9 +22,9 @@ from paceline.plan.rollout import check_rollout
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
 from paceline.seam.window import Window
-from paceline.training.rollout_cut import AnswerRows, RolloutCut
-from paceline.training.rollout_setup import sampling_exact
-from paceline.training.rollouts import RolloutWindows
+from paceline.training.rollout.cut import AnswerRows, RolloutCut
+from paceline.training.rollout.setup import sampling_exact
+from paceline.training.rollout.windows import RolloutWindows
 from paceline.training.windows import Cut, count_epochs
 
 PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]
@@ -285,7 +285,7 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
     from types import SimpleNamespace
 
     from paceline.core.errors import ConfigError
-    from paceline.training.rollout_setup import RolloutSetup
+    from paceline.training.rollout.setup import RolloutSetup
 
     class Table:
         source_row = list(range(10, 22))

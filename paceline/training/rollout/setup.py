@@ -22,10 +22,10 @@ from paceline.plan.plan import Plan
 from paceline.runtime.device import threads_per_rank
 from paceline.seam.roles import Role
 from paceline.strategies.base import Runner
-from paceline.training.rollout_cut import AnswerRows, RolloutCut
-from paceline.training.rollout_judge import ModelJudge
-from paceline.training.rollout_server import RolloutServer
-from paceline.training.rollouts import RolloutWindows
+from paceline.training.rollout.cut import AnswerRows, RolloutCut
+from paceline.training.rollout.judge import ModelJudge
+from paceline.training.rollout.server import RolloutServer
+from paceline.training.rollout.windows import RolloutWindows
 from paceline.training.windows import Cut, Epochs
 
 _OWN: dict[str, Any] = {"grpo": GrpoOptions, "ppo": PpoOptions}

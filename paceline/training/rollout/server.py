@@ -13,8 +13,8 @@ from paceline.config.sections.rollout import ServerOptions
 from paceline.core.errors import ConfigError
 from paceline.generation.remote import Server, ServerEngine
 from paceline.runtime.world import environment
-from paceline.training.rollout_named import missing_key
-from paceline.training.server_weights import WeightSync
+from paceline.training.rollout.named import missing_key
+from paceline.training.rollout.server_weights import WeightSync
 
 
 @dataclass

@@ -15,8 +15,8 @@ from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.seam.roles import Ask, Role
 from paceline.strategies.base import Runner
-from paceline.training.rollout_batches import Answer, answer_batch
-from paceline.training.rollout_named import gives_no_number
+from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.named import gives_no_number
 
 _WHERE = "training.rollout.rewards"
 

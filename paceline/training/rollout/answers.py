@@ -13,7 +13,7 @@ from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.generation.engine import Completion, Engine, Request, RolloutSampling
 from paceline.strategies.base import Strategy
-from paceline.training.rollout_judge import ModelJudge
+from paceline.training.rollout.judge import ModelJudge
 
 OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.generating`` yields)
 

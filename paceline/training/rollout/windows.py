@@ -20,12 +20,12 @@ from paceline.seam.batch import Batch
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import Report, Window
 from paceline.strategies.base import Runner
-from paceline.training.rollout_answers import Answerer, Limits, OpenEngine, evaluate_answers
-from paceline.training.rollout_batches import Answer, answer_batch
-from paceline.training.rollout_cut import RolloutCut
-from paceline.training.rollout_judge import ModelJudge
-from paceline.training.rollout_report import Judged, report_metrics, sample_rows
-from paceline.training.rollout_state import batch_shards, read_batch
+from paceline.training.rollout.answers import Answerer, Limits, OpenEngine, evaluate_answers
+from paceline.training.rollout.batches import Answer, answer_batch
+from paceline.training.rollout.cut import RolloutCut
+from paceline.training.rollout.judge import ModelJudge
+from paceline.training.rollout.report import Judged, report_metrics, sample_rows
+from paceline.training.rollout.state import batch_shards, read_batch
 from paceline.training.windows import Epochs, sample_digest
 
 
