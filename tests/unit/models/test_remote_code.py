@@ -198,7 +198,9 @@ def test_a_pin_is_of_one_model() -> None:
 
     config = Config.model_validate({"model": {"name_or_path": "org/a", "trust_remote_code": True, "revision": COMMIT}})
     for name, trusts in (("org/b", False), ("org/a", True)):
-        plan: Any = SimpleNamespace(config={"training": {"algorithm": "dpo", "dpo": {"ref_model": name}}})
+        plan: Any = SimpleNamespace(
+            algorithm="dpo", config={"training": {"algorithm": "dpo", "dpo": {"ref_model": name}}}
+        )
         from paceline.seam.roles import Role
 
         named = Models(plan, config, None, None)._named(Role.REFERENCE)  # type: ignore[arg-type]
