@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from support import Run, run_process, write_rows, write_tokenizer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fresh-processes", action="store_true", help="no process is forked from a warm one (tests/warm.py)"
+    )
+    parser.addoption("--random-order", type=int, metavar="SEED", help="files in another order, and the tests of each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files stay whole: what their fixtures hold is made once."""
+    seed = config.getoption("--random-order")
+    if seed is None:
+        return
+    draw, files = random.Random(seed), {}  # type: ignore[var-annotated]
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    items[:] = [item for tests in draw.sample([*files.values()], len(files)) for item in draw.sample(tests, len(tests))]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures, which start processes too."""
+    fresh = item.config.getoption("--fresh-processes") or item.get_closest_marker("fresh") is not None
+    warm.Popen.allowed = not fresh
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ["red", "blue", "green", "stone", "river", "cloud", "bread", "lamp", "chair", "horse", "apple", "tiger"]
@@ -73,7 +74,7 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
 def run_process(argv: list[str], deadline: float, env: Mapping[str, str] | None, cwd: Path) -> Run:
     """A process in a session of its own, so that nothing of it outlives the test."""
-    process = subprocess.Popen(
+    process = warm.Popen(
         argv,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

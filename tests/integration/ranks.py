@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = Path(__file__).with_name("strategy_worker.py")
 
@@ -62,7 +64,7 @@ def run_ranks(
 
 
 def start(argv: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return warm.Popen(
         argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
 

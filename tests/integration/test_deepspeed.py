@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.fresh,
     pytest.mark.timeout(280),
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"),
 ]

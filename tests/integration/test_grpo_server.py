@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import urllib.request
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from support import ROOT, Run, write_yaml
 from test_grpo_program import grpo, numbers, train
 
@@ -30,7 +30,7 @@ def server(grpo: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[str]
     port = tmp_path / "port"
     log = (tmp_path / "server.log").open("w")
     argv = [sys.executable, str(ROOT / "tests/completions_server.py"), str(tmp_path / "served"), str(port)]
-    process = subprocess.Popen(argv, stdout=log, stderr=log)
+    process = warm.Popen(argv, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 120
         while not port.exists():

@@ -15,7 +15,7 @@ from support import worker_environment
 
 from paceline.launch.ports import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.fresh, pytest.mark.timeout(120)]
 DEADLINE = 60.0
 LAUNCHERS = ["spawn", "torchrun"]
 

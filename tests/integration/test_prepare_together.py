@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 
 from paceline.config.schema import Config
 from paceline.data.prepare import Prepared, prepare
@@ -39,7 +40,7 @@ def described(tmp_path: Path, num_proc: int, rows: int) -> Path:
 
 def start(config: Path, cache: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "paceline.data.main", "--config-json", str(config), "--cache", str(cache)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return warm.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_two_runs_preparing_the_same_set_do_the_work_once(tmp_path: Path) -> None:

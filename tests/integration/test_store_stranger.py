@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from support import worker_environment, write_yaml
 
 from paceline.launch.ports import free_port
@@ -44,7 +45,7 @@ def test_a_stranger_on_the_port_neither_ends_the_run_nor_writes_on_the_console(
     port, config = free_port(), tiny(max_steps=4000, logging_steps=500)
     path = write_yaml(tmp_path / "c.yaml", config)
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(path), "--nproc", "2", "--master-port", str(port)]
-    run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=worker_environment())
+    run = warm.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=worker_environment())
     try:
         stranger = subprocess.run(
             [sys.executable, "-c", STRANGER, str(port)], capture_output=True, text=True, timeout=90, check=False

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from support import Run, instruction_rows, run_process, worker_environment, write_yaml
 
 from paceline.core.rundir import RunDir
@@ -113,7 +114,7 @@ def tensors_of(checkpoint: Path) -> dict[str, bytes]:
 def start(config: dict[str, Any], folder: Path, nproc: int, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     yaml = write_yaml(folder / "background.yaml", config)
     argv = [sys.executable, "-m", "paceline.cli.main", "train", str(yaml), "--nproc", str(nproc)]
-    return subprocess.Popen(
+    return warm.Popen(
         argv,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
