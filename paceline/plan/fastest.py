@@ -17,6 +17,7 @@ from paceline.plan.predict.from_plan import adapter_work, cluster_of_cpu, cluste
 from paceline.plan.predict.report import settings, short_mesh
 from paceline.plan.predict.search import GIB, Ask, Candidate, best_of_each, ranked, search
 from paceline.plan.shape import ModelShape
+from paceline.plan.strategies.base import missing_package, strategy_spec
 
 NAME = "fastest"
 KEY = "training.distributed_strategy"
@@ -95,9 +96,8 @@ def _ask(config: Config, hardware: Hardware, shape: ModelShape | None, world_siz
 
 
 def may_be(candidate: Candidate, hardware: Hardware) -> bool:
-    """Whether this machine has what the layout needs beside room: DeepSpeed, and another memory to move things to."""
-    engine = "zero" in candidate.strategy and candidate.work.world > 1
-    if engine and hardware.packages is not None and "deepspeed" not in hardware.packages:
+    """Whether this machine has what the layout needs beside room: packages, and another memory to move things to."""
+    if missing_package(strategy_spec(candidate.layout.strategy), hardware):
         return False
     return hardware.device != "cpu" or candidate.work.offload == "none"  # there is no other memory to move to
 

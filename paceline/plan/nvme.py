@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.units import human_bytes
-from paceline.plan.memory import SIZES, moments
 from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Decision, Plan
+from paceline.plan.states import SIZES, moments
 
 SMALLEST = 2**20  # ``MIN_AIO_BYTES`` of DeepSpeed 0.19.8 (runtime/swap_tensor/utils.py)
 SUB_GROUP = 1_000_000_000

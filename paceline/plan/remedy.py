@@ -11,7 +11,7 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.predict.from_plan import PROCESS, ask_of, cluster_of_cpu, cluster_of_hardware, planned_candidate
 from paceline.plan.predict.report import settings, settings_text
-from paceline.plan.predict.search import FAMILIES, GIB, Candidate, family_candidates
+from paceline.plan.predict.search import GIB, Candidate, search
 from paceline.plan.predict.work import Work
 
 MANY_CARDS = 4096  # beyond, a search takes longer than somebody wants to wait for a hint
@@ -35,7 +35,7 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     resident = PROCESS if on_cpu else 0.0
     factor = max(1.0, own.card / (own.bytes + resident)) if ran_out else 1.0
     try:
-        found = [c for family in FAMILIES for c in family_candidates(family, ask)]
+        found = search(ask)
     except ConfigError:
         return []
     fits = [c for c in found if c.safe and factor * (c.bytes + resident) <= c.limit and may_be(c, hardware)]

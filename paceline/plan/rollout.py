@@ -11,9 +11,10 @@ from paceline.core.units import human_bytes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.hardware import Hardware
-from paceline.plan.memory import SIZES, ModelStates
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.room import placed
+from paceline.plan.states import SIZES, ModelStates
+from paceline.plan.strategies.base import strategy_spec
 
 _KEY = "training.rollout"
 MARGIN = 0.9  # of a rank's memory
@@ -61,7 +62,9 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     """The plan with how answers are written where each rank holds a part of the weights: whole, or ``gather_for_generation`` off in its engine."""
     training = plan.config["training"]
     options = training.get("rollout") or {}
-    if not (algorithm_spec(plan.algorithm).on_policy and _sharded(plan)) or options.get("server"):
+    if not (
+        algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine)
+    ) or options.get("server"):
         return plan
     asked = options.get("gather_for_generation")
     need, room, words = _room_to_generate(plan, hardware, int(options.get("generation_rows") or 64))
@@ -72,11 +75,6 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", said, reason)))
 
 
-def _sharded(plan: Plan) -> bool:
-    """Whether each rank holds a part of the weights."""
-    return plan.engine.get("zero_stage") == 3 or (plan.strategy == "fsdp" and plan.mesh.dp_shard > 1)
-
-
 def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     """What keeps every rank from holding the whole model, where it must: its weights are gathered to be sent to a server, or the config wants it so.
 
@@ -85,7 +83,11 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     options = plan.config["training"].get("rollout") or {}
     server = bool(options.get("server"))
     shape, states = plan.shape, (plan.memory or {}).get("largest")
-    if not (algorithm_spec(plan.algorithm).on_policy and _sharded(plan)) or shape is None or not states:
+    if (
+        not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
+        or shape is None
+        or not states
+    ):
         return []
     if not server and not options.get("gather_for_generation"):
         return []

@@ -14,10 +14,11 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.hardware import Hardware
-from paceline.plan.memory import SIZES, ModelStates, states_by_role
+from paceline.plan.memory import states_by_role
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.shape import ModelShape
 from paceline.plan.starts import INTERPRETER, Role, Start, card_peak, host_peak
+from paceline.plan.states import SIZES, ModelStates
 from paceline.plan.strategies.base import strategy_spec
 
 KEY = "training.distributed_strategy"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from paceline.plan.strategies.deepspeed import ZERO2, ZERO3
+from paceline.plan.strategies.fsdp import FSDP
+from paceline.plan.strategies.replicated import DDP
+
 #: From the guide's strategies to the one that needs least: each shares out more than the one before, the last starts with no whole model on a card.
-CHAIN = ("ddp", "zero2", "zero3", "fsdp")
+CHAIN = (DDP.name, ZERO2.name, ZERO3.name, FSDP.name)
 SMALL, MEDIUM = 1_000_000_000, 7_000_000_000
 
 
 def size_rule(num_parameters: int) -> tuple[str, str]:
     """(strategy, why): the guide's: below 1B parameters DDP, from 1B to 7B ZeRO-2, above ZeRO-3."""
     if num_parameters < SMALL:
-        return "ddp", "below 1B: replicate the model, average the gradients"
+        return DDP.name, "below 1B: replicate the model, average the gradients"
     if num_parameters <= MEDIUM:
-        return "zero2", "from 1B to 7B: ZeRO-2"
-    return "zero3", "above 7B: ZeRO-3"
+        return ZERO2.name, "from 1B to 7B: ZeRO-2"
+    return ZERO3.name, "above 7B: ZeRO-3"
 
 
 def chain_from(strategy: str) -> tuple[str, ...]:

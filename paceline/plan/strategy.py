@@ -14,7 +14,7 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import AXES
 from paceline.plan.shape import ModelShape
 from paceline.plan.size_rule import size_rule
-from paceline.plan.strategies.base import StrategySpec, strategy_spec
+from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
 
 KEY = "training.distributed_strategy"
 
@@ -46,7 +46,7 @@ def choose_strategy(
     if chosen.by_size:
         return chosen
     spec = strategy_spec(chosen.strategy)
-    if missing := _missing(spec, hardware):
+    if missing := missing_package(spec, hardware):
         raise ConfigError(_not_installed(spec, missing))
     if asked != spec.name:
         check_whole(training, chosen)
@@ -59,16 +59,9 @@ def choose_strategy(
 def startable(name: str, by_size: Chosen, hardware: Hardware) -> Chosen:
     """``name``, one of ``auto``'s chain, as it can be had here: FSDP's sharding in place of a ZeRO stage where DeepSpeed is not installed."""
     spec = strategy_spec(name)
-    if _missing(spec, hardware) and spec.substitute:
+    if missing_package(spec, hardware) and spec.substitute:
         return _substituted(replace(by_size, strategy=name), *spec.substitute)
     return replace(by_size, strategy=name, sharding=spec.sharding)
-
-
-def _missing(spec: StrategySpec, hardware: Hardware) -> str:
-    """The package that ``spec`` requires and this machine has not; empty where nothing is missing, or nobody has looked."""
-    if hardware.packages is None:
-        return ""
-    return next((package for package in spec.requires if package not in hardware.packages), "")
 
 
 def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: int) -> Chosen:

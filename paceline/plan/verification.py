@@ -9,6 +9,8 @@ from typing import Any
 
 from paceline.plan.plan import Plan
 from paceline.plan.shrink import shrunk
+from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.replicated import DDP
 
 LEAST_LEARNING_RATE = 1e-3  # a loss that hardly moves hides what is wrong
 LONGEST_ROW = 128  # tokens
@@ -78,7 +80,7 @@ def probes(asked: Side, folder: str) -> list[Side]:
 
 def reference_for(plan: Plan) -> str:
     """``ddp`` over the ranks that see different rows; ``single`` where there is only one."""
-    return "ddp" if plan.mesh.data_parallel_size > 1 else "single"
+    return DDP.name if plan.mesh.data_parallel_size > 1 else DDP.alone
 
 
 def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str,
 def _reference(base: Mapping[str, Any], plan: Plan, against: str) -> tuple[dict[str, Any], int]:
     """The same rows a step without the strategy: on one process, or one a data-parallel coordinate."""
     config = copy.deepcopy(dict(base))
-    ranks = 1 if against == "single" else plan.mesh.data_parallel_size
+    ranks = 1 if strategy_spec(against).one_process else plan.mesh.data_parallel_size
     training = config["training"]
     training["gradient_accumulation_steps"] *= plan.mesh.data_parallel_size // ranks
     training |= {

@@ -15,9 +15,11 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from paceline.models import head_kernels, norms, swiglu
 from paceline.models.precision import compute_copy
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.base import Rows, algorithm_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
+from paceline.plan.strategies.replicated import SINGLE
 from paceline.runtime.world import World
 from paceline.seam.batch import Batch
 from paceline.seam.model import BuildOptions
@@ -29,9 +31,6 @@ from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 
-ASKED = {"sft": frozenset({Ask.NLL, Ask.CORRECT}), "reward": frozenset({Ask.SCORES})}
-OTHERS = frozenset({Ask.LOGPROBS})
-
 
 def simulate(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
     """Plain JSON types: bytes of ``states``, of ``activations`` and ``head``; ``collectives`` of a step by kind: [how many, bytes].
@@ -39,27 +38,29 @@ def simulate(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
     Of a strategy whose engine reads real memory (DDP's reducer, DeepSpeed) only the module is run, alone: see ``plan.predict.simulation``.
     """
     plan = replace(plan, engine={**plan.engine, "meta_start": False})  # nothing is to be sent: every rank builds
-    whole = plan.strategy in ("single", "fsdp")
-    alone = plan if whole else replace(plan, strategy="single", world_size=1, mesh=Mesh())
+    spec = strategy_spec(plan.strategy)
+    whole = spec.simulated is Simulated.ALL
+    alone = plan if whole else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())
     world = World.pretend(alone.world_size)
     try:
         with _another_machine():
-            found = _step(alone, config, world, _options(plan))
+            found = _step(alone, config, world, _options(plan, spec))
     finally:
         world.close(ok=True)
     if not whole:
         del found["collectives"]
-    if plan.strategy not in ("single", "fsdp", "ddp"):
+    if spec.simulated is Simulated.MODULE:
         del found["states"]
     return found
 
 
-def _options(plan: Plan) -> BuildOptions | None:
-    """How DeepSpeed's strategy has the model built; None: the strategy that is run says so itself."""
-    if "zero_stage" not in plan.engine:
+def _options(plan: Plan, spec: StrategySpec) -> BuildOptions | None:
+    """How an engine that casts has the model built; None: the strategy that is run says so itself."""
+    layout = spec.layout(plan.mesh, plan.engine)
+    if not spec.engine_casts or layout is None:
         return None
     low = plan.precision.compute in ("bfloat16", "float16")
-    return BuildOptions(fused=int(plan.engine["zero_stage"]) < 3, engine_casts=low)
+    return BuildOptions(fused=layout.whole_submodules, engine_casts=low)
 
 
 def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOptions | None) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOpt
     batch = _batch(plan, mode)
     getattr(strategy, "mesh", None)  # made once, of ranks' real numbers
     with (
-        nullcontext() if plan.strategy == "fsdp" else mode
+        nullcontext() if strategy_spec(plan.strategy).shards_weights else mode
     ):  # fully_shard asks meshes for ranks, which are real numbers
         handle = strategy.prepare(factory.role, factory, OptimizerSpec(**plan.optimizer))
     with mode, Answers():
@@ -97,11 +98,18 @@ def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, ke
     placed = strategy.shard_batch(batch)
     handle.root.train()
     with kept.watching() if kept else nullcontext():
-        outputs = handle.module(placed, ASKED.get(plan.algorithm, OTHERS))
+        outputs = handle.module(placed, _asked(plan))
     loss = torch.stack([v.sum() for v in outputs.values() if v.requires_grad]).sum()
     if kept:
         kept.forget()
     loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _asked(plan: Plan) -> frozenset[Ask]:
+    spec = algorithm_spec(plan.algorithm)
+    if spec.scalar_head:
+        return frozenset({Ask.SCORES})
+    return frozenset({Ask.NLL, Ask.CORRECT} if spec.rows is Rows.DOCUMENTS else {Ask.LOGPROBS})
 
 
 def _optimize(handle: Handle) -> None:

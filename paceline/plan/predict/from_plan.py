@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.base import Rows, algorithm_spec
 from paceline.plan.catalogue import FULL_PRECISION, Cluster, card_named
 from paceline.plan.hardware import Hardware
-from paceline.plan.memory import SIZES
 from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Plan
-from paceline.plan.predict.search import SHARDED, WHOLE, ZERO, ZERO1, Ask, Candidate, own_kernels, predicted
-from paceline.plan.predict.work import Adapter, Machine, Rollout, Storage, Work
+from paceline.plan.predict.layout import Layout, Storage
+from paceline.plan.predict.search import Ask, Candidate, own_kernels, predicted
+from paceline.plan.predict.work import Adapter, Machine, Rollout, Work
 from paceline.plan.rollout import rollout_cut
 from paceline.plan.room import master_bytes
 from paceline.plan.shape import ModelShape
+from paceline.plan.states import SIZES
 from paceline.plan.strategies.base import strategy_spec
 
 CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, memory
@@ -144,7 +145,11 @@ def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
     training = plan.config.get("training", {})
     if epoch is None or not epoch[0]:
         full = f"rows counted as full, {ask.seq_len:,} tokens"
-        needed = "once the data is prepared: paceline prepare" if plan.algorithm == "sft" else "with training.max_steps"
+        needed = (
+            "once the data is prepared: paceline prepare"
+            if algorithm_spec(plan.algorithm).rows is Rows.DOCUMENTS
+            else "with training.max_steps"
+        )
         return replace(ask, basis=full if ask.steps else f"how long it all takes is told {needed}")
     rows, tokens = epoch
     whole = rows // ask.rows if training.get("dataloader_drop_last") else -(-rows // ask.rows)
@@ -154,10 +159,11 @@ def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
 
 
 def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
-    """The prediction for the plan's own layout; None for a strategy of the user's own."""
-    if ":" in plan.strategy or plan.strategy == "data_parallel":
+    """The prediction for the plan's own layout; None for a strategy that does not say what it comes to."""
+    layout = strategy_spec(plan.strategy).layout(plan.mesh, plan.engine)
+    if layout is None:
         return None
-    candidate = predicted(plan.strategy, work_of(plan, ask), plan.mesh, ask)
+    candidate = predicted(layout, work_of(plan, ask, layout), plan.mesh, ask)
     states = (plan.memory or {}).get("largest")
     if not states or plan.mesh.pp > 1:
         return candidate
@@ -176,17 +182,9 @@ def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
     return replace(candidate, peak=peak)
 
 
-def work_of(plan: Plan, ask: Ask) -> Work:
+def work_of(plan: Plan, ask: Ask, layout: Layout) -> Work:
     """The plan's layout. The optimizer's bytes a parameter follow from its kind; gradients and masters from the engine's precision."""
-    mesh, engine = plan.mesh, plan.engine
-    zero, storage, shard = 0, WHOLE, mesh.data_parallel_size * mesh.cp
-    tp = mesh.tp
-    if "zero_stage" in engine:
-        zero, storage = int(engine["zero_stage"]), {0: WHOLE, 1: ZERO1}.get(engine["zero_stage"], ZERO)
-        tp = max(tp, int(engine.get("autotp_size", 1)))
-        shard = mesh.dp_shard * mesh.cp
-    elif plan.strategy in ("fsdp", "pipeline") and mesh.dp_shard > 1:
-        zero, storage, shard = 3, SHARDED, mesh.dp_shard * mesh.cp
+    mesh, storage = plan.mesh, layout.storage
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
     if not low:
@@ -198,32 +196,26 @@ def work_of(plan: Plan, ask: Ask) -> Work:
         micro_batch=plan.batch.micro_batch,
         accumulation=plan.batch.accumulation,
         dp=mesh.data_parallel_size,
-        tp=tp,
+        tp=mesh.tp,
         pp=mesh.pp,
         cp=mesh.cp,
-        zero=zero,
-        shard=shard,
+        zero=layout.zero,
+        shard=(mesh.dp_shard if layout.zero else mesh.data_parallel_size) * mesh.cp,
         storage=storage,
         recompute="full" if plan.recompute else "none",
         flash=ask.flash,
         compiled=plan.compile,
         sequence_parallel=bool((plan.config.get("training", {}).get("parallelism") or {}).get("sequence_parallel")),
-        stages_a_rank=int(engine.get("stages_per_rank") or 1) if plan.strategy == "pipeline" else 1,
+        stages_a_rank=layout.stages_a_rank,
         adapter=ask.adapter,
-        offload=_offload(engine),
+        offload=layout.offload,
         algorithm=plan.algorithm,
-        kernels=own_kernels(ask, zero, tp, deepspeed="zero_stage" in engine),
+        kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
         element=size,
         rollout=ask.rollout,
-        start=strategy_spec(plan.strategy).start(engine),
+        start=layout.start,
         master=float(SIZES.get(plan.precision.master, 4)),
     )
-
-
-def _offload(engine: Mapping[str, Any]) -> str:
-    if engine.get("offload_param", "none") != "none" or engine.get("cpu_offload"):
-        return "all"
-    return "optimizer" if engine.get("offload_optimizer", "none") != "none" else "none"
 
 
 def _full_precision(machine: Machine) -> Machine:

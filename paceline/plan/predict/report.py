@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.config.sections.training_scale import ScaleFields
 from paceline.core.units import human_count
 from paceline.plan.predict.advice import advice, escalated
 from paceline.plan.predict.coefficients import spread
 from paceline.plan.predict.outlook import outlook
 from paceline.plan.predict.search import GIB, Ask, Candidate, best_of_each, fastest, search
+from paceline.plan.strategies.base import strategy_spec
 
 WIDTH = 100
 TERMS = (
@@ -134,35 +136,14 @@ def _spread(c: Candidate, kind: str) -> tuple[float, float]:
 
 def settings(c: Candidate) -> dict[str, Any]:
     """The ``training`` keys that start this layout with ``paceline train``."""
-    kind = c.strategy.split(" ")[0]
     found: dict[str, Any] = {
         "per_device_train_batch_size": c.work.micro_batch,
         "gradient_accumulation_steps": c.work.accumulation,
         "gradient_checkpointing": c.work.recompute == "full",
     }
-    if c.work.algorithm != "sft":
+    if c.work.algorithm != ScaleFields.model_fields["algorithm"].default:
         found["algorithm"] = c.work.algorithm
-    sizes = {f"{axis}_size": size for axis, size in c.mesh.to_json().items() if size > 1}
-    if kind in ("zero1", "zero2", "zero3", "autotp"):
-        found["distributed_strategy"] = "deepspeed" if c.work.offload != "none" or kind == "autotp" else kind
-        if found["distributed_strategy"] == "deepspeed":
-            zero: dict[str, Any] = {"stage": c.work.zero}
-            if c.work.offload != "none":
-                zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-            if c.work.offload == "all":
-                zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-            found["deepspeed"] = {"zero_optimization": zero}
-            if c.work.tp > 1:
-                found["deepspeed"]["tensor_parallel"] = {"autotp_size": c.work.tp}
-        return found
-    if c.work.world == 1:
-        return {**found, "distributed_strategy": "single"}
-    found["distributed_strategy"] = kind
-    if kind == "fsdp":
-        found["fsdp"] = "hybrid_shard" if c.work.sharers < c.work.dp else "full_shard"
-    if kind != "ddp":
-        found["parallelism"] = {**sizes, **({"sequence_parallel": True} if c.work.tp > 1 else {})}
-    return found
+    return found | strategy_spec(c.layout.strategy).settings(c.work, c.mesh)
 
 
 def text(f: Forecast) -> str:
@@ -216,7 +197,7 @@ def text(f: Forecast) -> str:
 
 
 def _row(c: Candidate, mark: str) -> str:
-    name = "single" if c.work.world == 1 else c.strategy
+    name = (strategy_spec(c.layout.strategy).alone if c.work.world == 1 else "") or c.strategy
     states = (c.peak.parameters + c.peak.gradients + c.peak.optimizer) / GIB
     moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.logits) / GIB
     micro = f"{c.work.micro_batch}×{c.work.accumulation}{'r' if c.work.recompute == 'full' else ''}"

@@ -8,16 +8,19 @@ from itertools import product
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.algorithms.base import Rows, algorithm_spec
 from paceline.plan.catalogue import Cluster
 from paceline.plan.families import NO_STAGES, NO_TENSOR_PLAN
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients
+from paceline.plan.predict.layout import Layout
 from paceline.plan.predict.peak import Peak, worst_peak
 from paceline.plan.predict.speed import Speed, speed_of
-from paceline.plan.predict.work import Adapter, Rollout, Storage, Work, why_not_run
+from paceline.plan.predict.work import Adapter, Rollout, Work, why_not_run
 from paceline.plan.shape import ModelShape
-from paceline.plan.starts import CARD, FIRST, HOST, Start, card_peak, host_peak
+from paceline.plan.starts import CARD, HOST, Start, card_peak, host_peak
 from paceline.plan.starts import Role as Held
+from paceline.plan.strategies.base import strategy_specs
 
 FITS = 0.95  # a layout runs when its predicted peak stays below this share of the card's memory …
 MARGIN = 0.90  # … and is chosen below this one
@@ -25,14 +28,6 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
 TIE = 0.01
 FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
-WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights with 16-bit copies beside them
-SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # FSDP2: fp32 shards, gathered in 16 bit
-ZERO = Storage(
-    weight=2.0, gradient=4.0, optimizer=12.0
-)  # DeepSpeed: 16-bit weights, sums in fp32, fp32 masters and moments
-ZERO1 = Storage(
-    weight=2.0, gradient=6.0, optimizer=12.0
-)  # its bf16 stage 1 keeps the last 16-bit gradients beside the sums
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Ask:
 class Candidate:
     """One layout and what is predicted of it. ``limit`` is the memory it may take."""
 
-    strategy: str
+    layout: Layout
     work: Work
     mesh: Mesh
     peak: Peak
@@ -75,6 +70,11 @@ class Candidate:
     memory_factor: float = 1.0
     time_factor: float = 1.0
     impossible: str = ""
+
+    @property
+    def strategy(self) -> str:
+        """What a page calls the layout."""
+        return self.layout.name
 
     @property
     def bytes(self) -> float:
@@ -115,52 +115,22 @@ class Candidate:
         return f"{self.bytes / GIB:.0f} GiB of {self.card / GIB:.0f}, most of it {most.replace('_', ' ')} ({terms[most] * self.memory_factor / GIB:.0f})"
 
 
-@dataclass(frozen=True)
-class Family:
-    """One strategy with its free sizes. ``tp``, ``pp`` and ``cp``: whether these axes are searched too; ``start``: where a start holds what is whole."""
-
-    name: str
-    zero: int
-    storage: Storage
-    tp: bool = False
-    pp: bool = False
-    cp: bool = False
-    hybrid: bool = False
-    offload: str = "none"
-    start: Start = CARD
-
-
-FAMILIES = (
-    Family("ddp", 0, WHOLE),
-    Family("zero1", 1, ZERO1),
-    Family("zero2", 2, ZERO),
-    Family("zero3", 3, ZERO),
-    Family("zero2 + cpu", 2, ZERO, offload="optimizer"),
-    Family("zero3 + cpu", 3, ZERO, offload="all"),
-    Family("fsdp", 3, SHARDED, start=FIRST),
-    Family("fsdp hybrid", 3, SHARDED, hybrid=True, start=FIRST),
-    Family("fsdp + cp", 3, SHARDED, cp=True, start=FIRST),
-    Family("autotp + zero1", 1, ZERO1, tp=True),
-    Family("fsdp + tp", 3, SHARDED, tp=True, start=FIRST),
-    Family("pipeline", 0, WHOLE, pp=True, start=HOST),
-    Family("pipeline + fsdp", 3, SHARDED, pp=True, start=HOST),
-    Family("pipeline + fsdp + tp", 3, SHARDED, tp=True, pp=True, start=HOST),
-)
-
-
-PACKED = ("ddp", "zero2", "fsdp")
+def layouts() -> tuple[Layout, ...]:
+    """Those of all strategies: without other axes first, of those the ones that begin with a whole model on every card, and what shares out least."""
+    every = [layout for spec in strategy_specs() for layout in spec.layouts()]
+    return tuple(sorted(every, key=lambda a: (a.pp, a.tp, a.start is not CARD, a.offload != "none", a.zero)))
 
 
 def search(ask: Ask) -> list[Candidate]:
     """All layouts of all strategies. Raises ConfigError when the rows of a step cannot be shared out by any."""
-    found = [candidate for family in FAMILIES for candidate in family_candidates(family, ask)]
+    found = [candidate for layout in layouts() for candidate in layout_candidates(layout, ask)]
     if not found:
         raise ConfigError(_no_layout(ask))
     return found
 
 
 def best_of_each(found: list[Candidate]) -> list[Candidate]:
-    """Of every strategy the fastest layout that fits, or the one that comes nearest; in the order of ``FAMILIES``."""
+    """Of every strategy the fastest layout that fits, or the one that comes nearest; in the order of ``layouts``."""
     best: dict[str, Candidate] = {}
     for candidate in found:
         known = best.get(candidate.strategy)
@@ -178,7 +148,7 @@ def ranked(found: list[Candidate]) -> list[Candidate]:
     """Those that fit, the fastest first. Of those that no prediction tells from the fastest (``TIE``) whole copies come first, then the smallest."""
     fitting = sorted((c for c in found if c.safe), key=_rank, reverse=True)
     tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
-    return [*sorted(tied, key=lambda c: (c.strategy != "ddp", c.bytes)), *fitting[len(tied) :]]
+    return [*sorted(tied, key=lambda c: (not c.layout.whole_copies, c.bytes)), *fitting[len(tied) :]]
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
@@ -188,48 +158,48 @@ def _rank(candidate: Candidate) -> tuple[bool, float, float]:
     return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
 
 
-def family_candidates(family: Family, ask: Ask) -> Iterator[Candidate]:
-    """The layouts of one strategy: mesh, micro-batch, recomputation."""
+def layout_candidates(layout: Layout, ask: Ask) -> Iterator[Candidate]:
+    """What one layout is searched for: mesh, micro-batch, recomputation."""
     cards, node = ask.cluster.cards, ask.cluster.machine.node
     if ask.adapter is not None and (
-        family.tp or family.pp or family.cp or (ask.adapter.base_bytes < 2 and family.name not in PACKED)
+        layout.tp or layout.pp or layout.cp or (ask.adapter.base_bytes < 2 and not layout.packed)
     ):
         return  # adapters are trained on whole matrices and whole rows here; packed ones by these strategies only
     for tp, pp, cp in product(
-        _tp_sizes(ask.shape, node) if family.tp else (1,),
-        _pp_sizes(ask.shape, cards) if family.pp else (1,),
-        _cp_sizes(ask, node) if family.cp else (1,),
+        _tp_sizes(ask.shape, node) if layout.tp else (1,),
+        _pp_sizes(ask.shape, cards) if layout.pp else (1,),
+        _cp_sizes(ask, node) if layout.cp else (1,),
     ):
-        if cards % (tp * pp * cp) or (family.tp and tp == 1) or (family.pp and pp == 1):
+        if cards % (tp * pp * cp) or (layout.tp and tp == 1) or (layout.pp and pp == 1):
             continue
         dp = cards // (tp * pp * cp)
-        if ask.rows % dp or (family.zero and dp * cp == 1) or (family.hybrid and dp <= max(1, node // tp)):
+        if ask.rows % dp or (layout.zero and dp * cp == 1) or (layout.hybrid and dp <= max(1, node // tp)):
             continue
-        shard = node // tp if family.hybrid else 0
+        shard = node // tp if layout.hybrid else 0
         if shard and dp % shard:
             continue
         replicas = dp // shard if shard else 1
-        yield from _batches(family, ask, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp))
+        yield from _batches(layout, ask, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp))
 
 
-def _batches(family: Family, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
+def _batches(layout: Layout, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
     dp = mesh.data_parallel_size
     rows = ask.rows // dp
     for micro in (m for m in MICRO_BATCHES if rows % m == 0):
         for recompute in ("none", "full"):
             work = Work(
                 shape=ask.shape, machine=ask.cluster.machine, seq_len=ask.seq_len, micro_batch=micro, accumulation=rows // micro,
-                dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=family.zero, shard=(mesh.dp_shard if family.hybrid else dp) * mesh.cp,
-                storage=family.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=family.offload,
-                sequence_parallel=family.name != "autotp + zero1", algorithm=ask.algorithm, kernels=own_kernels(ask, family.zero, mesh.tp, deepspeed="zero" in family.name),
-                rollout=ask.rollout, start=started(family.start, ask.adapter),
+                dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=layout.zero, shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
+                storage=layout.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=layout.offload,
+                sequence_parallel=layout.sequence_parallel, algorithm=ask.algorithm, kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
+                rollout=ask.rollout, start=started(layout.start, ask.adapter),
             )  # fmt: skip
-            replicated = family.zero == 0
+            replicated = layout.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
-            yield predicted(family.name, work, shown, ask)
+            yield predicted(layout, work, shown, ask)
 
 
-def predicted(strategy: str, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
+def predicted(layout: Layout, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
     """The prediction for one layout."""
     place, peak = worst_peak(work, memory_coefficients(work.system))
     memory_factor, time_factor = ask.corrections
@@ -239,14 +209,14 @@ def predicted(strategy: str, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
         if need > work.machine.host_memory:
             impossible = f"host memory {need / GIB:.0f} GiB of {work.machine.host_memory / GIB:.0f}"
     return Candidate(
-        strategy, work, mesh, peak, place, speed_of(work, speed_coefficients(work.system)), MARGIN * work.machine.memory,
+        layout, work, mesh, peak, place, speed_of(work, speed_coefficients(work.system)), MARGIN * work.machine.memory,
         memory_factor, time_factor, impossible,
     )  # fmt: skip
 
 
-def started(start: Start, adapter: Adapter | None) -> Start:
+def started(start: Start | None, adapter: Adapter | None) -> Start | None:
     """How a strategy starts under an adapter: weights are packed (4 bit) where their data are, so rank 0 cannot hand them out."""
-    return HOST if start.one_reads and adapter is not None and adapter.base_bytes < 2 else start
+    return HOST if start and start.one_reads and adapter is not None and adapter.base_bytes < 2 else start
 
 
 def why_not_start(work: Work) -> str:
@@ -280,11 +250,11 @@ def host_bytes(work: Work) -> float:
     return whole * per * min(work.machine.node, work.world) / work.sharers
 
 
-def own_kernels(ask: Ask, zero: int, tp: int, *, deepspeed: bool) -> str:
+def own_kernels(ask: Ask, tp: int, whole_submodules: bool) -> str:
     """What of Paceline's kernels runs: norms on every Llama-like block, projections and gates where one rank has whole submodules."""
     if ask.shape.model_type not in FUSED_FAMILIES:
         return "eager"
-    return "norms" if ask.adapter or tp > 1 or (deepspeed and zero == 3) or ask.shape.experts else "fused"
+    return "norms" if ask.adapter or tp > 1 or not whole_submodules or ask.shape.experts else "fused"
 
 
 def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
@@ -298,7 +268,7 @@ def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
 
 def _cp_sizes(ask: Ask, node: int) -> list[int]:
     """Inside one node, dividing heads (Ulysses): for blocks that take flat micro-batches, and algorithms whose rows may be cut."""
-    if ask.algorithm != "sft" or ask.shape.model_type not in FUSED_FAMILIES:
+    if algorithm_spec(ask.algorithm).rows is not Rows.DOCUMENTS or ask.shape.model_type not in FUSED_FAMILIES:
         return []
     return [c for c in divisors(node) if c > 1 and ask.shape.heads % c == 0]
 

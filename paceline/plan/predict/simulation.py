@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.core.units import human_bytes
-from paceline.plan.pieces import Piece, pieces_of
+from paceline.plan.algorithms.base import Rows, algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.predict.peak import LOGIT_CHUNK
 from paceline.plan.predict.search import Candidate
+from paceline.plan.strategies.base import Simulated, strategy_spec
 
-_LAYER = re.compile(r"\.(layers|h)\.\d+\.")
 APART = 0.10  # a larger difference is told
-ENGINES = "DeepSpeed's engine reads real memory: its states and what it sends stand in closed form"
-REDUCER = "DDP's reducer reads real memory: what it sends stands in closed form"
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,10 @@ class Compared:
 def why_not(plan: Plan) -> str:
     """Why torch cannot simulate this plan at all; empty where it can."""
     mesh = plan.mesh
-    if ":" in plan.strategy or plan.strategy == "data_parallel":
-        return f"'{plan.strategy}' is not known to run without real tensors"
-    if mesh.pp > 1:
-        return "a pipeline's schedule needs the other stages' answers"
-    if mesh.tp > 1 or int(plan.engine.get("autotp_size", 1)) > 1:
+    spec = strategy_spec(plan.strategy)
+    if spec.simulated is Simulated.NOTHING:
+        return spec.not_simulated or f"'{plan.strategy}' is not known to run without real tensors"
+    if mesh.tp > 1:
         return "torch fails on tensor-parallel weights under fake tensors (aten.nonzero has no size there)"
     if mesh.cp > 1:
         return "blocks of a sequence are exchanged by numbers that a simulation does not have"
@@ -58,44 +54,7 @@ def why_not(plan: Plan) -> str:
 
 def partly(plan: Plan) -> str:
     """What of it torch cannot simulate; empty where nothing is left out."""
-    if "zero_stage" in plan.engine:
-        return ENGINES
-    return REDUCER if plan.strategy == "ddp" and plan.world_size > 1 else ""
-
-
-def collectives(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Of one optimizer step under ``fsdp`` without tensor parallelism: kind -> (how many, bytes of the whole tensors).
-
-    Every layer is a unit, what is left (embedding, last norm, head) another that stays gathered from forward to backward. Gradients are
-    scattered after every micro-batch, or once where whole ones are small (``whole_gradient_bytes``).
-    """
-    shape, m = plan.shape, plan.batch.accumulation
-    pieces = pieces_of(shape, plan.adapter, 4) if shape is not None else None
-    if plan.strategy != "fsdp" or shape is None or pieces is None or plan.mesh.dp_shard == 1:
-        return {}
-    weight = 2 if plan.precision.compute in ("bfloat16", "float16") else 4
-    reduce = 4 if plan.precision.reduce == "float32" else 2
-    ranks = plan.mesh.dp_shard
-    in_layers = sum(_padded(p, ranks) for p in pieces if _LAYER.search(p.name))
-    outside = sum(_padded(p, ranks) for p in pieces) - in_layers
-    trained = sum(p.numel for p in pieces if p.trained)
-    scattered = sum(_padded(p, ranks) for p in pieces if p.trained)
-    kept = plan.engine.get("sharding") in ("shard_grad_op", "no_shard", "hybrid_shard_zero2")
-    once = 4 * trained <= int(plan.engine.get("whole_gradient_bytes") or 2**30)
-    passes = 1 if kept else 2
-    gathers = (passes * shape.layers + 1, weight * (passes * in_layers + outside))
-    scatters = 1 if once else m
-    found = {"all-gather": ((1 if kept and once else m) * gathers[0], (1 if kept and once else m) * gathers[1])}
-    if plan.adapter is None:
-        found["reduce-scatter"] = (scatters * (shape.layers + 1), scatters * reduce * scattered)
-        if plan.mesh.dp_replicate > 1:
-            found["all-reduce"] = (shape.layers + 1, reduce * scattered // ranks)
-    return found
-
-
-def _padded(piece: Piece, ranks: int) -> int:
-    """Numbers of a tensor whose rows are shared out evenly, empty ones added."""
-    return -(-piece.shape[0] // ranks) * ranks * (piece.numel // piece.shape[0])
+    return strategy_spec(plan.strategy).not_simulated
 
 
 def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> list[Compared]:
@@ -106,9 +65,10 @@ def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> li
     counters = ((plan.memory or {}).get("largest") or {}).get("counters", 0)
     rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
     rows.append(Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints))
-    head = peak.logits - 3.0 * LOGIT_CHUNK if plan.algorithm == "sft" and peak.logits else None
+    documents = algorithm_spec(plan.algorithm).rows is Rows.DOCUMENTS
+    head = peak.logits - 3.0 * LOGIT_CHUNK if documents and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
-    closed = collectives(plan)
+    closed = strategy_spec(plan.strategy).collectives(plan)
     sent: Mapping[str, Sequence[int]] = measured.get("collectives") or {}
     for kind in sorted({*closed, *sent}):
         times, count = sent.get(kind, (None, None))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.pieces import layer_ranges
+from paceline.plan.predict.layout import Storage
 from paceline.plan.shape import ModelShape
 from paceline.plan.starts import Start
 
@@ -32,24 +33,12 @@ class Machine:
     context: bool = True  # whether a driver and its communicators take a part of ``memory``
 
 
-#: Of each algorithm: models that are only run, and models that are trained beside the first.
-
-
 class StageCut(NamedTuple):
     """One pipeline stage: how many decoder layers, and whether it has the embedding and the head."""
 
     layers: int
     embedding: bool
     head: bool
-
-
-@dataclass(frozen=True)
-class Storage:
-    """Bytes a parameter between steps: weights, gradients, and what only the optimizer holds (fp32 masters and moments)."""
-
-    weight: float = 2.0
-    gradient: float = 4.0
-    optimizer: float = 12.0
 
 
 @dataclass(frozen=True)

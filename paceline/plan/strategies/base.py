@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
+from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh, mesh_for
-from paceline.plan.plan import Precision
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.predict.layout import Layout
 from paceline.plan.starts import Start
 from paceline.plan.state_form import StateForm
+
+if TYPE_CHECKING:
+    from paceline.plan.pieces import Piece
+    from paceline.plan.predict.work import Work
+    from paceline.plan.states import ModelStates
+
+
+class Simulated(Enum):
+    """How much of a step torch can run without real tensors (``paceline.simulate``)."""
+
+    NOTHING = 0
+    MODULE = 1
+    MODULE_AND_STATES = 2
+    ALL = 3
 
 
 @dataclass(frozen=True)
@@ -27,7 +44,8 @@ class StrategySpec:
     ``sharding``: ``training.fsdp`` where ``auto`` chooses it. ``shards_weights``: a rank keeps a part of the weights. ``whole_modules``: forwards and optimizer see whole weights.
     ``whole_rows``: every rank runs whole layers on whole rows. ``stages``: the model is cut into stages.
     ``score_axes``: axes of the mesh across which log-probabilities of whole answers are computed and answers are written.
-    ``float64``, ``loss_scale``: trains in float64; scales the loss of fp16. ``predicted``: memory and speed are predicted.
+    ``float64``, ``loss_scale``: trains in float64; scales the loss of fp16. ``engine_casts``: what does the work casts weights to the compute dtype.
+    ``simulated``, ``not_simulated``: what torch runs of it without real tensors, and why not the rest.
     ``quantised_base``: trains adapters on 4-bit weights. ``state_form``: that of its checkpoints (None: one of its own).
     """
 
@@ -50,7 +68,9 @@ class StrategySpec:
     score_axes: frozenset[str] = frozenset()
     float64: bool = True
     loss_scale: bool = True
-    predicted: bool = True
+    engine_casts: bool = False
+    simulated: Simulated = Simulated.NOTHING
+    not_simulated: str = ""
     quantised_base: bool = True
     state_form: StateForm | None = None
 
@@ -81,11 +101,49 @@ class StrategySpec:
         """Whether 4-bit weights stay packed under the options ``engine``."""
         return self.quantised_base
 
+    def own_stages(self, plan: Plan, rank: int) -> dict[str, Any] | None:
+        """The stages of the model that ``rank`` has (``pieces_of``); None: all of it."""
+        return None
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        """Bytes that ``rank`` keeps of ``pieces``; None where nobody knows."""
+        return None
+
+    def shares_frozen(self, engine: Mapping[str, Any]) -> bool:
+        """Whether models that are only asked are shared out as the trained one is; else every rank has them whole."""
+        return False
+
+    def in_parts(self, mesh: Mesh, engine: Mapping[str, Any]) -> bool:
+        """Whether each rank holds a part of the weights, so that they are gathered to write answers."""
+        return False
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """Its part of the search."""
+        return ()
+
+    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+        """What a plan comes to for the cost model; None where memory and speed are not known."""
+        return None
+
+    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+        """The keys of ``training`` that start a layout of it on ``mesh``."""
+        if self.alone and work.world == 1:
+            return {"distributed_strategy": self.alone}
+        sizes: dict[str, Any] = {f"{axis}_size": size for axis, size in mesh.to_json().items() if size > 1}
+        return {
+            "distributed_strategy": self.name,
+            "parallelism": sizes | ({"sequence_parallel": True} if work.tp > 1 else {}),
+        }
+
+    def collectives(self, plan: Plan) -> dict[str, tuple[int, int]]:
+        """Of one optimizer step: kind → (how many, bytes of the whole tensors); empty where there is no closed form."""
+        return {}
+
 
 def strategy_spec(name: str) -> StrategySpec:
     """The spec of a strategy by name; of a class of the user's own, ``module:Class``, one that says nothing. Raises ConfigError for an unknown name."""
     if ":" in name:
-        return StrategySpec(name, predicted=False)
+        return StrategySpec(name)
     found: StrategySpec = STRATEGIES.spec(name)
     return found
 
@@ -99,3 +157,10 @@ def state_form(name: str) -> StateForm:
 def strategy_specs() -> tuple[StrategySpec, ...]:
     """All built-in ones, in the order of the table."""
     return tuple(strategy_spec(name) for name in STRATEGIES.names())
+
+
+def missing_package(spec: StrategySpec, hardware: Hardware) -> str:
+    """The package that ``spec`` requires and this machine has not; empty where nothing is missing, or nobody has looked."""
+    if hardware.packages is None:
+        return ""
+    return next((package for package in spec.requires if package not in hardware.packages), "")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_deepspeed import deepspeed_engine, deepspeed_mesh
+from paceline.plan.memory_zero import zero_states
 from paceline.plan.mesh import Mesh
-from paceline.plan.plan import Precision
+from paceline.plan.pieces import Piece, tp_share
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.predict.layout import WHOLE, Layout, Storage
+from paceline.plan.predict.work import Work
 from paceline.plan.starts import CARD, Start
 from paceline.plan.state_form import DEEPSPEED as FORM
-from paceline.plan.strategies.base import StrategySpec
+from paceline.plan.states import ModelStates, whole_states
+from paceline.plan.strategies.base import Simulated, StrategySpec
 
+ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)  # 16-bit weights, sums in fp32, fp32 masters and moments
+LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)  # its bf16 stage 1 keeps the last 16-bit gradients beside the sums  # fmt: skip
+_STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
+_ENGINE = "DeepSpeed's engine reads real memory: its states and what it sends stand in closed form"
 _KEEPS_PACKED = 2  # the stage under which packed weights are neither cut nor cast
 
 
@@ -39,12 +48,64 @@ class DeepSpeed(StrategySpec):
     def keeps_packed(self, engine: Mapping[str, Any]) -> bool:
         return bool(engine.get("zero_stage", self.zero_stage) == _KEEPS_PACKED)
 
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        cut = [tp_share(p, int(plan.engine.get("autotp_size", 1)), vocabulary=False) for p in pieces]
+        return zero_states(plan, cut, rank) if plan.engine["zero_stage"] else whole_states(plan, cut)
+
+    def shares_frozen(self, engine: Mapping[str, Any]) -> bool:
+        return bool(engine["zero_stage"] == 3)
+
+    def in_parts(self, mesh: Mesh, engine: Mapping[str, Any]) -> bool:
+        return bool(engine["zero_stage"] == 3)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        if self.zero_stage is not None:
+            return (self._layout(self.name, self.zero_stage),)
+        return (
+            self._layout("zero2 + cpu", 2, offload="optimizer"),
+            self._layout("zero3 + cpu", 3, offload="all"),
+            self._layout("autotp + zero1", 1, tp=True),
+        )
+
+    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+        moved = [part for part in ("offload_optimizer", "offload_param") if engine.get(part, "none") != "none"]
+        offload = "all" if "offload_param" in moved else "optimizer" if moved else "none"
+        return self._layout(self.name, int(engine["zero_stage"]), offload=offload)
+
+    def _layout(self, name: str, stage: int, tp: bool = False, offload: str = "none") -> Layout:
+        return Layout(
+            name,
+            self.name,
+            stage,
+            _STORAGE[stage],
+            tp=tp,
+            offload=offload,
+            packed=stage == _KEEPS_PACKED and offload == "none",
+            whole_submodules=stage < 3,
+            sequence_parallel=not tp,
+        )
+
+    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+        if self.zero_stage is not None and work.offload == "none" and work.tp == work.cp == 1:
+            return {"distributed_strategy": self.name}
+        zero: dict[str, Any] = {"stage": work.zero}
+        if work.offload != "none":
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        if work.offload == "all":
+            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        section: dict[str, Any] = {"zero_optimization": zero}
+        if work.tp > 1:
+            section["tensor_parallel"] = {"autotp_size": work.tp}
+        if work.cp > 1:
+            section["sequence_parallel_size"] = work.cp
+        return {"distributed_strategy": self.engine_name, "deepspeed": section}
+
 
 def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeed:
     return DeepSpeed(
         name, ("deepspeed",), "deepspeed", sections=frozenset({"deepspeed"}), zero_stage=stage,
         substitute=("fsdp", sharding), shards_weights=stage == 3, whole_modules=False, float64=False,
-        quantised_base=stage == _KEEPS_PACKED, state_form=FORM,
+        quantised_base=stage == _KEEPS_PACKED, engine_casts=True, simulated=Simulated.MODULE, not_simulated=_ENGINE, state_form=FORM,
     )  # fmt: skip
 
 

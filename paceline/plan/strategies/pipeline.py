@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,14 @@ from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_fsdp import fsdp_mesh
 from paceline.plan.engine_pipeline import pipeline_engine
 from paceline.plan.mesh import Mesh
-from paceline.plan.plan import Precision
+from paceline.plan.pieces import Piece, own_stages, tp_share
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.predict.layout import WHOLE, Layout
 from paceline.plan.starts import HOST, Start
 from paceline.plan.state_form import TORCH
+from paceline.plan.states import ModelStates, sharded_states, whole_states
 from paceline.plan.strategies.base import StrategySpec
+from paceline.plan.strategies.fsdp import SHARDED
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,28 @@ class Pipeline(StrategySpec):
     def start(self, engine: Mapping[str, Any]) -> Start | None:
         return HOST
 
+    def own_stages(self, plan: Plan, rank: int) -> dict[str, Any] | None:
+        return own_stages(plan.engine, plan.mesh, plan.mesh.coordinates(rank).pp)
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        fsdp, mesh = plan.engine.get("fsdp", {}), plan.mesh
+        cut = [tp_share(p, mesh.tp, vocabulary=bool(fsdp.get("loss_parallel"))) for p in pieces]
+        return sharded_states(plan, cut, rank) if mesh.dp_shard > 1 or mesh.tp > 1 else whole_states(plan, cut)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        return (
+            Layout("pipeline", self.name, pp=True, start=HOST),
+            Layout("pipeline + fsdp", self.name, 3, SHARDED, pp=True, start=HOST),
+            Layout("pipeline + fsdp + tp", self.name, 3, SHARDED, pp=True, tp=True, start=HOST),
+        )
+
+    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+        zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
+        stages = int(engine.get("stages_per_rank") or 1)
+        return Layout(self.name, self.name, zero, storage, pp=True, start=HOST, stages_a_rank=stages)
+
 
 PIPELINE = Pipeline(
     "pipeline", sections=frozenset({"fsdp"}), whole_modules=False, whole_rows=False, stages=True, loss_scale=False,
-    quantised_base=False, state_form=TORCH,
+    quantised_base=False, state_form=TORCH, not_simulated="a pipeline's schedule needs the other stages' answers",
 )  # fmt: skip

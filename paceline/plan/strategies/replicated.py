@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.mesh import Mesh
-from paceline.plan.plan import Precision
+from paceline.plan.pieces import Piece, tp_share
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.predict.layout import Layout
+from paceline.plan.predict.work import Work
 from paceline.plan.starts import CARD, Start
 from paceline.plan.state_form import TORCH
-from paceline.plan.strategies.base import StrategySpec
+from paceline.plan.states import ModelStates, whole_states
+from paceline.plan.strategies.base import Simulated, StrategySpec
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,23 @@ class Replicated(StrategySpec):
 
     def start(self, engine: Mapping[str, Any]) -> Start | None:
         return CARD
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        return whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in pieces])
+
+    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+        return Layout(self.name, self.name, packed=True)
+
+    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+        return {"distributed_strategy": self.alone if self.alone and work.world == 1 else self.name}
+
+
+@dataclass(frozen=True)
+class Averaged(Replicated):
+    """One copy a process, gradients averaged."""
+
+    def layouts(self) -> tuple[Layout, ...]:
+        return (Layout(self.name, self.name, packed=True),)
 
 
 @dataclass(frozen=True)
@@ -38,10 +59,21 @@ class Threads(Replicated):
         )
         return {"devices": devices}
 
+    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+        return None
 
-SINGLE = Replicated("single", axes=frozenset(), one_process=True, state_form=TORCH)
+
+SINGLE = Replicated("single", axes=frozenset(), one_process=True, state_form=TORCH, simulated=Simulated.ALL)
 DATA_PARALLEL = Threads(
-    "data_parallel", axes=frozenset(), one_process=True, multi_device=True, whole_rows=False, predicted=False,
-    quantised_base=False, state_form=TORCH,
+    "data_parallel", axes=frozenset(), one_process=True, multi_device=True, whole_rows=False, quantised_base=False,
+    state_form=TORCH,
 )  # fmt: skip
-DDP = Replicated("ddp", axes=frozenset({"dp_replicate"}), sections=frozenset({"ddp"}), alone="single", state_form=TORCH)
+DDP = Averaged(
+    "ddp",
+    axes=frozenset({"dp_replicate"}),
+    sections=frozenset({"ddp"}),
+    alone="single",
+    state_form=TORCH,
+    simulated=Simulated.MODULE_AND_STATES,
+    not_simulated="DDP's reducer reads real memory: what it sends stands in closed form",
+)

@@ -17,12 +17,13 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.choose import make_plan
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware import Hardware
-from paceline.plan.memory import memory_of, model_states, moments
+from paceline.plan.memory import memory_of, model_states
 from paceline.plan.parameters import parameters_of
 from paceline.plan.plan import Plan
 from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_candidate
 from paceline.plan.roles import named_shapes
 from paceline.plan.shape import scoring, shape_from_config
+from paceline.plan.states import moments
 from paceline.seam.roles import Role
 from paceline.strategies.measure import storage_bytes
 

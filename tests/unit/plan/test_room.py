@@ -14,7 +14,7 @@ from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware, probe_hardware
 from paceline.plan.known import known_models
 from paceline.plan.plan import Plan
-from paceline.plan.predict.search import FAMILIES, Ask, search
+from paceline.plan.predict.search import Ask, layouts, search
 from paceline.plan.room import room_of
 from paceline.plan.shape import shape_from_config
 from paceline.plan.starts import CARD, FIRST, HOST, INTERPRETER, Role, card_peak, host_peak
@@ -52,9 +52,8 @@ def refusal(*arguments: Any, **training: Any) -> tuple[str, str, str]:
 
 def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> None:
     assert all(spec.start({}) is not None for spec in strategy_specs())
-    for family in FAMILIES:
-        name = "deepspeed" if "autotp" in family.name else family.name.split(" ")[0]
-        assert family.start is strategy_spec(name).start({"meta_start": True}), family.name
+    for layout in layouts():
+        assert layout.start is strategy_spec(layout.strategy).start({"meta_start": True}), layout.name
     assert strategy_spec("mine:Own").start({}) is None
 
 
@@ -152,7 +151,10 @@ def test_the_search_leaves_out_what_cannot_start_and_says_so() -> None:
         assert ("cannot start" in candidate.impossible) == whole, candidate.strategy
     known = replace(cluster_of("64xH100"), machine=replace(cluster_of("64xH100").machine, host_memory=1024.0 * GIB))
     hosts = {c.strategy: c.impossible for c in search(Ask(shape, known, 2048)) if "of a host" in c.impossible}
-    assert set(hosts) == {f.name for f in FAMILIES if f.start is HOST} and "whole in 8" in hosts["pipeline + fsdp"]
+    assert (
+        set(hosts) == {layout.name for layout in layouts() if layout.start is HOST}
+        and "whole in 8" in hosts["pipeline + fsdp"]
+    )
 
 
 def test_a_rollout_server_needs_room_for_the_whole_model_on_each_card() -> None:
