@@ -20,6 +20,7 @@ from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import tokenizer_spec
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
+from paceline.plan.algorithms.base import Rows, algorithm_spec
 
 IN_PASSING = 64_000_000  # bytes that are hashed in a tenth of a second
 
@@ -28,7 +29,8 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
     """(rows, tokens of all of them) of the first epoch as training counts them, packed where it packs; None where that cannot be told."""
     data, model, training = config.data, config.model, config.training
     folder = model.tokenizer or model.name_or_path
-    if training.algorithm != "sft" or not folder or not Path(folder).expanduser().is_dir():
+    of_documents = algorithm_spec(training.algorithm).rows is Rows.DOCUMENTS
+    if not of_documents or not folder or not Path(folder).expanduser().is_dir():
         return None
     try:
         train, held_out = sets_of(data)

@@ -20,10 +20,11 @@ from paceline.demo.sft import demo_sft
 from paceline.demo.steps import free_directory
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted, terminal
+from paceline.plan.algorithms.sft import SFT
 
 DEFAULT = Path("outputs/demo")
 RECIPES: Mapping[str, Recipe] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}
-ALGORITHMS = ("sft", *RECIPES)
+ALGORITHMS = (SFT.name, *RECIPES)
 
 
 @redacted
@@ -79,10 +80,11 @@ def demo(options: argparse.Namespace, console: Console) -> int:
             f"--steps {options.steps} --nproc {options.nproc}",
         )
         raise ConfigError(Diagnostic("demo.options", what, "", found, "--steps 400 --nproc 2"))
-    if options.algorithm == "sft":
+    recipe = RECIPES.get(options.algorithm)
+    if recipe is None:
         return demo_sft(options, console, free_directory(options.to, DEFAULT, console))
     default = DEFAULT.with_name(f"{DEFAULT.name}-{options.algorithm}")
-    return demo_further(RECIPES[options.algorithm], options, console, free_directory(options.to, default, console).root)
+    return demo_further(recipe, options, console, free_directory(options.to, default, console).root)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from paceline.runlog.history import load_history
 
 PAIRS = 64  # a step, over all processes
 HELD_OUT_EACH = 3  # pairs of each held-out question
-STEPS = {"dpo": 80, "reward": 300}
 RANKED = 0.85
 
 
@@ -110,18 +109,16 @@ def _held_out(run: RunDir, name: str) -> list[float]:
     return [e.metrics[f"eval_{name}"] for _, e in sorted(load_history(run).evals.items())]
 
 
-_WORDS = {
-    "dpo": "Direct preference optimisation: the model learns to hold right answers for likelier than wrong ones.",
-    "reward": "A reward model: the half-way model's body with a new head, which learns to score right answers above wrong ones.",
-}
-
-
-def _recipe(algorithm: str, yaml: Yaml, measure: Measure, *, asks: bool) -> Recipe:
+def _recipe(algorithm: str, steps: int, what: str, yaml: Yaml, measure: Measure, *, asks: bool) -> Recipe:
     """Every pair comes once: there are as many as the steps take."""
-    count = PAIRS * STEPS[algorithm]
-    words = f"{_WORDS[algorithm]} {count:,} pairs of answers of the same length; it is tested on questions about other words."
-    return Recipe(algorithm, words, STEPS[algorithm], partial(lay_pairs, count=count), yaml, measure, asks=asks)
+    count = PAIRS * steps
+    words = f"{what} {count:,} pairs of answers of the same length; it is tested on questions about other words."
+    return Recipe(algorithm, words, steps, partial(lay_pairs, count=count), yaml, measure, asks=asks)
 
 
-DPO = _recipe("dpo", dpo_yaml, dpo_numbers, asks=True)
-REWARD = _recipe("reward", reward_yaml, reward_numbers, asks=False)
+_HOLDS = "Direct preference optimisation: the model learns to hold right answers for likelier than wrong ones."
+_SCORES = (
+    "A reward model: the half-way model's body with a new head, which learns to score right answers above wrong ones."
+)
+DPO = _recipe("dpo", 80, _HOLDS, dpo_yaml, dpo_numbers, asks=True)
+REWARD = _recipe("reward", 300, _SCORES, reward_yaml, reward_numbers, asks=False)

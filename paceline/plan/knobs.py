@@ -167,7 +167,7 @@ def _ddp_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
     for name, value in asked.items():
         if value is None:
             continue
-        if "ddp" in strategy_spec(strategy).sections:
+        if name in strategy_spec(strategy).knobs:
             say(f"training.{name}", str(value).lower(), "asked for, given to DistributedDataParallel")
         else:
             say(f"training.{name}", "off", f"a knob of DistributedDataParallel; the strategy is '{strategy}'", False)

@@ -21,8 +21,8 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.strategies.base import strategy_spec
 
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 _OWNED = ("optimizer", "scheduler", "gradient_clipping", "train_batch_size")
 
 
@@ -31,7 +31,7 @@ def zero_stage(plan: Any) -> int:
     engine = plan.engine
     if "zero_stage" in engine:
         return int(engine["zero_stage"])
-    return STAGES.get(getattr(plan, "strategy", ""), 0)
+    return strategy_spec(plan.strategy).zero_stage or 0
 
 
 def engine_config(plan: Any, role: str = "") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -171,3 +171,9 @@ class ScaleFields(Section):
         default=None,
         description="YAML written by `accelerate config`; its precision, processes and type are the lowest layer.",
     )
+
+
+def options_class(algorithm: str) -> type[Section]:
+    """The section that holds an algorithm's options. Raises KeyError for one without."""
+    found: type[Section] = get_args(ScaleFields.model_fields[algorithm].annotation)[0]
+    return found

@@ -11,6 +11,7 @@ from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
+from paceline.core.tables import STRATEGIES
 from paceline.launch.before.machine import OF_ANOTHER_RUN, of_machine
 
 if TYPE_CHECKING:
@@ -190,7 +191,9 @@ def num_processes(config: Config, hardware: Hardware) -> int:
 
 def alone(config: Config) -> bool:
     """Whether the config asks for one process, which under ``data_parallel`` drives all devices of its node."""
-    return config.training.distributed is False or config.training.distributed_strategy in ("single", "data_parallel")
+    name = config.training.distributed_strategy
+    named = name in STRATEGIES.names() and STRATEGIES.spec(name).one_process
+    return named or config.training.distributed is False
 
 
 def cluster_of(config: Config, plan: Plan) -> Cluster:

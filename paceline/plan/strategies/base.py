@@ -37,7 +37,7 @@ class StrategySpec:
     """Of a class of the user's own, of which nothing is said, each of these is what forbids least; its memory and speed are unknown.
 
     ``requires``: packages. ``engine``: the name of what does the work, where several strategies share it (empty: ``name``).
-    ``axes``: the sizes of ``training.parallelism`` it may have (None: any). ``sections``: keys of ``training`` that are options of it.
+    ``axes``: the sizes of ``training.parallelism`` it may have (None: any). ``sections``: keys of ``training`` that are options of it; ``knobs``: single ones, without effect under others.
     ``one_process``: for a job of one process; ``multi_device``: which drives all devices of its node. ``min_processes`` of a job.
     ``alone``: the strategy that computes the same in one process. ``zero_stage``: ZeRO's, where the name fixes it.
     ``substitute``: (strategy, ``training.fsdp``) that shares out the same states where a required package is missing.
@@ -54,6 +54,7 @@ class StrategySpec:
     engine: str = ""
     axes: frozenset[str] | None = None
     sections: frozenset[str] = frozenset()
+    knobs: frozenset[str] = frozenset()
     one_process: bool = False
     multi_device: bool = False
     min_processes: int = 1

@@ -71,7 +71,7 @@ DATA_PARALLEL = Threads(
 DDP = Averaged(
     "ddp",
     axes=frozenset({"dp_replicate"}),
-    sections=frozenset({"ddp"}),
+    knobs=frozenset({"ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"}),
     alone="single",
     state_form=TORCH,
     simulated=Simulated.MODULE_AND_STATES,

@@ -9,8 +9,8 @@ import torch
 
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.metrics import evaluation_metrics
-from paceline.config.sections.ppo import PpoOptions
-from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
+from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.training_scale import options_class
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
@@ -28,14 +28,13 @@ from paceline.training.rollout.server import RolloutServer
 from paceline.training.rollout.windows import RolloutWindows
 from paceline.training.windows import Cut, Epochs
 
-_OWN: dict[str, Any] = {"grpo": GrpoOptions, "ppo": PpoOptions}
 _ROWS_NAMED = 5
 _MODELS = {"ref_model", "value_model"}  # which models there are is the session's part
 
 
 def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
     """What the algorithm is built with: its own section, and of rollouts what its arithmetic needs."""
-    own = getattr(training, plan.algorithm) or _OWN[plan.algorithm]()
+    own = getattr(training, plan.algorithm) or options_class(plan.algorithm)()
     rollout = training.rollout or RolloutOptions()
     return {
         **own.model_dump(exclude=_MODELS),

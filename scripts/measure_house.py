@@ -1,0 +1,287 @@
+"""Measures of the house beside those of commit 3b6e39d: ``python scripts/measure_house.py [ROOT]``; ``-v`` lists what is counted.
+
+None of them is a reason to write worse code. ``tests/architecture/test_names.py`` holds the first at 0.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STRATEGIES = {"single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3", "zero_redundancy"}  # fmt: skip
+ALGORITHMS = {"sft", "reward", "dpo", "grpo", "ppo", "kto", "rloo"}
+CHOOSERS = {"auto", "fastest"}  # counted where the strategy is spoken of: other keys have an "auto", too
+NAMES = STRATEGIES | ALGORITHMS
+#: Where a name is at home: the tables, the specs, the classes that they name; and other systems' words, which are translated there.
+HOME = ("core/tables.py", "plan/strategies/", "plan/algorithms/", "config/foreign/", "config/aliases.py", "config/synonyms.py")  # fmt: skip
+#: Not a strategy's or algorithm's name, though spelt like one: (file, what is compared) → what it is.
+OTHER_WORDS: Mapping[tuple[str, str], str] = {
+    ("algorithms/dpo.py", "('pairs', 'sft')"): "a term of a loss",
+    ("algorithms/policy_losses.py", "'grpo'"): "a normalisation of a loss, named by the paper that has it",
+    ("algorithms/rewards/scoring.py", "'completion'"): "a field of a diagnostic's evidence",
+    ("config/collect.py", "{'deepspeed'}"): "a group of keys",
+    ("launch/deepspeed.py", "('deepspeed', f"): "a program",
+    ("launch/start.py", ""): "a launcher",
+    ("plan/choose.py", "role in"): "a role",
+    ("plan/roles.py", "'reward'"): "a role",
+    ("plan/deepspeed_config.py", "'tensorboard'"): "blocks of DeepSpeed's file",
+    ("plan/engine_pipeline.py", "'schedule'"): "a field of a plan's JSON",
+    ("plan/fastest.py", "('parallelism', "): "keys of training",
+    ("plan/resolve.py", "{**training, 'fsdp'"): "a key of training",
+    ("plan/verification.py", "'distributed_strategy': against"): "keys of training",
+    ("plan/hardware.py", "'bitsandbytes'"): "packages",
+    ("plan/predict/report.py", "'bubble'"): "parts of a step's time",
+    ("runlog/lines.py", "'completion'"): "columns of a table",
+    ("strategies/deepspeed_tensor_parallel.py", "__module__.startswith"): "a package",
+    ("training/rollout/report.py", "'reward'"): "a field of an event",
+    ("watch/panels.py", "'reward' in names"): "a metric",
+}
+ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
+SECTIONS = {"model", "data", "training", "lora", "launch", "config"}
+
+
+@dataclass
+class Hit:
+    """One place."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+@dataclass
+class Package:
+    """The parsed sources below ``paceline/``."""
+
+    root: Path
+    texts: dict[str, str] = field(default_factory=dict)
+    trees: dict[str, ast.Module] = field(default_factory=dict)
+
+    @staticmethod
+    def read(root: Path) -> Package:
+        """Raises OSError where there is no such folder."""
+        found = Package(root)
+        for path in sorted((root / "paceline").rglob("*.py")):
+            name = path.relative_to(root / "paceline").as_posix()
+            found.texts[name] = path.read_text(encoding="utf-8")
+            found.trees[name] = ast.parse(found.texts[name])
+        return found
+
+
+def _words(node: ast.AST) -> set[str]:
+    """The texts that stand in a node itself, or in a collection that it writes out."""
+    if isinstance(node, ast.Constant):
+        return {node.value} if isinstance(node.value, str) else set()
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return set().union(*map(_words, node.elts)) if node.elts else set()
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("frozenset", "set", "tuple"):
+        return set().union(*map(_words, node.args)) if node.args else set()
+    return set()
+
+
+def _compared(node: ast.AST) -> bool:
+    """Whether a node asks what something is called."""
+    if isinstance(node, ast.Compare):
+        operands = [node.left, *node.comparators]
+        words = set().union(*map(_words, operands))
+        if words & NAMES:
+            return True
+        named = {n.id for operand in operands for n in ast.walk(operand) if isinstance(n, ast.Name)}
+        return "strategy" in ast.unparse(node) and bool(words & CHOOSERS or named & {"AUTO", "FASTEST", "CHOSEN"})
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        asks = node.func.attr in ("startswith", "endswith", "removeprefix", "removesuffix")
+        return asks and any(_words(argument) & NAMES for argument in node.args)
+    if isinstance(node, ast.MatchValue):
+        return bool(_words(node.value) & NAMES)
+    if isinstance(node, ast.Dict):
+        return any(key is not None and _words(key) & NAMES for key in node.keys)
+    collection = isinstance(node, (ast.Tuple, ast.List, ast.Set)) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)  # fmt: skip
+    return collection and bool(_words(node) & NAMES)
+
+
+def comparisons(package: Package, *, everywhere: bool = False) -> list[Hit]:
+    """Where a strategy or an algorithm is known by its name, outside its spec and table; ``everywhere``: also what is spelt alike (``OTHER_WORDS``)."""
+    found = []
+    for path, tree in package.trees.items():
+        if path.startswith(HOME):
+            continue
+        inside = {id(c) for n in ast.walk(tree) if isinstance(n, ast.Compare) for o in [n.left, *n.comparators] for c in ast.walk(o)}  # fmt: skip
+        inside |= {id(a) for n in ast.walk(tree) if isinstance(n, (ast.Tuple, ast.List, ast.Set)) for e in n.elts for a in ast.walk(e)}  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AST) and _compared(node) and (isinstance(node, ast.Compare) or id(node) not in inside):  # fmt: skip
+                text = ast.unparse(node)[:90]
+                if everywhere or not any(path == p and part in text for p, part in OTHER_WORDS):
+                    found.append(Hit(path, getattr(node, "lineno", 0), text))
+    return found
+
+
+def look_ups(package: Package) -> Mapping[str, Mapping[str, int]]:
+    """Room → file → look-ups by a key that is written out: subscripts, ``get``, ``pop``, ``setdefault``."""
+    found: dict[str, dict[str, int]] = {room: {} for room in ROOMS}
+    for path, tree in package.trees.items():
+        room = path.split("/")[0]
+        if room not in ROOMS:
+            continue
+        count = 0
+        for node in ast.walk(tree):
+            key: ast.AST | None = node.slice if isinstance(node, ast.Subscript) else None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop", "setdefault"):  # fmt: skip
+                key = node.args[0] if node.args else None
+            count += isinstance(key, ast.Constant) and isinstance(key.value, str)
+        if count:
+            found[room][path] = count
+    return found
+
+
+def loose_types(package: Package) -> int:
+    """``Any``, ``object``, ``cast`` and ``type: ignore`` together."""
+    count = sum(text.count("type: ignore") for text in package.texts.values())
+    for tree in package.trees.values():
+        for node in ast.walk(tree):
+            count += isinstance(node, ast.Name) and node.id in ("Any", "object")
+            count += isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast"
+    return count
+
+
+def statements(package: Package) -> int:
+    """By ``ast``."""
+    return sum(isinstance(node, ast.stmt) for tree in package.trees.values() for node in ast.walk(tree))
+
+
+def strategy_methods(package: Package) -> list[str]:
+    """Public methods of the base class of all strategies."""
+    classes = {n.name: n for n in package.trees["strategies/base.py"].body if isinstance(n, ast.ClassDef)}
+    return [m.name for m in classes["Strategy"].body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
+
+
+class Follower:
+    """Follows ``config``, what is taken from it, and a ``Job`` made of it, through the calls of ``make_plan``."""
+
+    def __init__(self, package: Package) -> None:
+        self._package = package
+        self.reached: dict[tuple[str, str], set[str]] = {}
+
+    def follow(self, path: str, name: str) -> list[str]:
+        """The functions that it is handed to, ``make_plan`` included."""
+        function = self._defined(path, name)
+        assert function is not None
+        self._visit(function[0], function[1], {"config"})
+        return sorted(f"{where}:{called}" for where, called in self.reached)
+
+    def _defined(self, path: str, name: str) -> tuple[str, ast.FunctionDef] | None:
+        for _ in range(5):
+            tree = self._package.trees.get(path) or self._package.trees.get(path.replace(".py", "/__init__.py"))
+            if tree is None:
+                return None
+            for node in tree.body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return path, node
+            source = self._imported(tree, name)
+            if source is None:
+                return None
+            path, name = source
+        return None
+
+    @staticmethod
+    def _imported(tree: ast.Module, name: str) -> tuple[str, str] | None:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline."):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return str(node.module).removeprefix("paceline.").replace(".", "/") + ".py", alias.name
+        return None
+
+    def _visit(self, path: str, function: ast.FunctionDef, given: set[str]) -> None:
+        known = self.reached.get((path, function.name))
+        if known is not None and given <= known:
+            return
+        given = given | (known or set())
+        self.reached[path, function.name] = given
+        held = set(given)
+        for _ in range(3):
+            held |= {t for n in ast.walk(function) if isinstance(n, ast.Assign) for t in _taken(n, held)}
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            called = self._defined(path, node.func.id)
+            if called is None:
+                continue
+            names = [a.arg for a in called[1].args.args]
+            handed = {n for n, argument in zip(names, node.args, strict=False) if _comes_from(argument, held)}
+            handed |= {k.arg for k in node.keywords if k.arg and _comes_from(k.value, held)}
+            if handed:
+                self._visit(*called, handed)
+
+
+def _taken(node: ast.Assign, held: set[str]) -> Iterator[str]:
+    target = node.targets[0]
+    pairs = [(target, node.value)]
+    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+        pairs = list(zip(target.elts, node.value.elts, strict=False))
+    for name, value in pairs:
+        if isinstance(name, ast.Name) and _comes_from(value, held):
+            yield name.id
+
+
+def _comes_from(node: ast.expr, held: set[str]) -> bool:
+    while True:
+        if isinstance(node, ast.Name):
+            return node.id in held
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        elif isinstance(node, ast.BoolOp):
+            node = node.values[0]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Job":
+            return any(_comes_from(a, held) for a in [*node.args, *(k.value for k in node.keywords)])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and node.args:
+            node = node.args[0]
+        else:
+            return False
+
+
+def planner(package: Package) -> list[str]:
+    """Functions that ``config`` is handed to from ``make_plan``."""
+    home = next(p for p, t in package.trees.items() if p.startswith(("plan/", "rules/")) for n in t.body if isinstance(n, ast.FunctionDef) and n.name == "make_plan")  # fmt: skip
+    return Follower(package).follow(home, "make_plan")
+
+
+def main(argv: list[str]) -> int:
+    """Prints the measures; returns 0."""
+    folders = [a for a in argv if not a.startswith("-")]
+    package = Package.read(Path(folders[0]) if folders else Path(__file__).resolve().parents[1])
+    hits, keys, texts = comparisons(package), look_ups(package), package.texts.values()
+    rows = [
+        ("comparisons with a strategy's or an algorithm's name outside its spec and table", 82, 0, len(hits)),
+        ("look-ups by literal key in " + ", ".join(ROOMS), 739, 150, sum(sum(f.values()) for f in keys.values())),
+        *((f"    {room}", None, None, sum(files.values())) for room, files in keys.items()),
+        ("Any, object, cast and type: ignore", 1130, 550, loose_types(package)),
+        ("statements", 25546, 25545, statements(package)),
+        ("lines over 110 columns", 2696, 0, sum(len(line) > 110 for text in texts for line in text.splitlines())),
+        ("fmt: skip", 131, 10, sum(len(re.findall(r"fmt: skip", text)) for text in texts)),
+        ("public methods of Strategy", 31, 14, len(strategy_methods(package))),
+        ("functions that config is handed to from make_plan (66 by this count)", 68, 25, len(planner(package))),
+    ]
+    out = [f"{'':<84} {'3b6e39d':>8} {'at most':>8} {'here':>8}"]
+    out += [f"{what:<84} {_cell(was)} {_cell(most)} {_cell(now)}" for what, was, most, now in rows]
+    if "-v" in argv:
+        out += ["", *map(str, hits), "", *(f"{n:>4} {path}" for room in keys.values() for path, n in sorted(room.items(), key=lambda f: -f[1]))]  # fmt: skip
+        out += ["", *planner(package)]
+    sys.stdout.write("\n".join(out) + "\n")
+    return 0
+
+
+def _cell(value: int | None) -> str:
+    return f"{'' if value is None else f'{value:,}':>8}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
