@@ -15,8 +15,8 @@ from trunk import Source, make_batch
 from paceline.algorithms.sft import SFT
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
+from paceline.rules.planning import make_plan
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.batch import Batch
 from paceline.seam.optimizer import OptimizerSpec

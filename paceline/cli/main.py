@@ -65,7 +65,15 @@ def dispatch(arguments: Sequence[str]) -> int:
 
         rich_utils.FORCE_TERMINAL = False  # what it prints is escaped: a colour would be seen as its code
     command = typer.main.get_command(import_module(f"paceline.cli.{verb}").app)
-    command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
+    try:
+        command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
+    except SystemExit as stop:
+        cause: BaseException | None = stop
+        while cause is not None:  # typer makes an exit of Ctrl-C, without a word
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        raise
     return int(ExitCode.OK)
 
 

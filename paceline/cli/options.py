@@ -24,23 +24,45 @@ Overrides = Annotated[
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, e.g. outputs/demo.")]
 
 
-def load(config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None) -> Loaded:
+def load(
+    config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None, *, ruled: bool = True
+) -> Loaded:
     """The config of ``config`` under the environment (the guide's variables translated), ``key=value`` arguments and flags.
 
-    Raises ConfigError with all violations.
+    ``ruled`` False: the rules are asked later, when what they need of the machine is known. Raises ConfigError with all violations.
     """
-    from paceline.config.load import load_config
+    from paceline.config.load import NotLoaded, load_config
     from paceline.launch.environ import translate
+    from paceline.rules import of_config
 
     translation = translate(os.environ)
     wrong = errors(translation.notes)
     try:
-        loaded = load_config(str(config), overrides or (), translation.environ(os.environ), dict(flags or {}))
+        loaded = load_config(
+            str(config),
+            overrides or (),
+            translation.environ(os.environ),
+            dict(flags or {}),
+            of_config if ruled else None,
+        )
+    except NotLoaded as error:
+        raise NotLoaded((*wrong, *error.diagnostics), error.partial, error.doubt) from None
     except ConfigError as error:
         raise ConfigError(*wrong, *error.diagnostics) from None
     if wrong:
         raise ConfigError(*wrong)
     return replace(loaded, notes=(*translation.notes, *loaded.notes))
+
+
+def load_to_start(config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None) -> Loaded:
+    """``load`` for a run on this machine: what is wrong with the files that the config names is told together with what is wrong with it."""
+    from paceline.config.load import NotLoaded
+    from paceline.launch.before.planned import with_files
+
+    try:
+        return load(config, overrides, flags, ruled=False)
+    except NotLoaded as error:
+        raise with_files(error) from None
 
 
 def existing_run(run: Path) -> Path:

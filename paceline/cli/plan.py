@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.options import Overrides, load
+from paceline.cli.options import Overrides, load, load_to_start
 from paceline.cli.report import tell
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def _of_config(
 
     needs_one_subject(model)
     asked = Asked(nproc=nproc, nnodes=nnodes)
-    loaded = load(path, overrides, (asked if hardware else rehearsed(asked)).flags())
+    loaded = (
+        load(path, overrides, asked.flags()) if hardware else load_to_start(path, overrides, rehearsed(asked).flags())
+    )
     cluster = cluster_of(hardware) if hardware else None
     made, warnings = planned(loaded, cluster=cluster, imports=imports)
     forecast = forecast_of_plan(made, cluster)

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from paceline.launch.ending import Ended
 from paceline.launch.spec import module_argv
 
+ENTERED = "paceline.launch.entered"  # it hears signals while the module is imported
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the package: a checkout or site-packages
 
 
@@ -25,7 +27,7 @@ def become(module: str, *arguments: str) -> NoReturn:
     reach_package()
     sys.stdout.flush()
     sys.stderr.flush()
-    argv = module_argv(module, *arguments)
+    argv = module_argv(ENTERED, module, *arguments)
     os.execv(argv[0], argv)
 
 
@@ -33,14 +35,16 @@ def call(module: str, *arguments: str) -> int:
     """Run ``python -m module …`` to its end and answer its exit code. Ctrl-C reaches the child, which is in our process group; what ends us otherwise
     (SIGTERM, a hang-up: ``launch.ending``) ends it too."""
     reach_package()
-    child = subprocess.Popen(module_argv(module, *arguments))
+    child = subprocess.Popen(module_argv(ENTERED, module, *arguments))
     while True:
         try:
             code = child.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:  # the child has it too and decides how to end
             continue
-        except SystemExit:
+        except SystemExit as stop:
             child.terminate()
             child.wait()
+            if isinstance(stop, Ended):
+                stop.said = True  # by the child
             raise

@@ -9,13 +9,15 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.launch.ending import READER_GONE, reader_gone
+from paceline.launch.ending import READER_GONE, Ended, reader_gone
 
 
 def reported(run: Callable[[], Any]) -> int:
     """Call ``run`` and answer its exit code; whatever it raises is told on stderr."""
     try:
         return _as_code(run())
+    except Ended:
+        raise  # ``ended`` says by what
     except SystemExit as stop:
         return _as_code(stop.code)
     except PacelineError as error:

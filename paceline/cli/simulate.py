@@ -128,8 +128,8 @@ def _plan_of(
     candidate: Candidate, told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None
 ) -> Plan:
     from paceline.config.schema import Config
-    from paceline.plan.choose import make_plan
     from paceline.plan.predict.report import settings
+    from paceline.rules.planning import make_plan
 
     values: dict[str, Any] = {
         "model": {"config": dict(config), "tokenizer": "none"},

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from paceline.cli.asked import Asked
-from paceline.cli.options import load
+from paceline.cli.options import load_to_start
 from paceline.cli.report import tell
-from paceline.config.rules import at_start
 from paceline.core.errors import ConfigError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
 from paceline.launch.before.planned import cluster_of, merged, planned
+from paceline.rules import at_start
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def start(
     from paceline.plan.explain import explain
     from paceline.plan.hardware import cpu_count
 
-    loaded = load(config_file, overrides, asked.flags())
+    loaded = load_to_start(config_file, overrides, asked.flags())
     if one_process and loaded.config.launch.nproc is None:
         asked = replace(asked, nproc=1)
-        loaded = load(config_file, overrides, asked.flags())
+        loaded = load_to_start(config_file, overrides, asked.flags())
     plan, warnings = planned(loaded, use_torchrun=asked.use_torchrun)
     if refused := at_start(warnings):
         raise ConfigError(*refused)

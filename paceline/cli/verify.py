@@ -43,7 +43,7 @@ def verify(
     """Does the chosen strategy compute what the reference computes? The config's model made small, a few steps on both, held side by side."""
     import tempfile
 
-    loaded = load(config, overrides, {"launch.nproc": nproc} if nproc else {})
+    loaded = load(config, overrides, {"launch.nproc": nproc} if nproc else {}, ruled=False)
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
         folder = to.absolute() if to else Path(scratch)
         with written_for(folder):

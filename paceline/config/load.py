@@ -15,6 +15,7 @@ from typing import Any
 from paceline.config.build import build
 from paceline.config.code_of_models import without_code
 from paceline.config.collect import Collector
+from paceline.config.doubt import doubted
 from paceline.config.foreign.files import foreign_layer
 from paceline.config.foreign.kinds import not_a_config
 from paceline.config.foreign.launched import launched_layer, overridden
@@ -23,18 +24,17 @@ from paceline.config.held import held_secrets
 from paceline.config.layers import Merged, merge
 from paceline.config.lookalikes import in_value, plain
 from paceline.config.reading import read_text
-from paceline.config.rules import check
-from paceline.config.rules.base import Facts
 from paceline.config.scalars import resolve_plain
 from paceline.config.schema import SECTIONS, Config, field_of, fields
 from paceline.config.source import COMMAND_LINE, DEFAULTS, ENVIRONMENT, FOREIGN, YAML, Entry, Source
 from paceline.config.spelling import known_names
 from paceline.config.written import masked
 from paceline.config.yaml_tree import Node, parse_yaml
-from paceline.core.diagnostics import Diagnostic, Severity, errors
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 
 _PREFIX = "PACELINE_"
+Rules = Callable[[Config, Mapping[str, Source]], Sequence[Diagnostic]]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,13 @@ class Loaded:
     notes: tuple[Diagnostic, ...]
     path: str | None = None
 
-    def check(self, facts: Facts | None = None, *, starting: bool = False) -> list[Diagnostic]:
-        """``rules.check`` with places as ``file:line``."""
-        return check(self.config, facts or Facts(), starting=starting, provenance=self.provenance)
+
+class NotLoaded(ConfigError):
+    """A config with faults. ``partial`` is what of it is sound, with defaults in the place of the rest; ``doubt`` names what is not (``config/doubt.py``)."""
+
+    def __init__(self, problems: Sequence[Diagnostic], partial: Loaded, doubt: frozenset[str]) -> None:
+        super().__init__(*problems)
+        self.partial, self.doubt = partial, doubt
 
 
 def load_config(
@@ -56,17 +60,19 @@ def load_config(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
+    rules: Rules | None = None,
 ) -> Loaded:
-    """Read, translate, merge and validate.
+    """Read, translate, merge and validate; what ``rules`` say of the result is told with the rest.
 
     ``path`` may be None (defaults and the upper layers only); ``overrides`` are ``key=value`` texts; ``flags`` are values of
-    dedicated CLI flags by dotted path (None: the flag was not given). Raises ConfigError with every violation that needs no
-    knowledge of the machine.
+    dedicated CLI flags by dotted path (None: the flag was not given). Raises ConfigError with every violation;
+    as NotLoaded, where something of the config can still be looked at.
     """
     collectors: list[Collector] = []
     problems: list[Diagnostic] = []
+    top: dict[str, int] = {}
     readers: tuple[Callable[[Collector], None], ...] = (
-        lambda collector: _yaml(path, collector),
+        lambda collector: top.update(_yaml(path, collector)),
         lambda collector: _environment(environ or {}, collector),
         lambda collector: _command_line(overrides, flags or {}, collector),
     )
@@ -99,17 +105,22 @@ def load_config(
     problems += misfits
     provenance = _provenance(merged, config)
     config, code_notes = without_code(config, provenance)
-    problems += errors(check(config, Facts(), provenance=provenance))
-    problems += held_secrets(config.to_json(), provenance, environ or {})
-    if problems:
-        raise ConfigError(*map(masked, _in_order(problems)))
+    problems += rules(config, provenance) if rules else ()
+    held = list(held_secrets(config.to_json(), provenance, environ or {}))
     notes = [note for collector in collectors for note in collector.notes]
-    return Loaded(config, provenance, (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes), path)
+    told = (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes)
+    loaded = Loaded(config, provenance, told, path)
+    if found := [masked(problem) for problem in _in_order([*problems, *held])]:
+        if held or not top:  # a secret goes nowhere; of a file that cannot be read nothing is known
+            raise ConfigError(*found)
+        raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top))
+    return loaded
 
 
-def _yaml(path: str | None, collector: Collector) -> None:
+def _yaml(path: str | None, collector: Collector) -> Mapping[str, int]:
+    """The keys at the margin and their lines."""
     if path is None:
-        return
+        return {}
     tree = parse_yaml(read_text(path), path)
     if tree is None:
         raise ConfigError(
@@ -125,6 +136,7 @@ def _yaml(path: str | None, collector: Collector) -> None:
         raise ConfigError(foreign)
     collector.root(tree, path, YAML)
     collector.problems = gathered(collector.problems, data, path)
+    return tree.key_lines
 
 
 def _environment(environ: Mapping[str, str], collector: Collector) -> None:

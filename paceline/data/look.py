@@ -56,6 +56,16 @@ def saved_sets(data: DataSection) -> list[str]:
     return [p for p in paths if any((Path(p).expanduser() / name).is_file() for name in SAVED)]
 
 
+def missing_sets(data: DataSection, key: str) -> Iterator[Diagnostic]:
+    """Findings about data sets under ``key`` (``data.train``, ``data.eval``) that are not there."""
+    for section in (data.train if key == "data.train" else data.eval) or ():
+        try:
+            [data_set] = find_sets(key, (section,))
+            yield from _misspelt(key, section, data_set)
+        except DataError as error:
+            yield from (_at(key, section, finding) for finding in error.diagnostics)
+
+
 def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnostic]:
     """A name that could be the hub's, next to a file or folder here of nearly that name."""
     path = Path(section.path)

@@ -21,8 +21,14 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasat
 READER_GONE = 141  # 128 + SIGPIPE, as a shell sees a program whose reader (head, less) has ended
 
 
+class Ended(SystemExit):
+    """A signal has ended this program; ``said``: in a sentence, already."""
+
+    said = False
+
+
 def ended(main: Callable[P, int]) -> Callable[P, int]:
-    """A program's ``main``: SIGTERM and a hang-up let it clean up and answer 143 and 129, Ctrl-C 130, a reader that went away 141 without a word, and
+    """A program's ``main``: SIGTERM and a hang-up let it clean up and answer 143 and 129, Ctrl-C 130, each with a sentence; a reader that went away 141 without a word, and
     a disk that refuses is named (1)."""
 
     @functools.wraps(main)
@@ -41,6 +47,12 @@ def _answered(main: Callable[[], int]) -> int:
     try:
         try:
             code = main()
+        except Ended as signalled:
+            if not signalled.said:
+                signalled.said = True
+                print(f"ended by {signal.Signals(int(str(signalled.code)) - 128).name}", file=sys.stderr)
+            sys.stdout.flush()
+            raise
         except SystemExit:
             sys.stdout.flush()
             raise
@@ -77,4 +89,4 @@ def _install() -> dict[int, Any]:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise Ended(128 + number)

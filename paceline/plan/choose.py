@@ -1,28 +1,23 @@
-"""``make_plan``: config and hardware in, plan out. Pure: the same input gives the same plan, byte for byte."""
+"""``resolved_plan``: config and hardware in, plan out. Pure: the same input gives the same plan, byte for byte."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from paceline import __version__
-from paceline.config.rules import Facts, check
 from paceline.config.schema import Config
-from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.auto import plan_auto
-from paceline.plan.fastest import NAME as FASTEST
-from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, keeps_apart, knob_decisions
 from paceline.plan.memory import memory_of
 from paceline.plan.nvme import nvme_decisions
-from paceline.plan.plan import Decision, Plan
+from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, choose, resolve
 from paceline.plan.rollout import gathered_problems, rollout_decisions, with_generation
@@ -31,24 +26,7 @@ from paceline.plan.shape import ModelShape, scoring, trained_shape
 from paceline.plan.strategy import Chosen
 
 
-def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: str, shape: ModelShape | None) -> Facts:
-    """What the config rules may know of machine, job and model."""
-    return Facts(
-        device=hardware.device,
-        device_name=hardware.device_name,
-        bf16=hardware.bf16,
-        fp16=hardware.fp16,
-        world_size=world_size,
-        num_nodes=num_nodes,
-        launcher=launcher,
-        backends=frozenset(hardware.torch_backends),
-        max_position_embeddings=shape.max_position_embeddings or None if shape else None,
-        num_attention_heads=shape.heads if shape else None,
-        num_key_value_heads=shape.kv_heads if shape else None,
-    )
-
-
-def make_plan(
+def resolved_plan(
     config: Config,
     hardware: Hardware,
     *,
@@ -58,25 +36,20 @@ def make_plan(
     run_dir: str,
     shape: ModelShape | None = None,
     others: Mapping[str, ModelShape | None] | None = None,
-    provenance: Mapping[str, Source] | None = None,
     needs_room: bool = True,
+    ruled: Sequence[Diagnostic] = (),
 ) -> Plan:
     """The plan for ``world_size`` processes on ``num_nodes`` nodes like ``hardware``; ``needs_room`` is False where it is not this very plan that is run.
 
-    ``shape`` may be left out when ``model.config`` is given; ``others`` are those of other models, by name; ``provenance`` lets findings name ``file:line``. Raises ConfigError with
-    every finding at once: the config rules with what is known now, and what this version cannot start.
+    ``shape`` may be left out when ``model.config`` is given; ``others`` are those of other models, by name. ``ruled`` is what the rules have found in the
+    config: warnings are told in the plan. Raises ConfigError with every finding at once: theirs, and what cannot be planned.
     """
-    found = check_world(hardware, world_size, num_nodes)
+    found = [*check_world(hardware, world_size, num_nodes), *ruled]
     given = config.model.config
     if shape is None and given:
         shape = attempt(lambda: trained_shape(given, "model.config"), found)
-    if config.training.distributed_strategy == FASTEST and not found:
-        job_of = partial(make_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape, others=others, provenance=provenance, needs_room=needs_room)  # fmt: skip
-        return plan_fastest(config, hardware, shape, world_size, num_nodes, job_of)
     if shape is not None and algorithm_spec(config.training.algorithm).scalar_head:
         shape = scoring(shape)
-    facts = facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
-    found += check(config, facts, starting=True, provenance=provenance)
     start = {"world_size": world_size, "num_nodes": num_nodes, "launcher": launcher, "run_dir": run_dir}
 
     def made(chosen: Chosen | None) -> Plan:
@@ -150,7 +123,7 @@ def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
     """What the rules said that keeps nothing from starting; of a repaired product the engine's decisions tell."""
     for d in found:
         if d.code != "batch.triple":
-            yield Decision(d.where or d.code, f"warning {d.code}", f"{d.what}; {d.hint}")
+            yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
 
 
 def _shape_of(

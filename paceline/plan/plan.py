@@ -13,6 +13,9 @@ from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.shape import ModelShape
 
+#: What a decision's ``choice`` begins with that only warns.
+WARNING = "warning "
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -120,7 +123,9 @@ class Plan:
         return f"{self.algorithm} by {self.strategy} in {where}{size}, {self.batch.global_batch} rows a step, {self.precision.compute}"
 
     def digest(self) -> str:
-        """sha256 of everything that decides the run; where it is written, and by which launcher it is started, do not count."""
+        """sha256 of everything that decides the run; where it is written, by which launcher it is started, and what is
+        warned of (free space of a disk) do not count."""
         data = {key: value for key, value in self.to_json().items() if key not in ("config", "run_dir", "launcher")}
+        data["decisions"] = [d for d in data["decisions"] if not d["choice"].startswith(WARNING)]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()

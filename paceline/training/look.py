@@ -5,7 +5,7 @@ Names, sizes, headers and the first rows are read; nothing is downloaded or toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from paceline.algorithms.rewards.scoring import MODEL, RewardSpec, check_built_i
 from paceline.checkpoint.manifest import read_manifest
 from paceline.checkpoint.resume import at_its_key, find_checkpoint, same_run
 from paceline.checkpoint.ties import read_config, read_state
+from paceline.config.doubt import sure
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
@@ -21,7 +22,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.data.examples import Reading
 from paceline.data.fingerprint import definition
-from paceline.data.look import look_at_sets, look_at_tokenizer
+from paceline.data.look import look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.environ import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
@@ -46,7 +47,6 @@ class Looked:
 
 def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> Looked:
     """Everything found. ``plan``: where there is one, a resumed run's global batch is compared too."""
-    found: list[Diagnostic] = []
     formats, of_data = look_at_sets(config.data, reading_of(config))
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config),
@@ -54,12 +54,36 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
+    return Looked(_each_once(parts), formats)
+
+
+def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
+    """What is found of a config that could not be loaded: it holds whatever the keys in ``doubt`` (``config/doubt.py``) were meant to be."""
+    return _each_once([lambda: _there(config, doubt)])
+
+
+def _each_once(parts: Sequence[Callable[[], Iterable[Diagnostic]]]) -> list[Diagnostic]:
+    found: list[Diagnostic] = []
     for part in parts:
         try:
             found += part()
         except PacelineError as error:
             found += error.diagnostics
-    return Looked(list({(d.code, d.where, d.found): d for d in found}.values()), formats)
+    return list({(d.code, d.where, d.found): d for d in found}.values())
+
+
+def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
+    """Of files that sound keys name, whether they are there: their contents hang on keys beside (the algorithm, the column names)."""
+    m = config.model
+    if sure(doubt, "model.name_or_path", "model.config") and m.config is None and m.name_or_path:
+        yield from check_model_folder(m.name_or_path, "model.name_or_path")
+    if sure(doubt, "model.tokenizer") and m.tokenizer:
+        yield from look_at_tokenizer(m, frozenset())
+    for key in ("data.train", "data.eval"):
+        if sure(doubt, key):
+            yield from missing_sets(config.data, key)
+    if sure(doubt, "lora.adapter_name_or_path") and config.lora is not None and config.lora.adapter_name_or_path:
+        yield from check_adapter_folder(config.lora.adapter_name_or_path, "lora.adapter_name_or_path")
 
 
 def _models(config: Config) -> Iterator[Diagnostic]:

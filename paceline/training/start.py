@@ -8,24 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.config.load import Loaded, load_config
-from paceline.config.rules import at_start
+from paceline.config.load import Loaded, NotLoaded, load_config
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.before.once import once_a_node
-from paceline.launch.before.planned import found_for_ranks
+from paceline.launch.before.planned import found_for_ranks, with_files
 from paceline.launch.environ import cache_folder, translate
 from paceline.launch.managers import standing, whole
 from paceline.launch.processes import MARK
 from paceline.launch.spec import Cluster
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.roles import named_shapes
 from paceline.plan.shape import shape_of
+from paceline.rules import at_start
+from paceline.rules.planning import make_plan
 from paceline.runtime.rank_env import RankEnv
 
 
@@ -58,11 +58,26 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
         return from_plan(Path(args.plan), args.local_rank)
     translation = translate(environ)
     settings = [*args.set, *([f"training.deepspeed={args.deepspeed_config}"] if args.deepspeed_config else [])]
-    loaded = load_config(args.config, settings, translation.environ(environ))
-    if wrong := errors(translation.notes):
+    wrong = errors(translation.notes)
+    try:
+        loaded = load_config(args.config, settings, translation.environ(environ))
+    except NotLoaded as error:
+        found = _looked_in_doubt(error, environ)
+        raise ConfigError(*wrong, *found) from None
+    if wrong:
         raise ConfigError(*wrong)
     notes = (*translation.notes, *loaded.notes, *other_processes(loaded, environ), *restarts(loaded, environ))
     return Start(loaded.config, None, args.config, args.local_rank, notes, loaded)
+
+
+def _looked_in_doubt(error: NotLoaded, environ: Mapping[str, str]) -> Sequence[Diagnostic]:
+    """The faults of a config and of its files, looked for once a node."""
+    if MARK in environ:
+        return error.diagnostics
+    subject = json.dumps(
+        [error.partial.config.to_json(), sorted(error.doubt), environ.get("TORCHELASTIC_RESTART_COUNT")]
+    )
+    return once_a_node(cache_folder(environ) / "looks", subject, lambda: with_files(error).diagnostics)
 
 
 def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:

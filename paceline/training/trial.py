@@ -23,7 +23,7 @@ from paceline.launch.outlet import redacted
 from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
 from paceline.plan.tries import COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
-from paceline.training.look import look, reading_of
+from paceline.training.look import look, look_in_doubt, reading_of
 from paceline.training.questions import open_questions
 
 
@@ -40,6 +40,9 @@ def answers(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What is known after the look and after each try, the whole of it each time."""
     config = Config.from_json(asked["config"])
     plan = None if asked["plan"] is None else Plan.from_json(asked["plan"])
+    if asked["doubt"] is not None:
+        yield {"looked": [d.to_json() for d in look_in_doubt(config, frozenset(asked["doubt"]))]}
+        return
     looked = look(config, current(), plan)
     told: dict[str, Any] = {"looked": [d.to_json() for d in looked.found], "tried": [], "asked": {}, "under_way": ""}
     told["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]

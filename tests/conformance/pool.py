@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.launch.processes import MARK
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DROPPED = (
@@ -82,6 +84,7 @@ def rank_environment(rank: int, nproc: int, port: int, own: Path) -> dict[str, s
         **clean,
         **{name: str(value) for name, value in ours.items()},
         "MASTER_ADDR": "127.0.0.1",
+        MARK: "pool",  # each cell has been planned: its ranks need not look again
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",

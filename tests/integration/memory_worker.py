@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.memory import model_states
 from paceline.plan.plan import Plan
+from paceline.rules.planning import make_plan
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role

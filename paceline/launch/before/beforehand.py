@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
     tries = things_to_try(config, plan, os.environ)
     if elsewhere and not (imports and tries):  # files and packages are another machine's
         return Beforehand((), tries, skipped=not imports)
-    job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries), "imports": imports, "open": not elsewhere}  # fmt: skip
+    job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries), "imports": imports, "open": not elsewhere, "doubt": None}  # fmt: skip
     told, ended = _asked(job)
     tries |= {name: f"{tries[name]}, {why}" if name in tries else why for name, why in told.get("asked", {}).items()}
     here = list(_findings(told.get("looked", ())))
@@ -63,6 +63,13 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
     if elsewhere:
         here = [replace(finding, severity=Severity.NOTE) for finding in here]
     return Beforehand((*here, *of_model), tries, skipped=not imports)
+
+
+def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
+    """Errors that hold of a config that could not be loaded, whatever is meant by the keys in ``doubt``."""
+    told, ended = _asked({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
+    found = errors(_findings(told.get("looked", ())))
+    return [*found, *([_unfinished(told, ended)] if ended else [])]
 
 
 def _findings(found: Any) -> list[Diagnostic]:

@@ -7,14 +7,16 @@ import os
 import resource
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.config.rules.base import Facts
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
 from paceline.plan.family_words import family_words
 from paceline.plan.model_config import pretrained_dtype
+from paceline.rules.base import Facts
+from paceline.rules.planning import facts_of
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
@@ -38,17 +40,9 @@ def facts(
     complete, incomplete = count_checkpoints(run)
     ntasks = environ.get("SLURM_NTASKS_PER_NODE", "")
     words = family_words(str(model.config.get("model_type", ""))) if model.config else None
-    return Facts(
-        device=hardware.device,
-        device_name=hardware.device_name,
-        bf16=hardware.bf16 if hardware.device == "cuda" else None,  # a CPU computes both in software
-        fp16=hardware.fp16 if hardware.device == "cuda" else None,
-        world_size=cluster.world_size,
-        num_nodes=cluster.num_nodes,
-        launcher=launcher,
-        max_position_embeddings=shape.max_position_embeddings or None if shape else None,
-        num_attention_heads=shape.heads if shape else None,
-        num_key_value_heads=shape.kv_heads if shape else None,
+    job = facts_of(hardware, world_size=cluster.world_size, num_nodes=cluster.num_nodes, launcher=launcher, shape=shape)
+    return replace(
+        job,
         config_fields=words.fields if words else None,
         config_words=words.words if words else None,
         pretrained_dtype=pretrained_dtype(model, environ),

@@ -15,7 +15,7 @@ from paceline.core.tables import STRATEGIES
 from paceline.launch.before.machine import OF_ANOTHER_RUN, of_machine
 
 if TYPE_CHECKING:
-    from paceline.config.load import Loaded
+    from paceline.config.load import Loaded, NotLoaded
     from paceline.config.schema import Config
     from paceline.config.source import Source
     from paceline.launch.spec import Cluster
@@ -45,9 +45,8 @@ def planned(
     from paceline.launch.op_build import op_lock_problems
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
-    from paceline.plan.choose import make_plan
     from paceline.plan.hardware import probe_hardware
-    from paceline.plan.roles import named_shapes
+    from paceline.rules.planning import try_plan
 
     config = loaded.config
     if cluster is None:
@@ -59,39 +58,49 @@ def planned(
         processes = Cluster(processes_of(loaded, cluster), cluster.nodes)
     launcher = ranks.launcher if ranks else launcher_for(processes, use_torchrun=use_torchrun)
     run = RunDir.at(config.run_directory())
-    plan = None
     shape, problems = _shape(config, cluster)
-    try:
-        plan = make_plan(
-            config,
-            hardware,
-            world_size=processes.world_size,
-            num_nodes=processes.num_nodes,
-            launcher=launcher,
-            run_dir=str(run.root),
-            shape=shape,
-            others=named_shapes(config, os.environ),
-            needs_room=needs_room,
-        )
-    except ConfigError as error:
-        problems += error.diagnostics
-    if cluster is None and plan is not None and "nvme" in plan.engine.values():
-        problems += op_lock_problems(os.environ)
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
     known = replace(known, code_sandbox=code_sandbox(config)) if cluster is None else replace(known, **OF_THIS_MACHINE)
-    found = loaded.check(known, starting=True)
+    others, missing = _others(config)
+    tried = try_plan(
+        config,
+        hardware,
+        world_size=processes.world_size,
+        num_nodes=processes.num_nodes,
+        launcher=launcher,
+        run_dir=str(run.root),
+        shape=shape,
+        others=others,
+        provenance=loaded.provenance,
+        needs_room=needs_room,
+        facts=known,
+    )
+    plan, found = tried.plan, tried.ruled
+    problems += [*missing, *tried.problems]
+    if cluster is None and plan is not None and "nvme" in plan.engine.values():
+        problems += op_lock_problems(os.environ)
     looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)
     here = (
         []
         if cluster is not None
         else of_machine(loaded, hardware, processes.world_size, shape is not None, run, met=ranks is not None)
     )
-    others = (*here, *looked.found)
-    wrong = merged(errors(found), (*problems, *errors(others)), loaded.provenance)
+    seen = (*here, *looked.found)
+    wrong = merged(errors(found), (*problems, *errors(seen)), loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)
-    said = merged((), [d for d in others if d.severity is not Severity.ERROR], loaded.provenance)
+    said = merged((), [d for d in seen if d.severity is not Severity.ERROR], loaded.provenance)
     return looked.said(plan), (*found, *said)
+
+
+def with_files(error: NotLoaded) -> ConfigError:
+    """A config's faults, what rules say of what is sound in it, and the faults of the files that this names, in one answer."""
+    from paceline.launch.before.beforehand import looked_in_doubt
+    from paceline.rules import of_config
+
+    sound = error.partial
+    found = [*error.diagnostics, *of_config(sound.config, sound.provenance)]
+    return ConfigError(*merged(found, looked_in_doubt(sound.config, error.doubt), sound.provenance))
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,16 @@ def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape |
     if shape is None and cluster is not None:
         shape = known_shape(config.model.name_or_path or "")
     return shape, []
+
+
+def _others(config: Config) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
+    """The shapes of the other models that the config names, and what is wrong with their folders."""
+    from paceline.plan.roles import named_shapes
+
+    try:
+        return named_shapes(config, os.environ), []
+    except ConfigError as error:
+        return {}, list(error.diagnostics)
 
 
 def merged(

@@ -209,5 +209,5 @@ def test_verbs_that_need_torch_become_another_process(
 ) -> None:
     assert run(*arguments) == 0
     [started] = no_start
-    assert started[:3] == [sys.executable, "-m", module]
-    assert " ".join(passed_on) in " ".join(started[3:])
+    assert started[:4] == [sys.executable, "-m", "paceline.launch.entered", module]
+    assert " ".join(passed_on) in " ".join(started[4:])

@@ -9,8 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
+
+from paceline.launch.ending import Ended
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {  # programs with rules of their own
@@ -48,13 +52,46 @@ def begin(mode: str, folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_a_signal_lets_it_clean_up_and_answers_its_code(number: int, code: int, tmp_path: Path) -> None:
+SAID = [(signal.SIGTERM, 143, "ended by SIGTERM\n"), (signal.SIGHUP, 129, "ended by SIGHUP\n"), (signal.SIGINT, 130, "interrupted\n")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "code", "said"), SAID)
+def test_a_signal_lets_it_clean_up_and_answers_its_code(number: int, code: int, said: str, tmp_path: Path) -> None:
     process = begin("wait", tmp_path)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == code and "Traceback" not in err
+    assert (process.returncode, err) == (code, said)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code", "said"), SAID)
+def test_a_signal_while_the_program_is_imported(number: int, code: int, said: str, tmp_path: Path) -> None:
+    """torch takes seconds: a Ctrl-C in them is no traceback out of somebody's ``import``."""
+    (tmp_path / "heavy.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    begin_with = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+    program = f"{begin_with}; import sys; sys.argv = ['-', 'heavy']; from paceline.launch.entered import main; sys.exit(main())"
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True, env=environ)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, said)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Ended(143)])
+def test_typer_does_not_swallow_the_sentence(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.cli import main as program
+
+    app = typer.Typer()
+
+    @app.command()
+    def verb() -> None:
+        raise error
+
+    monkeypatch.setattr(program, "import_module", lambda name: SimpleNamespace(app=app))
+    with pytest.raises(type(error)):
+        program.dispatch(["plan"])
 
 
 def test_a_reader_that_goes_away_ends_it_without_a_word(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.config.load import Loaded, load_config
 from paceline.core.errors import ConfigError
+from paceline.rules import of_config
 
 Load = Callable[..., Loaded]
 
@@ -20,7 +21,7 @@ def load(tmp_path: Path) -> Load:
     ) -> Loaded:
         path = tmp_path / "config.yaml"
         path.write_text(text, encoding="utf-8")
-        return load_config(str(path), overrides, environ or {}, flags or {})
+        return load_config(str(path), overrides, environ or {}, flags or {}, of_config)
 
     return run
 

@@ -22,10 +22,10 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.core.tables import ALGORITHMS
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.rules.planning import make_plan
 from paceline.seam.roles import Role
 from paceline.training.session import Session
 from paceline.training.state import TrainState
@@ -376,7 +376,7 @@ def claim(tree: Tree) -> Any:
         stack.enter_context(mock.patch("paceline.training.worker.claim", claimed))
         stack.enter_context(mock.patch("paceline.training.worker.share_plan", lambda world, make: make()))
         stack.enter_context(mock.patch("paceline.launch.claim.check_claim", claimed))
-        stack.enter_context(mock.patch.object(command, "load", lambda *_: loaded))
+        stack.enter_context(mock.patch.object(command, "load_to_start", lambda *_: loaded))
         stack.enter_context(mock.patch.object(command, "planned", lambda *_, **__: (rank.plan, ())))
         for run in (
             lambda: Worker.agree_on_plan(rank, WORLD),

@@ -12,6 +12,8 @@ import pytest
 from paceline.config.foreign.deepspeed import batch_of
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.core.diagnostics import Severity
+from paceline.rules import check
+from paceline.rules.base import Facts
 
 Read = Callable[..., Any]
 
@@ -206,7 +208,9 @@ def test_the_batch_follows_from_the_total_where_the_file_leaves_it_open(read, wr
 def test_a_path_that_is_not_there_stays_a_path(load, tmp_path: Path):
     loaded = load("training:\n  deepspeed: none.json\n")
     assert loaded.config.training.deepspeed == "none.json"
-    assert "config.foreign_missing" in {d.code for d in loaded.check(starting=True)}
+    assert "config.foreign_missing" in {
+        d.code for d in check(loaded.config, Facts(), starting=True, provenance=loaded.provenance)
+    }
 
 
 GUIDE = """\

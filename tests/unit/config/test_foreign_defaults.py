@@ -16,9 +16,9 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.known import known_shape
 from paceline.plan.plan import Plan
+from paceline.rules.planning import make_plan
 
 ZERO = "zero_optimization"
 MICRO = {"train_micro_batch_size_per_gpu": 8}  # training's own default; DeepSpeed has none

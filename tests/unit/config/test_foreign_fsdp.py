@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from paceline.config.rules import Facts, at_start
 from paceline.core.diagnostics import Severity
+from paceline.rules import Facts, at_start, check
 
 WORDS = {
     "full_shard": ("full_shard", {"reshard_after_forward": True}),
@@ -121,21 +121,25 @@ def test_xla_is_explained_and_not_started(load, installed, says):
     text = "training:\n  fsdp: full_shard\n  fsdp_config: {xla: true, xla_fsdp_settings: {compute_dtype: bfloat16}, xla_fsdp_grad_ckpt: true}\n"
     loaded = load(text)
     assert {n.found for n in loaded.notes} >= {"xla", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"}
-    (found,) = (d for d in loaded.check(Facts(torch_xla=installed), starting=True) if d.code == "xla.not_run")
+    (found,) = (
+        d
+        for d in check(loaded.config, Facts(torch_xla=installed), starting=True, provenance=loaded.provenance)
+        if d.code == "xla.not_run"
+    )
     assert found.severity is Severity.WARNING
     assert says in found.what
     assert "torch_xla" in found.hint
     assert at_start([found])[0].severity is Severity.ERROR
-    assert not [d for d in loaded.check(Facts()) if d.code == "xla.not_run"]
+    assert not [d for d in check(loaded.config, Facts(), provenance=loaded.provenance) if d.code == "xla.not_run"]
 
 
 @pytest.mark.parametrize("backend", ["mpi", "ccl"])
 def test_a_backend_that_this_torch_lacks_is_refused_with_where_it_comes_from(load, backend):
     loaded = load(f"training:\n  ddp_backend: {backend}\n")
-    (found,) = loaded.check(Facts(backends=frozenset(["gloo"])))
+    (found,) = check(loaded.config, Facts(backends=frozenset(["gloo"])), provenance=loaded.provenance)
     assert found.code == "back.not_built"
     assert {"mpi": "source", "ccl": "oneccl"}[backend] in found.hint
-    assert not loaded.check(Facts(backends=frozenset(["gloo", backend])))
+    assert not check(loaded.config, Facts(backends=frozenset(["gloo", backend])), provenance=loaded.provenance)
 
 
 @pytest.mark.parametrize(

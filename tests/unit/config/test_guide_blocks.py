@@ -9,6 +9,8 @@ import pytest
 from paceline.config.load import load_config
 from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
+from paceline.rules import check
+from paceline.rules.base import Facts
 
 BLOCKS = Path(__file__).parents[2] / "golden" / "guide_blocks"
 BOTH = "block_18.yaml"
@@ -64,8 +66,10 @@ def test_a_block_loads_without_its_deepspeed_file_and_cannot_start(number, tmp_p
     path.write_bytes((BLOCKS / f"block_{number:02d}.yaml").read_bytes())
     loaded = load_config(str(path))
     assert [note.code for note in loaded.notes if note.code == "config.foreign_missing"]
-    assert "config.foreign_missing" in {d.code for d in loaded.check(starting=True)}
-    assert "config.foreign_missing" not in {d.code for d in loaded.check()}
+    assert "config.foreign_missing" in {
+        d.code for d in check(loaded.config, Facts(), starting=True, provenance=loaded.provenance)
+    }
+    assert "config.foreign_missing" not in {d.code for d in check(loaded.config, Facts(), provenance=loaded.provenance)}
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "zero3_gather"])

@@ -10,11 +10,11 @@ import pytest
 from paceline.config.aliases import ALIASES
 from paceline.config.load import load_config
 from paceline.config.recognised import RECOGNISED
-from paceline.config.rules import check
-from paceline.config.rules.base import Facts
 from paceline.config.schema import SECTIONS, fields
 from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
+from paceline.rules import check
+from paceline.rules.base import Facts
 
 ODD = [None, True, -1, 10**30, float("inf"), "a:\u202e", [1], [None], {"a": 1}, {"path": None}, {"config_path": [1]}]
 FULL = Facts(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.config.codes import EXPLANATIONS
-from paceline.config.rules import RULES, check
-from paceline.config.rules.base import Facts
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Severity
+from paceline.rules import RULES, check
+from paceline.rules.base import Facts
 
 CPU = Facts(device="cpu", bf16=True, fp16=True, backends=frozenset({"gloo"}), world_size=2)
 LLAMA = Facts(

@@ -19,8 +19,8 @@ from paceline.data.fingerprint import definition
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.before import beforehand
 from paceline.launch.before.planned import planned
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.plan.roles import reads_pairs, reads_prompts
 from paceline.training.look import look
 from paceline.training.saving import run_state
 from paceline.training.state import TrainState
@@ -43,7 +43,8 @@ def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Pat
     """The folder of a checkpoint of ``job`` under ``settings``; weights of one small tensor."""
     plan, _ = planned(load(job.yaml(settings or {}), ()), imports=False)
     config = Config.from_json(plan.config)
-    kinds = {"pairs": reads_pairs(plan.algorithm), "prompts": reads_prompts(plan.algorithm)}
+    spec = algorithm_spec(plan.algorithm)
+    kinds = {"pairs": spec.pairs, "prompts": spec.on_policy}
     cache = Path(os.environ["PACELINE_CACHE"])
     rows = train_fingerprint_of(config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, **kinds)
     assert rows is not None

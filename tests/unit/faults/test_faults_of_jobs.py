@@ -113,7 +113,7 @@ def test_a_run_that_is_there_is_warned_of(job: Job) -> None:
 
 
 def test_a_model_that_must_be_fetched_offline(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.config.rules import at_start
+    from paceline.rules import at_start
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = job.found({"model.name_or_path": "some-org/some-model"})["model.offline"]

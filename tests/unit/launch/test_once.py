@@ -22,6 +22,7 @@ class Look:
 
     def __call__(self) -> tuple[Diagnostic, ...]:
         self.times += 1
+        time.sleep(0.05)  # so that the others are there before it ends
         return FOUND
 
 

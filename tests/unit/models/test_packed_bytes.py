@@ -12,10 +12,10 @@ from paceline.config.sections.small import LoraSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import scales_of
 from paceline.plan.adapter import adapter_of
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware
 from paceline.plan.pieces import pieces_of, scale_bytes
 from paceline.plan.shape import shape_from_config
+from paceline.rules.planning import make_plan
 
 GIB = 2**30
 CPU = Hardware("cpu", "A CPU", 1, GIB, GIB, 1, False, False, 2, None, ("gloo",))

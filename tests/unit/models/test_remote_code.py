@@ -13,11 +13,11 @@ import pytest
 from support import ROOT
 
 from paceline.config.load import load_config
-from paceline.config.rules import check
-from paceline.config.rules.base import Facts
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.remote_code import check_code, read_code, unpinned
+from paceline.rules import check
+from paceline.rules.base import Facts
 
 COMMIT = "0123456789" * 4
 AUTO_MAP = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}

@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware
+from paceline.rules.planning import make_plan
 
 GIB = 2**30
 NUMBER = 200

@@ -11,7 +11,6 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.tables import STRATEGIES
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware, probe_hardware
 from paceline.plan.known import known_models
 from paceline.plan.plan import Plan
@@ -19,6 +18,7 @@ from paceline.plan.predict.advice import escalated
 from paceline.plan.predict.search import Ask, search
 from paceline.plan.shape import shape_from_config
 from paceline.plan.size_rule import CHAIN, size_rule
+from paceline.rules.planning import make_plan
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
 

@@ -9,7 +9,6 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.known import known_models, model_shape
 from paceline.plan.plan import Plan
 from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients
@@ -18,6 +17,7 @@ from paceline.plan.predict.peak import peak_of
 from paceline.plan.predict.search import Ask, Candidate, search
 from paceline.plan.predict.speed import speed_of
 from paceline.plan.predict.work import Adapter, Work
+from paceline.rules.planning import make_plan
 
 C, S = memory_coefficients(), speed_coefficients()
 LONG = 131072

@@ -14,8 +14,8 @@ import torch
 from paceline.config.schema import Config
 from paceline.models import attention
 from paceline.models.layout import Layout
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware
+from paceline.rules.planning import make_plan
 from paceline.runtime import device as device_room
 from paceline.runtime import world as world_room
 from paceline.seam.batch import Batch

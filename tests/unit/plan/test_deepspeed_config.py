@@ -11,10 +11,10 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.rules.planning import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1024**3

@@ -12,11 +12,11 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.plan.choose import make_plan
 from paceline.plan.explain import explain
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.rules.planning import make_plan
 
 GIB = 1024**3
 CPU = Hardware(

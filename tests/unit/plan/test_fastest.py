@@ -9,9 +9,9 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.known import known_models
 from paceline.plan.plan import Plan
+from paceline.rules.planning import make_plan
 
 
 def config_of(**training: Any) -> Config:

@@ -9,9 +9,9 @@ import pytest
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.known import known_shape
 from paceline.plan.plan import Plan
+from paceline.rules.planning import make_plan
 
 
 def plan_of(size: int, stage: int = 3, **more: Any) -> Plan:

@@ -13,11 +13,11 @@ import pytest
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.choose import make_plan
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.shape import ModelShape, shape_from_config
+from paceline.rules.planning import make_plan
 
 GIB = 1024**3
 CPU = Hardware(

@@ -14,7 +14,6 @@ import torch
 from paceline.config.load import load_config
 from paceline.models import precision
 from paceline.models.factory import HFModelFactory
-from paceline.plan.choose import make_plan
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import memory_of, model_states
@@ -24,6 +23,7 @@ from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_cand
 from paceline.plan.roles import named_shapes
 from paceline.plan.shape import scoring, shape_from_config
 from paceline.plan.states import moments
+from paceline.rules.planning import make_plan
 from paceline.seam.roles import Role
 from paceline.strategies.measure import storage_bytes
 

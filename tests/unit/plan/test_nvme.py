@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.plan import Decision
+from paceline.rules.planning import make_plan
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
 

@@ -10,7 +10,6 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware, probe_hardware
 from paceline.plan.known import known_models
 from paceline.plan.plan import Plan
@@ -19,6 +18,7 @@ from paceline.plan.room import room_of
 from paceline.plan.shape import shape_from_config
 from paceline.plan.starts import CARD, FIRST, HOST, INTERPRETER, Role, card_peak, host_peak
 from paceline.plan.strategies.base import strategy_spec, strategy_specs
+from paceline.rules.planning import make_plan
 
 GIB = 2**30
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None, host_memory_bytes=23 * GIB, memory_bytes=23 * GIB)

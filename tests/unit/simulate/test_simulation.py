@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from paceline.config.schema import Config
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.plan import Plan
 from paceline.plan.predict.from_plan import ask_of, planned_candidate
 from paceline.plan.predict.simulation import Compared, compare, partly, table, why_not
+from paceline.rules.planning import make_plan
 from paceline.simulate.run import simulate
 
 LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2,

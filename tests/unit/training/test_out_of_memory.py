@@ -10,11 +10,11 @@ import torch
 
 from paceline.config.schema import Config
 from paceline.plan.catalogue import cluster_of
-from paceline.plan.choose import make_plan
 from paceline.plan.hardware import Hardware, probe_hardware
 from paceline.plan.known import known_models
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
+from paceline.rules.planning import make_plan
 from paceline.training.failure import diagnose
 from paceline.training.out_of_memory import is_out_of_memory, out_of_memory_hint, smaller
 

@@ -78,7 +78,7 @@ def test_what_is_wrong_with_the_yaml_is_said_once_a_node(
 ) -> None:
     monkeypatch.setattr(rank_module, "_LATER_SECONDS", 0.0)
     (tmp_path / "c.yaml").write_text("training:\n  lerning_rate: 1\n")
-    environ = {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 2)}
+    environ = {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 2), "PACELINE_CACHE": str(tmp_path)}
     line = Line.join({}, rank, lambda word: None)
     assert rank_module.run_rank(["--config", str(tmp_path / "c.yaml")], environ, line) == 2
     assert ("lerning_rate" in capsys.readouterr().err) == told

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config.nearest import nearest
-from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
+from paceline.rules.base import Context, Rule
 
 
 def given(c: Context) -> Iterator[Diagnostic]:

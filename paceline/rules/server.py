@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from paceline.config.rules.base import Context, Rule
-from paceline.config.rules.cuts import cutting_keys, in_words, places
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules.base import Context, Rule
+from paceline.rules.cuts import cutting_keys, in_words, places
 
 _SERVER = "training.rollout.server"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

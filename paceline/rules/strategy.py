@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.config.optimizers import elementwise
-from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules.base import Context, Rule
 
 _STRATEGY = "training.distributed_strategy"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.rules.base import Context, Rule
-from paceline.config.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 from paceline.config.sections.preference import DpoOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules.base import Context, Rule
+from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 
 
 def pairs(c: Context) -> Iterator[Diagnostic]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.optimizers import BUILT, contradictions, not_built, parse_optim_args
 from paceline.config.options import misfits
-from paceline.config.rules.base import Context, Rule
 from paceline.config.schedules import OPTIONS, STATEFUL, unmet
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.rules.base import Context, Rule
 
 _OPTIM, _ARGS = "training.optim", "training.optim_args"
 _SCHEDULE, _KWARGS = "training.lr_scheduler_type", "training.lr_scheduler_kwargs"

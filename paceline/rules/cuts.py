@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.config.rules.base import Context
-from paceline.config.rules.strategy import deepspeed_section
+from paceline.rules.base import Context
+from paceline.rules.strategy import deepspeed_section
 
 
 def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes
+from paceline.rules.base import Context, Rule
 
 _TRACKERS = ("tensorboard", "wandb")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.rules.base import Context, Rule
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules.base import Context, Rule
 
 
 def foreign_files(c: Context) -> Iterator[Diagnostic]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.rules.base import Context, Rule
-from paceline.config.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 from paceline.config.sections.ppo import PpoOptions
 from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules.base import Context, Rule
+from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 
 _ROLLOUT = "training.rollout"
 MODEL = "model"  # the reward that is a model, and its option

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from paceline.config.rules.backend import BACKEND_RULES
-from paceline.config.rules.base import Context, Facts, Rule
-from paceline.config.rules.batch import BATCH_RULES
-from paceline.config.rules.data import DATA_RULES
-from paceline.config.rules.host import HOST_RULES
-from paceline.config.rules.model import MODEL_RULES
-from paceline.config.rules.optimisation import OPTIMISATION_RULES
-from paceline.config.rules.parallel import PARALLEL_RULES
-from paceline.config.rules.precision import PRECISION_RULES
-from paceline.config.rules.preference import PREFERENCE_RULES
-from paceline.config.rules.rollout import ROLLOUT_RULES
-from paceline.config.rules.save import SAVE_RULES
-from paceline.config.rules.server import SERVER_RULES
-from paceline.config.rules.strategy import STRATEGY_RULES
 from paceline.config.schema import Config
 from paceline.config.source import Source
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic, Severity, errors
+from paceline.rules.backend import BACKEND_RULES
+from paceline.rules.base import Context, Facts, Rule
+from paceline.rules.batch import BATCH_RULES
+from paceline.rules.data import DATA_RULES
+from paceline.rules.host import HOST_RULES
+from paceline.rules.model import MODEL_RULES
+from paceline.rules.optimisation import OPTIMISATION_RULES
+from paceline.rules.parallel import PARALLEL_RULES
+from paceline.rules.precision import PRECISION_RULES
+from paceline.rules.preference import PREFERENCE_RULES
+from paceline.rules.rollout import ROLLOUT_RULES
+from paceline.rules.save import SAVE_RULES
+from paceline.rules.server import SERVER_RULES
+from paceline.rules.strategy import STRATEGY_RULES
 
 RULES: tuple[Rule, ...] = (
     *BATCH_RULES,
@@ -46,6 +46,11 @@ def check(
     """All findings about a config with what is known; ``starting`` adds what only a start needs (a model, data, files that exist)."""
     context = Context(config, facts, starting, provenance or {})
     return [finding for rule in RULES for finding in rule(context)]
+
+
+def of_config(config: Config, provenance: Mapping[str, Source]) -> tuple[Diagnostic, ...]:
+    """The errors that need no knowledge of the machine."""
+    return errors(check(config, Facts(), provenance=provenance))
 
 
 #: Findings with which a plan can still be looked at, and nothing started.

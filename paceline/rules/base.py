@@ -10,7 +10,9 @@ from paceline.config.schema import Config
 from paceline.config.sections.training_scale import AUTO
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.tables import ALGORITHMS, STRATEGIES
+from paceline.core.tables import STRATEGIES
+from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
+from paceline.plan.strategies.base import StrategySpec, strategy_spec
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,14 @@ class Context:
     provenance: Mapping[str, Source] = field(default_factory=dict)
 
     @property
-    def algorithm(self) -> Any:
-        """The ``AlgorithmSpec`` of this run."""
-        return ALGORITHMS.spec(self.config.training.algorithm)
+    def algorithm(self) -> AlgorithmSpec:
+        """What this run's algorithm is."""
+        return algorithm_spec(self.config.training.algorithm)
 
     @property
-    def algorithms(self) -> tuple[Any, ...]:
+    def algorithms(self) -> tuple[AlgorithmSpec, ...]:
         """The specs of all algorithms."""
-        return tuple(map(ALGORITHMS.spec, ALGORITHMS.names()))
+        return algorithm_specs()
 
     @property
     def own_options(self) -> Any:
@@ -78,23 +80,23 @@ class Context:
         return getattr(self.config.training, self.config.training.algorithm, None)
 
     @property
-    def named_strategy(self) -> Any:
+    def named_strategy(self) -> StrategySpec | None:
         """The ``StrategySpec`` of the strategy that the config names; None where it leaves it to the plan, names a class of its own or nothing known."""
         name = self.config.training.distributed_strategy
-        return STRATEGIES.spec(name) if name in STRATEGIES.names() else None
+        return strategy_spec(name) if name in STRATEGIES.names() else None
 
     @property
-    def strategy(self) -> Any:
+    def strategy(self) -> StrategySpec | None:
         """``named_strategy``, or what ``auto`` takes for the sake of a section that the config has; None where that is open."""
         t = self.config.training
         if t.distributed_strategy != AUTO:
             return self.named_strategy
         if isinstance(t.deepspeed, dict) and t.deepspeed:
-            return STRATEGIES.spec("deepspeed")
+            return strategy_spec("deepspeed")
         if t.parallelism is not None and t.parallelism.pp_size > 1:
-            return STRATEGIES.spec("pipeline")
+            return strategy_spec("pipeline")
         sharded = t.parallelism is not None and (t.parallelism.dp_shard_size, t.parallelism.cp_size, t.parallelism.tp_size) != (1, 1, 1)  # fmt: skip
-        return STRATEGIES.spec("fsdp") if t.fsdp or sharded else None
+        return strategy_spec("fsdp") if t.fsdp or sharded else None
 
     def given(self, path: str) -> bool:
         """Whether a layer above the defaults set this key."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.rules.base import Context, Rule
 from paceline.config.sections.training_scale import AUTO, CHOSEN
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.tables import STRATEGIES
+from paceline.rules.base import Context, Rule
 
 _STRATEGY = "training.distributed_strategy"
 
@@ -93,7 +93,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
             _STRATEGY,
             hint="distributed: true, or distributed_strategy: single",
         )
-    if t.distributed is True and alone and not spec.multi_device:
+    if t.distributed is True and spec is not None and alone and not spec.multi_device:
         yield c.problem(
             "back.distributed_flag",
             "distributed: true, and a strategy of one process",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from paceline.config.rules.base import Context, Rule
 from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
 from paceline.core.diagnostics import Diagnostic
+from paceline.rules.base import Context, Rule
 
 _SIZES = "training.parallelism"
 _STRATEGY = "training.distributed_strategy"
@@ -132,7 +132,7 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     used = [axis for axis, size in _by_name(sizes).items() if size > 1]
     allowed = None if spec is None else spec.axes
     wrong = [axis for axis in used if allowed is not None and axis.removesuffix("_size") not in allowed]
-    if wrong:
+    if wrong and spec is not None:
         instead = "pipeline" if "pp_size" in wrong else "fsdp"
         yield c.problem(
             "par.strategy",

@@ -1,0 +1,52 @@
+"""What of a config that cannot be loaded is in doubt: what is sound can be looked at all the same, and nothing false be said of it."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from paceline.config.schema import SECTIONS
+from paceline.config.source import DEFAULTS, Source
+from paceline.core.diagnostics import Diagnostic
+
+#: Beside sections and keys: a line outside all sections may have been meant for any of them.
+ANYWHERE = "*"
+
+
+def doubted(
+    problems: Sequence[Diagnostic], provenance: Mapping[str, Source], file: str, top: Mapping[str, int]
+) -> frozenset[str]:
+    """Keys that are given and wrong; and each section that has a key nobody knows, for that may be a misspelling of any other.
+
+    ``top``: the keys of ``file`` that stand at its margin → line, from 1.
+    """
+    keys: dict[str, set[str]] = {}
+    for key, source in provenance.items():
+        if source.layer != DEFAULTS:
+            keys.setdefault(source.place(), set()).add(key)
+    starts = sorted((line, name) for name, line in top.items())
+    found: set[str] = set()
+    for problem in problems:
+        for place in problem.where.split(" and "):
+            found |= keys.get(place) or {_section(place, file, starts)}
+    return frozenset(found)
+
+
+def _section(place: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
+    """The section that a place lies in, as far as it tells."""
+    name, _, line = place.rpartition(":")
+    if name == file and line.isdigit():
+        before = bisect_right(starts, (int(line), "\U0010ffff")) - 1
+        section = starts[before][1] if before >= 0 else ""
+    else:
+        told = re.match(r"(?:command line |environment PACELINE_)?([A-Za-z]+)(?:\.|__)", place)
+        section = told[1].lower() if told else ""
+    return section if section in SECTIONS else ANYWHERE
+
+
+def sure(doubt: frozenset[str], *needed: str) -> bool:
+    """Whether none of these keys and sections is in doubt, nor anything inside or around them."""
+    return not any(
+        f"{one}.".startswith(f"{need}.") or f"{need}.".startswith(f"{one}.") for one in doubt for need in needed
+    )
