@@ -63,6 +63,7 @@ class HFModelFactory:
     attention     ``auto``, ``paceline`` or a Transformers name
     master_dtype  of the parameters: fp32, or fp64 for verification
     frozen        nothing is trained: where low-precision copies are kept, they take the place of the masters
+    temperature   log-probabilities and entropies are those of softmax(logits / temperature)
     adapter       ``Plan.adapter``: low-rank adapters are trained, everything else is frozen (and quantised where it says so)
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
@@ -82,6 +83,7 @@ class HFModelFactory:
         master_dtype: torch.dtype = torch.float32,
         adapter: Mapping[str, Any] | None = None,
         frozen: bool = False,
+        temperature: float = 1.0,
     ) -> None:
         self.role = role
         self.frozen = frozen
@@ -90,7 +92,7 @@ class HFModelFactory:
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
-        self._adapter = adapter
+        self._adapter, self._temperature = adapter, temperature
         self._config = self._load_config()
         self._class = _model_class(self._config, model, role)
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
@@ -142,7 +144,9 @@ class HFModelFactory:
         if self.frozen:
             hf.requires_grad_(False)
         self.swap_kernels(hf, options)
-        module = RoleModule(self.role, hf, choice, self._compute_dtype, options.engine_casts, adapter)
+        module = RoleModule(
+            self.role, hf, choice, self._compute_dtype, options.engine_casts, adapter, self._temperature
+        )
         if self._recompute:
             enable_recompute(hf, module.slot)
         if self._compile:

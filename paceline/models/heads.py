@@ -107,25 +107,22 @@ class WholeVocabulary:
 class Head:
     """Computes what is asked; ``fused`` says by which path, ``reason`` why; ``vocabulary`` how the fused path shares out its columns."""
 
-    def __init__(self, hf: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, hf: Any, chunk_bytes: int = CHUNK_BYTES, temperature: float = 1.0) -> None:
+        """All quantities are those of softmax(logits / ``temperature``): the policy that tokens were sampled from."""
         self._linear = hf.get_output_embeddings()
         self._own = OwnHead(hf)
         self._chunk_bytes = chunk_bytes
         self.vocabulary: Vocabulary = WholeVocabulary()
-        self.shape = self._plain_shape = _shape(hf.config.to_dict(), chunk_bytes)
-        self._temperature = 1.0
+        self.shape = _shape(hf.config.to_dict(), chunk_bytes)
+        self._temperature = temperature
         self.fused = isinstance(self._linear, nn.Linear) and self._matches(hf)
         self.reason = (
             "linear head: fused"
             if self.fused
             else f"{type(hf).__name__} has a head of its own: chunked, through its class"
         )
-
-    def set_temperature(self, temperature: float) -> None:
-        """From now on all quantities are those of softmax(logits / temperature): the policy that tokens were sampled from."""
-        self._temperature = temperature
         if self.shape.softcap is None:
-            self.shape = replace(self._plain_shape, scale=self._plain_shape.scale / temperature)
+            self.shape = replace(self.shape, scale=self.shape.scale / temperature)
         elif self.fused and temperature != 1.0:  # the fused kernels scale before the cap
             self.fused, self.reason = False, "softcap and a sampling temperature: chunked, through its class"
 

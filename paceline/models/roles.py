@@ -38,7 +38,9 @@ class RoleModule(RootModule):
         compute_dtype: torch.dtype = torch.float32,
         engine_casts: bool = False,
         adapter: Adapter | None = None,
+        temperature: float = 1.0,
     ) -> None:
+        """``temperature``: log-probabilities and entropies are those of softmax(logits / temperature)."""
         super().__init__()
         self.role = role
         self.hf = hf
@@ -48,7 +50,7 @@ class RoleModule(RootModule):
         self.said: dict[str, str] = {}  # what was done to the module after it was built, for ``notes``
         self.slot = LayoutSlot()
         self.slot.attach(hf)
-        self._head: Any = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf)
+        self._head: Any = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, temperature=temperature)
         self._low: LowPrecision | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
@@ -80,10 +82,6 @@ class RoleModule(RootModule):
         """Cast the masters into the low-precision copies again (nothing to do in fp32)."""
         if self._low is not None and self._low.cached:
             self._low.refresh()
-
-    def set_temperature(self, temperature: float) -> None:
-        """From now on log-probabilities and entropies are those of softmax(logits / temperature)."""
-        self._head.set_temperature(temperature)
 
     def computing(self, device_type: str) -> AbstractContextManager[Any]:
         """What must be entered around calls of ``hf`` itself (decoding), so that it computes in the dtype that ``forward`` does."""

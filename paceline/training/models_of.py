@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.config.schema import Config
+from paceline.config.sections.rollout import RolloutOptions
 from paceline.models.factory import HFModelFactory
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
@@ -78,8 +79,14 @@ class Models:
             "compile_options": self._compile_options(),
             "master_dtype": DTYPES[precision.master],
             "adapter": self.plan.adapter,
+            "temperature": self._temperature(),
         }
         return HFModelFactory(**{**values, **changed})
+
+    def _temperature(self) -> float:
+        """That answers are sampled at, where the policy writes them itself: what is trained is the policy that was sampled from. Greedy: 1."""
+        rollout = self.config.training.rollout or RolloutOptions()
+        return rollout.temperature or 1.0 if algorithm_spec(self.plan.algorithm).on_policy else 1.0
 
     def _compile_options(self) -> dict[str, str]:
         """``torch.compile``'s backend and mode, where the config names them."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
+from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
+from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.rundir import RunDir
@@ -20,13 +23,13 @@ from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.runlog import events
 from paceline.runtime.device import memory_bytes
 from paceline.runtime.seed import seed_for
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
 from paceline.seam.window import Window
 from paceline.strategies.base import Runner, Strategy
+from paceline.strategies.handle import Handles
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 from paceline.training.cadence import Cadence, every
@@ -34,18 +37,19 @@ from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
 from paceline.training.metrics import Peak, Throughput, computed_parameters
 from paceline.training.models_of import Models
+from paceline.training.parts import Evaluation, Parts, Windows
 from paceline.training.reference import ask_reference
 from paceline.training.rollout.setup import RolloutSetup, rollout_options
 from paceline.training.same_rows import CHECKED_STEPS, check_same_rows
 from paceline.training.same_weights import check_same_weights
-from paceline.training.saving import exported_shards, hugging_face_files, own_generation, run_state, same_base
+from paceline.training.saver import Published, checkpoint_saver
+from paceline.training.saving import same_base
 from paceline.training.schedule import learning_rate_schedule
-from paceline.training.state import BestRule, TrainState
+from paceline.training.state import TrainState, best_rule
 from paceline.training.trainer import Observer, Trainer
 from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
 
 _NOT_THE_ALGORITHMS = ("ref_model", "precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights")
-Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
 
 
 @dataclass
@@ -71,8 +75,19 @@ class Session:
         """How batches reach the steps."""
         return Loading.of(self.config.training, self.world.device)
 
-    def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool]) -> Trainer:
-        """Model, strategy, algorithm, data, schedule, checkpoints: the trainer, standing at the step to go on from."""
+    def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool], published: Published) -> Trainer:
+        """The trainer of this rank; ``published`` hears of every durable checkpoint."""
+        parts = self.parts()
+        keep_best = self.config.training.load_best_model_at_end
+        checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
+        config = self.hf_config(parts.algorithm.trains[0])
+        save = checkpoint_saver(
+            parts, self.plan, self.prepared, checkpointer, config, published, keep_best=keep_best
+        )  # under save_strategy no, too: a stop saves
+        return self.trainer(parts, observers, stop_requested, save)
+
+    def parts(self) -> Parts:
+        """Model, strategy, algorithm, data, checkpoint: all that is trained, standing at the step to go on from."""
         if self.world.device.type == "cpu":
             keep_heap()
         algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
@@ -99,17 +114,17 @@ class Session:
         )
         epochs = self.epochs(source if rolls is None else rolls.rows(source), cut)
         state = self.restore(strategy, handles, algorithm)
-        windows: Any = (
-            WindowSource(source, cut, epochs, state.step, self.loading)
-            if rolls is None
-            else rolls.windows(source, epochs, state.step)
-        )
+        if rolls is not None:
+            rollouts = rolls.windows(source, epochs, state.step)
+            windows: Windows = rollouts
+            evaluated: Evaluation = rollouts.evaluate
+        else:
+            windows = WindowSource(source, cut, epochs, state.step, self.loading)
+            evaluated = self.evaluated(runner, handles, algorithm)
         filler = windows.filler()
         for role in algorithm.trains:
             strategy.warm_up(handles[role], filler, algorithm)
-        trainer = self.trainer(runner, algorithm, handles, windows, epochs, state)
-        trainer.observers, trainer.stop_requested = observers, stop_requested
-        return trainer
+        return Parts(runner, algorithm, handles, windows, epochs, state, evaluated)
 
     def algorithm_options(self) -> dict[str, Any]:
         """The algorithm's own section under ``training``, and what the plan has decided of it."""
@@ -182,24 +197,23 @@ class Session:
 
     def trainer(
         self,
-        runner: Runner,
-        algorithm: Any,
-        handles: dict[Role, Any],
-        windows: Any,
-        epochs: Epochs,
-        state: TrainState,
+        parts: Parts,
+        observers: Iterable[Observer],
+        stop_requested: Callable[[], bool],
+        save: Callable[[int], None] | None = None,
     ) -> Trainer:
-        t, strategy = self.config.training, runner.strategy
-        total = epochs.total_steps
+        """Rates, seeds, clipping; when it evaluates and saves, and what is best."""
+        t, strategy = self.config.training, parts.runner.strategy
+        total = parts.epochs.total_steps
         shape = self.plan.shape
         peak = Peak.of(self.world.device, self.plan.precision.compute)
         piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout
-        trainer = Trainer(
-            runner=runner,
-            algorithm=algorithm,
-            handles=handles,
-            windows=windows,
-            epochs=epochs,
+        return Trainer(
+            runner=parts.runner,
+            algorithm=parts.algorithm,
+            handles=parts.handles,
+            windows=parts.windows,
+            epochs=parts.epochs,
             cadence=self.cadence(total),
             lr=learning_rate_schedule(
                 t.lr_scheduler_type, t.learning_rate, t.warmup_steps, total, t.lr_scheduler_kwargs
@@ -209,32 +223,42 @@ class Session:
                 t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank, piece
             ),
             throughput=Throughput(
-                computed_parameters(shape, self.plan.adapter, self.plan.reference, len(algorithm.trains)),
+                computed_parameters(shape, self.plan.adapter, self.plan.reference, len(parts.algorithm.trains)),
                 self.plan.world_size,
                 peak if shape else None,
             ),
             memory_bytes=lambda: memory_bytes(self.world.device),
             agree=self.world.any,
-            stop_requested=lambda: False,
-            observers=(),
-            best=best_rule(t, algorithm.metric_names),
-            state=state,
+            stop_requested=stop_requested,
+            observers=observers,
+            best=best_rule(t, self.evaluation_metrics()),
+            state=parts.state,
+            inspect=self.inspector(parts) if self.world.world_size > 1 else None,
+            evaluate=self.evaluation(parts),
+            save=save,
         )
-        if self.world.world_size > 1:
-            trainer.inspect = self.inspector(strategy, handles, until=state.step + CHECKED_STEPS)
-        if self.prepared.eval is not None and (t.eval_strategy != "no" or t.eval_on_start):
-            eval_source = self.source(train=False)
-            if algorithm_spec(self.plan.algorithm).on_policy:
-                trainer.evaluate = lambda: windows.evaluate(eval_source)
-                return trainer
-            eval_cut = self.cut(strategy, t.per_device_eval_batch_size, 1)
-            trainer.evaluate = lambda: evaluate(runner, handles, algorithm, eval_source, eval_cut, self.loading)
-        return trainer
 
-    def inspector(self, strategy: Strategy, handles: Mapping[Role, Any], until: int) -> Callable[[Window], None]:
-        """Holds the ranks together in the windows before step ``until``: equal rows in a copy of the model, equal weights in its copies."""
-        mesh = self.plan.mesh
-        trained = {role.value: handle.root for role, handle in handles.items() if handle.trained}
+    def evaluation_metrics(self) -> tuple[str, ...]:
+        """What an evaluation of this run yields."""
+        rewards = (self.config.training.rollout or RolloutOptions()).rewards
+        return evaluation_metrics(self.plan.algorithm, [reward.name for reward in rewards])
+
+    def evaluation(self, parts: Parts) -> Callable[[], dict[str, float]] | None:
+        """How the run evaluates; None where it does not."""
+        t = self.config.training
+        if self.prepared.eval is None or (t.eval_strategy == "no" and not t.eval_on_start):
+            return None
+        return partial(parts.evaluate, self.source(train=False))
+
+    def evaluated(self, runner: Runner, handles: Handles, algorithm: Any) -> Evaluation:
+        """The evaluation of an algorithm that learns from rows."""
+        cut = self.cut(runner.strategy, self.config.training.per_device_eval_batch_size, 1)
+        return lambda source: evaluate(runner, handles, algorithm, source, cut, self.loading)
+
+    def inspector(self, parts: Parts) -> Callable[[Window], None]:
+        """Holds the ranks together in the first windows: equal rows in a copy of the model, equal weights in its copies."""
+        mesh, strategy, until = self.plan.mesh, parts.runner.strategy, parts.state.step + CHECKED_STEPS
+        trained = {role.value: handle.root for role, handle in parts.handles.items() if handle.trained}
 
         def inspect(window: Window) -> None:
             if window.step < until and mesh.model_copies > 1:
@@ -265,60 +289,3 @@ class Session:
         pad = self.prepared.pad_token_id
         scores = role in SCALAR_ROLES
         return config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad} if scores else config
-
-    def checkpoint_saver(self, trainer: Trainer, published: Published) -> Callable[[int], None]:
-        """``save(step)`` for the trainer; ``published`` hears of every durable checkpoint on this rank."""
-        checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
-        role = trainer.algorithm.trains[0]
-        root = trainer.handles[role].root
-        generation = {
-            **own_generation(root.hf),
-            "eos_token_id": list(self.prepared.stop_token_ids),
-            "pad_token_id": self.prepared.pad_token_id,
-        }
-        files = (
-            hugging_face_files(self.hf_config(role), self.prepared.tokenizer_path, generation, root.adapter)
-            if self.world.rank == 0
-            else {}
-        )
-
-        def save(step: int) -> None:
-            if self.config.training.load_best_model_at_end:
-                checkpointer.protect(trainer.state.best_step)
-            adapters = {r.value: trainer.handles[r].root.adapter for r in trainer.algorithm.trains}
-            data = self.prepared
-            state = run_state(
-                trainer.state,
-                trainer.algorithm,
-                self.plan,
-                data.fingerprint,
-                adapters,
-                train_fingerprint=data.train_fingerprint,
-                data_definition=data.definition,
-            )
-            shards = exported_shards(
-                trainer.runner.strategy, trainer.handles, trainer.algorithm, trainer.windows.shards(step)
-            )
-            path = checkpointer.save(step, shards, state, files)
-            cost = checkpointer.last
-            assert cost is not None
-            published(events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes())
-
-        return save
-
-
-def best_rule(training: Any, names: Sequence[str]) -> BestRule:
-    """``metric_for_best_model`` (default eval_loss) as Transformers reads it: larger is better unless its name ends in ``loss``.
-
-    Raises ConfigError when no evaluation will yield it (``names`` are those that do).
-    """
-    metric = training.metric_for_best_model or ("loss" if "eval_loss" in names else names[0])
-    metric = metric if metric.startswith("eval_") else f"eval_{metric}"
-    if metric not in names:
-        what = "no evaluation of this algorithm yields this metric"
-        hint = f"one of: {', '.join(names)}"
-        raise ConfigError(
-            Diagnostic("training.metric_for_best_model", what, "training.metric_for_best_model", metric, hint)
-        )
-    greater = training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
-    return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

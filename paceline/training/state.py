@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
 
 
 @dataclass
@@ -62,3 +65,20 @@ class BestRule:
         if better:
             state.best_metric, state.best_step = value, state.step
         return better
+
+
+def best_rule(training: Any, names: Sequence[str]) -> BestRule:
+    """``metric_for_best_model`` (default eval_loss) as Transformers reads it: larger is better unless its name ends in ``loss``.
+
+    Raises ConfigError when no evaluation will yield it (``names`` are those that do).
+    """
+    metric = training.metric_for_best_model or ("loss" if "eval_loss" in names else names[0])
+    metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+    if metric not in names:
+        what = "no evaluation of this algorithm yields this metric"
+        hint = f"one of: {', '.join(names)}"
+        raise ConfigError(
+            Diagnostic("training.metric_for_best_model", what, "training.metric_for_best_model", metric, hint)
+        )
+    greater = training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
+    return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

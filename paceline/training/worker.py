@@ -197,8 +197,7 @@ class Worker:
         for note in resumed.notes:
             self.observers.note(note)
         session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
-        trainer = self.trainer = session.build(self.observers.all(), signals.requested)
-        trainer.save = session.checkpoint_saver(trainer, self.published)  # under save_strategy no too: a stop saves
+        trainer = self.trainer = session.build(self.observers.all(), signals.requested, self.published)
         total = trainer.cadence.total_steps
         self.observers.begin(
             events.RunStarted(

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
-from paceline.config.metrics import evaluation_metrics
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training_scale import options_class
 from paceline.core.diagnostics import Diagnostic
@@ -16,7 +15,6 @@ from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import Engine, RolloutSampling
 from paceline.generation.local import LocalEngine
-from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runtime.device import threads_per_rank
@@ -81,12 +79,7 @@ class RolloutSetup:
             allow_unsandboxed_code=self.options.allow_unsandboxed_code,
             programs_at_once=threads_per_rank(self.session.world.env.local_world_size),
         )
-        self.algorithm.metric_names = evaluation_metrics(self.session.plan.algorithm, [spec.name for spec in specs])
         self.server = None if self.options.server is None else self._server()
-        if self.options.temperature > 0:
-            for role, handle in self.handles.items():
-                if role not in SCALAR_ROLES:
-                    handle.root.set_temperature(self.options.temperature)
 
     def rows(self, prompts: Any) -> AnswerRows:
         """What epochs are counted by."""

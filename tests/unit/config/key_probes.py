@@ -27,6 +27,7 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.rules.planning import make_plan
 from paceline.seam.roles import Role
+from paceline.training.parts import Parts
 from paceline.training.session import Session
 from paceline.training.state import TrainState
 from paceline.training.windows import Cut, Epochs
@@ -116,7 +117,7 @@ WORLD = SimpleNamespace(
     world_size=1, rank=0, is_main=True, device=torch.device("cpu"), any=bool, barrier=lambda: None, all_gather_json=lambda x: [x],
     env=SimpleNamespace(local_world_size=1),
 )  # fmt: skip
-STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, collective_decoding=False)
+STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, collective_decoding=False, world=WORLD)
 RUNNER = SimpleNamespace(strategy=STRATEGY)
 CUT, EPOCHS = Cut(2, 1, 0, 1), Epochs((5,) * 8, 40)
 
@@ -144,7 +145,8 @@ def trainer(tree: Tree) -> Any:
         mock.patch("paceline.training.session.Peak"),
         mock.patch("paceline.training.session.evaluate") as evaluated,
     ):
-        made = of.trainer(RUNNER, trained, {}, [], EPOCHS, TrainState())
+        parts = Parts(RUNNER, trained, {}, mock.Mock(), EPOCHS, TrainState(), of.evaluated(RUNNER, {}, trained))  # type: ignore[arg-type]
+        made = of.trainer(parts, (), lambda: False)
         if made.evaluate is not None:
             made.evaluate()
     cuts = [(call.args[-2], call.args[-1]) for call in evaluated.call_args_list]
@@ -178,19 +180,20 @@ def calls(*names: str) -> Callable[[Callable[[Tree], Any]], Callable[[Tree], Any
 
 @calls(
     "training.session.Checkpointer",
-    "training.session.hugging_face_files",
-    "training.session.exported_shards",
-    "training.session.run_state",
+    "training.saver.hugging_face_files",
+    "training.saver.exported_shards",
+    "training.saver.run_state",
+    "training.session.Session.trainer",
 )
 def saver(tree: Tree) -> None:
     of = session(tree)
     root = SimpleNamespace(hf=SimpleNamespace(config=SimpleNamespace(to_dict=dict)), adapter=None)
     handles = {Role.POLICY: SimpleNamespace(root=root)}
-    trained = SimpleNamespace(
-        algorithm=ALGORITHMS.load("sft")(), handles=handles, state=TrainState(best_step=3), runner=RUNNER, windows=mock.Mock()
-    )  # fmt: skip
-    with mock.patch("paceline.runlog.events.CheckpointSaved"):
-        of.checkpoint_saver(trained, lambda event, notes: None)(4)  # type: ignore[arg-type]
+    parts = Parts(RUNNER, ALGORITHMS.load("sft")(), handles, mock.Mock(), EPOCHS, TrainState(best_step=3), dict)  # type: ignore[arg-type]
+    with mock.patch("paceline.runlog.events.CheckpointSaved"), mock.patch.object(Session, "parts", lambda _: parts):
+        of.build((), lambda: False, lambda event, notes: None)
+        save = Session.trainer.call_args.args[-1]  # type: ignore[attr-defined]
+        save(4)
 
 
 _ROLLOUT = "training.rollout.setup."
@@ -209,7 +212,7 @@ def rollout(tree: Tree) -> Any:
     made.scorer.row_checks = ()
     made.windows(SimpleNamespace(table=Table()), EPOCHS, 0)
     made.engine(root)
-    return made.rollout_cut, root.set_temperature.mock_calls
+    return made.rollout_cut
 
 
 @calls(

@@ -35,9 +35,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 GREEDY = RolloutSampling(temperature=0.0)
 
 
-def build(family: str = "llama", dtype: torch.dtype = torch.float32, **changed: Any) -> RoleModule:
+def build(
+    family: str = "llama", dtype: torch.dtype = torch.float32, temperature: float = 1.0, **changed: Any
+) -> RoleModule:
     model = ModelSection.model_validate({"config": {**FAMILIES[family], **changed}})
-    return HFModelFactory(model, master_dtype=dtype, compute_dtype=dtype)().eval()
+    return HFModelFactory(model, master_dtype=dtype, compute_dtype=dtype, temperature=temperature)().eval()
 
 
 def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -108,11 +110,9 @@ def trained_logprobs(root: RoleModule, requests: list[Request], found: list[Comp
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_logprobs_at_sampling_are_those_of_training(family: str, temperature: float) -> None:
-    root = build(family, initializer_range=0.2)
+    root = build(family, temperature=temperature or 1.0, initializer_range=0.2)
     requests = wanted(7, samples=2)
     found = engine(root, rows=6).generate(requests, RolloutSampling(temperature, top_k=9 if temperature == 0.7 else 0))
-    if temperature:
-        root.set_temperature(temperature)
     for sampled, trained in zip(found, trained_logprobs(root, requests, found, Ask.LOGPROBS), strict=True):
         torch.testing.assert_close(sampled.logprobs, trained, rtol=0, atol=1e-5)
 

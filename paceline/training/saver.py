@@ -1,0 +1,58 @@
+"""``save(step)``: a checkpoint of all that a run goes on from, durable before anybody hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.checkpoint.store import Checkpointer
+from paceline.core.diagnostics import Diagnostic
+from paceline.data.prepare import Prepared
+from paceline.plan.plan import Plan
+from paceline.runlog import events
+from paceline.training.parts import Parts
+from paceline.training.saving import exported_shards, hugging_face_files, own_generation, run_state
+
+Published = Callable[[events.CheckpointSaved, Sequence[Diagnostic]], None]
+
+
+def checkpoint_saver(
+    parts: Parts,
+    plan: Plan,
+    prepared: Prepared,
+    checkpointer: Checkpointer,
+    hf_config: Mapping[str, Any],
+    published: Published,
+    *,
+    keep_best: bool,
+) -> Callable[[int], None]:
+    """The function that a trainer saves by; ``published`` hears of every durable checkpoint on this rank. ``hf_config``: of the model that is exported."""
+    algorithm, handles = parts.algorithm, parts.handles
+    root = handles[algorithm.trains[0]].root
+    generation = {
+        **own_generation(root.hf),
+        "eos_token_id": list(prepared.stop_token_ids),
+        "pad_token_id": prepared.pad_token_id,
+    }
+    main = parts.runner.strategy.world.is_main
+    files = hugging_face_files(hf_config, prepared.tokenizer_path, generation, root.adapter) if main else {}
+
+    def save(step: int) -> None:
+        if keep_best:
+            checkpointer.protect(parts.state.best_step)
+        state = run_state(
+            parts.state,
+            algorithm,
+            plan,
+            prepared.fingerprint,
+            {role.value: handles[role].root.adapter for role in algorithm.trains},
+            train_fingerprint=prepared.train_fingerprint,
+            data_definition=prepared.definition,
+        )
+        shards = exported_shards(parts.runner.strategy, handles, algorithm, parts.windows.shards(step))
+        path = checkpointer.save(step, shards, state, files)
+        cost = checkpointer.last
+        assert cost is not None
+        published(events.CheckpointSaved(step, str(path), cost.seconds, cost.num_bytes), checkpointer.take_notes())
+
+    return save
