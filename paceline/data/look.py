@@ -14,6 +14,7 @@ from paceline.core.errors import DataError
 from paceline.core.files import open_file, read_text, special_files
 from paceline.data.examples import Reading
 from paceline.data.glance import refused_rows
+from paceline.data.jinja import look_at_template
 from paceline.data.locate import SAVED
 from paceline.data.looking import DataSet, find_sets, look
 from paceline.data.settle import needs_template, no_template
@@ -138,6 +139,8 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str]) -> Iterator[
             yield Diagnostic("data.bad_tokenizer", what, key, f"{file}: {wrong}", "copy or download it again")
     if template is None and needs_template(formats) and not _has_template(folder):
         yield no_template(str(folder))
+    elif bad := look_at_template(template, folder if needs_template(formats) else None):
+        yield bad
 
 
 def _cut(file: Path) -> str:

@@ -28,7 +28,7 @@ from paceline.launch.environ import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model_files import check_adapter_folder, check_model_folder
 from paceline.plan.plan import Plan
-from paceline.plan.roles import BESIDE
+from paceline.plan.roles import models_named
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
@@ -88,14 +88,10 @@ def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
 
 def _models(config: Config) -> Iterator[Diagnostic]:
     """The trained model's folder, those of the algorithm's other roles, and the adapter that training starts from."""
-    training, m = config.to_json()["training"], config.model
+    m = config.model
     named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
-    spec = algorithm_spec(training["algorithm"])
-    for role in BESIDE:
-        name = spec.model_named(training, role)
-        key = f"training.{spec.name}.{spec.named[role]}" if role in spec.named else "training.rollout.rewards"
-        if name is not None:
-            named.setdefault(name, key)
+    for name, key in models_named(config.to_json()["training"]).items():
+        named.setdefault(name, key)
     for name, key in named.items():
         yield from check_model_folder(name, key)
     if config.lora is not None and config.lora.adapter_name_or_path:

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from fault_jobs import Job, write_safetensors
 
+from paceline.cli.options import load
 from paceline.config.schema import field_of
+from paceline.core.errors import ConfigError
+from paceline.data import jinja
+from paceline.launch.before.planned import planned
 
 Fault = Callable[[Job], dict[str, Any] | None]
 
@@ -95,6 +99,12 @@ def _no_template(job: Job) -> dict[str, Any]:
     rows = job.root / "talk.jsonl"
     rows.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))
     return {"data.train": str(rows)}
+
+
+def _template_cut(job: Job) -> dict[str, Any]:
+    settings = _no_template(job)
+    (job.model / "chat_template.jinja").write_text("{% if messages %}")
+    return settings
 
 
 def _rows(text: str, name: str = "rows.jsonl", key: str = "data.train", **more: Any) -> Fault:
@@ -183,6 +193,8 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("tokenizer cut", _tokenizer_cut, "data.bad_tokenizer"),
     ("another tokenizer missing", lambda job: {"model.tokenizer": "/no/tokenizer"}, "data.no_tokenizer"),
     ("no chat template", _no_template, "data.no_chat_template"),
+    ("a template without its end", lambda job: {"model.chat_template": "{% for m in messages %}{{ m.content }}"}, "data.bad_chat_template"),
+    ("a tokenizer's template cut", _template_cut, "data.bad_chat_template"),
     ("a template of no name", lambda job: {"model.chat_template": "chatmll"}, "data.bad_chat_template"),
     ("reference missing", lambda job: {"training.algorithm": "dpo", "training.dpo": {"ref_model": "/no/ref"}, **_rows(PAIRS)(job)}, "plan.model_missing"),
     ("no such data", lambda job: {"data.train": "/no/rows.jsonl"}, "data.missing"),
@@ -238,6 +250,24 @@ PATHS = {
     "data.eval": f"{LONG}.jsonl", "data.cache_dir": LONG, "training.output_dir": LONG, "training.resume_from_checkpoint": LONG, "training.deepspeed": f"{LONG}.json",
     "training.fsdp_config": f"{LONG}.json",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_judge_that_is_not_there_is_told_once_at_the_key_that_names_it(job: Job, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    in_this_process(monkeypatch)
+    rollout = {"max_completion_length": 32, "rewards": [{"name": "model", "options": {"model": "/no/judge"}}]}
+    file = job.yaml({**_rows('{"prompt": "a"}')(job), "training.algorithm": algorithm, "training.rollout": rollout})
+    with pytest.raises(ConfigError) as raised:
+        planned(load(file, []))
+    missing = [d for d in raised.value.diagnostics if d.code == "plan.model_missing"]
+    line = 1 + next(n for n, text in enumerate(file.read_text().splitlines()) if '"rewards"' in text)
+    assert [d.where for d in missing] == [f"{file}:{line}"], missing
+
+
+def test_templates_of_all_tags_are_jinja() -> None:
+    own = Path(jinja.__file__).parent / "templates"
+    for text in ("{% generation %}{{ a }}{% endgeneration %}", "{% for m in x %}{% break %}{% endfor %}", *(f.read_text() for f in own.glob("*.jinja"))):  # fmt: skip
+        assert jinja.syntax_error(text) is None
 
 
 @pytest.mark.parametrize("key", PATHS)
