@@ -35,9 +35,12 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("plan/verification.py", "'distributed_strategy': against"): "keys of training",
     ("plan/hardware.py", "'bitsandbytes'"): "packages",
     ("plan/predict/report.py", "'bubble'"): "parts of a step's time",
+    ("rules/backend.py", "not in sections"): "a key of training",
+    ("rules/strategy.py", "in c.strategy.sections"): "a key of training",
     ("runlog/lines.py", "'completion'"): "columns of a table",
     ("strategies/deepspeed_tensor_parallel.py", "__module__.startswith"): "a package",
-    ("training/rollout/report.py", "'reward'"): "a field of an event",
+    ("training/rollout/report.py", "{'reward'"): "a field of an event",
+    ("training/rollout/report.py", "{'prompt'"): "a field of an event",
     ("watch/panels.py", "'reward' in names"): "a metric",
 }
 ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
@@ -204,13 +207,16 @@ class Follower:
             return
         given = given | (known or set())
         self.reached[path, function.name] = given
-        held = set(given)
+        held, bound = set(given), dict[str, str]()
         for _ in range(3):
             held |= {t for n in ast.walk(function) if isinstance(n, ast.Assign) for t in _taken(n, held)}
         for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                bound.update((node.targets[0].id, n) for n in _partial(node.value))
+        for node in ast.walk(function):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
                 continue
-            called = self._defined(path, node.func.id)
+            called = self._defined(path, bound.get(node.func.id, node.func.id))
             if called is None:
                 continue
             names = [a.arg for a in called[1].args.args]
@@ -218,6 +224,12 @@ class Follower:
             handed |= {k.arg for k in node.keywords if k.arg and _comes_from(k.value, held)}
             if handed:
                 self._visit(*called, handed)
+
+
+def _partial(node: ast.expr) -> Iterator[str]:
+    """The function that ``partial`` binds arguments of."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "partial" and isinstance(node.args[0], ast.Name):  # fmt: skip
+        yield node.args[0].id
 
 
 def _taken(node: ast.Assign, held: set[str]) -> Iterator[str]:

@@ -86,6 +86,7 @@ def forecast_of_model(
 def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
     """The forecast of a config's job beside its own layout; None on a CPU, an unlisted card, or a model whose size is not known."""
     from paceline.cli.lengths import epoch_lengths
+    from paceline.core.tables import CHOOSERS
     from paceline.plan.hardware import Hardware
     from paceline.plan.predict.from_plan import ask_of, cluster_of_hardware, of_length, planned_candidate
     from paceline.plan.predict.report import forecast
@@ -105,8 +106,9 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
         return None
     ask = of_length(ask, plan, epoch_lengths(plan.config))
     name = str(plan.config.get("model", {}).get("name_or_path") or plan.shape.model_type if plan.shape else "model")
-    by_auto = plan.config.get("training", {}).get("distributed_strategy") == "auto"
-    return forecast(name, ask, planned_candidate(plan, ask), plan.strategy_reason if by_auto else "")
+    chooser = CHOOSERS.get(plan.config.get("training", {}).get("distributed_strategy"))
+    by_size = chooser is not None and not chooser.searches
+    return forecast(name, ask, planned_candidate(plan, ask), plan.strategy_reason if by_size else "")
 
 
 def needs_one_subject(model: str | None) -> None:

@@ -59,6 +59,23 @@ STRATEGIES = Table(
         "zero3": Row(f"{_DEEPSPEED}:ZERO3", _ENGINE),
     },
 )
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """A value of ``distributed_strategy`` that leaves the choice to the plan: by the config's sections (``sections``, keys of ``training``) and the
+    model's size, or, where there are none, by a search of every layout."""
+
+    name: str
+    sections: frozenset[str] = frozenset()
+
+    @property
+    def searches(self) -> bool:
+        """Whether every layout is searched, so that nothing of one may be given."""
+        return not self.sections
+
+
+CHOOSERS = {c.name: c for c in (Chooser("auto", frozenset({"fsdp", "deepspeed"})), Chooser("fastest"))}
 _PAIRS, _ON_POLICY = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy"
 
 ALGORITHMS = Table(

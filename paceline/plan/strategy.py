@@ -9,6 +9,7 @@ from typing import Any
 from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import AXES
@@ -42,7 +43,7 @@ def choose_strategy(
     """The strategy that is asked for, or ``auto``'s first choice. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
     if ":" in asked:
         return Chosen(asked, "your own class, named in the config")
-    chosen = _by_rule(training, shape, world_size) if asked == "auto" else Chosen(asked, "named in the config")
+    chosen = _by_rule(training, shape, world_size) if asked in CHOOSERS else Chosen(asked, "named in the config")
     if chosen.by_size:
         return chosen
     spec = strategy_spec(chosen.strategy)

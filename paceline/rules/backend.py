@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.config.sections.training_scale import AUTO, CHOSEN
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.tables import STRATEGIES
+from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.rules.base import Context, Rule
 
 _STRATEGY = "training.distributed_strategy"
@@ -17,7 +16,7 @@ def strategy_name(c: Context) -> Iterator[Diagnostic]:
     import difflib
 
     name = c.config.training.distributed_strategy
-    names = (*CHOSEN, *STRATEGIES.names())
+    names = (*CHOOSERS, *STRATEGIES.names())
     if name in names or ":" in name:
         return
     near = difflib.get_close_matches(name.lower(), names, n=1)
@@ -48,9 +47,10 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     name = t.distributed_strategy
     spec = c.named_strategy
-    sections = {"fsdp", "deepspeed"} if name == AUTO else set() if spec is None else spec.sections
-    if spec is None and name not in CHOSEN:
+    chooser = spec or CHOOSERS.get(name)
+    if chooser is None:
         return
+    sections = chooser.sections
     if t.deepspeed and "deepspeed" not in sections:
         yield c.problem(
             "back.strategy_vs_file",

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.config.schema import Config
-from paceline.config.sections.training_scale import AUTO
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.tables import STRATEGIES
+from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.strategies.base import StrategySpec, strategy_spec
 
@@ -89,7 +88,8 @@ class Context:
     def strategy(self) -> StrategySpec | None:
         """``named_strategy``, or what ``auto`` takes for the sake of a section that the config has; None where that is open."""
         t = self.config.training
-        if t.distributed_strategy != AUTO:
+        chooser = CHOOSERS.get(t.distributed_strategy)
+        if chooser is None or chooser.searches:
             return self.named_strategy
         if isinstance(t.deepspeed, dict) and t.deepspeed:
             return strategy_spec("deepspeed")

@@ -10,8 +10,8 @@ from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.core.tables import CHOOSERS
 from paceline.plan.choose import resolved_plan
-from paceline.plan.fastest import NAME as FASTEST
 from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Plan
@@ -73,7 +73,8 @@ def try_plan(
     )  # fmt: skip
     ruled = tuple(rules(config))
     try:
-        if config.training.distributed_strategy == FASTEST and not errors(ruled):
+        chooser = CHOOSERS.get(config.training.distributed_strategy)
+        if chooser is not None and chooser.searches and not errors(ruled):
             plan = plan_fastest(config, hardware, shape, world_size, num_nodes, lambda c: job(c, ruled=rules(c)))
         else:
             plan = job(config, ruled=ruled)

@@ -26,9 +26,6 @@ from paceline.config.sections.types import (
 )
 from paceline.core.tables import ALGORITHMS, STRATEGIES
 
-#: Values of ``distributed_strategy`` that leave the choice to the plan.
-AUTO, FASTEST = CHOSEN = ("auto", "fastest")
-
 
 def to_path_or_mapping(value: Any) -> Any:
     """Text and mappings pass, anything else is refused."""

@@ -1,0 +1,60 @@
+"""Nobody outside a spec and its table knows a strategy or an algorithm by its name: it asks the spec."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline.core.tables import ALGORITHMS, CHOOSERS, STRATEGIES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def house() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("measure_house", ROOT / "scripts" / "measure_house.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def package(house: ModuleType) -> Any:
+    return house.Package.read(ROOT)
+
+
+def test_nothing_is_compared_with_a_name_of_a_table(house: ModuleType, package: Any) -> None:
+    assert len(package.trees) > 400
+    assert [str(hit) for hit in house.comparisons(package)] == [], "ask its spec"
+    assert set(STRATEGIES.names()) | set(ALGORITHMS.names()) <= house.NAMES and set(CHOOSERS) == house.CHOOSERS
+
+
+def test_a_word_that_is_let_pass_is_still_there(house: ModuleType, package: Any) -> None:
+    hits = house.comparisons(package, everywhere=True)
+    idle = [key for key in house.OTHER_WORDS if not any(hit.path == key[0] and key[1] in hit.text for hit in hits)]
+    assert idle == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "plan.strategy == 'ddp'",
+        "plan.strategy in ('zero1', 'zero2')",
+        "NAMES = frozenset({'fsdp', 'pipeline'})",
+        "{'dpo': 1}[plan.algorithm]",
+        "plan.strategy.startswith('zero3')",
+        "match plan.algorithm:\n    case 'ppo':\n        pass",
+        "config.training.distributed_strategy != 'auto'",
+    ],
+)
+def test_every_way_to_compare_is_seen(house: ModuleType, tmp_path: Path, source: str) -> None:
+    (tmp_path / "paceline").mkdir()
+    (tmp_path / "paceline" / "a.py").write_text(source, encoding="utf-8")
+    assert len(house.comparisons(house.Package.read(tmp_path))) == 1
