@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
 
 
 def load_attr(target: str) -> Any:
@@ -46,6 +50,22 @@ def load_attr(target: str) -> Any:
             )
         )
     return getattr(module, attr)
+
+
+def is_assigned(target: str) -> bool:
+    """Whether ``module:attr`` is a value that the module assigns, by its source: nothing of it is imported. False where there is no such source."""
+    module_name, _, attr = target.partition(":")
+    places, origin = None, None
+    for end in (i for i, letter in enumerate(module_name + ".") if letter == "."):
+        found = PathFinder.find_spec(module_name[:end], places)
+        places, origin = (found.submodule_search_locations, found.origin) if found else (None, None)
+    try:
+        tree = ast.parse(read_text(Path(origin))) if origin and origin.endswith(".py") else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError):
+        return False
+    targets = [t for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
+    targets += [n.target for n in tree.body if isinstance(n, ast.AnnAssign)]
+    return attr in {name.id for t in targets for name in ast.walk(t) if isinstance(name, ast.Name)}
 
 
 class Registry:

@@ -41,8 +41,10 @@ def choose_strategy(
     world_size: int,
 ) -> Chosen:
     """The strategy that is asked for, or ``auto``'s first choice. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
-    if ":" in asked:
-        return Chosen(asked, "your own class, named in the config")
+    if ":" in asked and not strategy_spec(asked).implementation:
+        return Chosen(
+            asked, "your own class, named in the config; it brings no spec, so memory and speed are not known"
+        )
     chosen = _by_rule(training, shape, world_size) if asked in CHOOSERS else Chosen(asked, "named in the config")
     if chosen.by_size:
         return chosen

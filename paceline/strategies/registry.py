@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import STRATEGIES
+from paceline.plan.strategies.base import StrategySpec
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 
@@ -29,8 +30,10 @@ def make_strategy(name: str, world: World, plan: Plan) -> Strategy:
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """The class behind a name. Raises ConfigError as ``make_strategy``."""
+    """The class behind a name, or behind a spec of the user's own. Raises ConfigError as ``make_strategy``."""
     cls: Any = STRATEGIES.load(name)
+    if isinstance(cls, StrategySpec):
+        cls = STRATEGIES.load(cls.implementation)
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise ConfigError(
             Diagnostic(

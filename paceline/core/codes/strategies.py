@@ -23,6 +23,7 @@ _DEEPSPEED = {
     "strategy.deepspeed_broken": "DeepSpeed is installed but cannot be imported; its reason is shown. Install a version that goes with this torch.",
     "strategy.deepspeed_float64": "ZeRO keeps its master weights in float32. Set model.dtype: float32, or use a native strategy.",
     "strategy.deepspeed_layout": "AutoTP cuts a parameter into pieces that do not lie side by side, which a checkpoint cannot hold. Use fsdp with tp_size.",
+    "strategy.spec_torch": "The module of a spec of your own is imported where the plan is made, which needs no torch and starts quickly. Put the class in another module and name it in the spec's implementation.",
     "strategy.deepspeed_missing": "The strategy needs DeepSpeed, which is not installed. Install it, or use distributed_strategy: fsdp.",
     "strategy.deepspeed_optimizer": "ZeRO cuts the optimizer's state into flat pieces, in which Adafactor's rows and columns are lost. Choose another optimizer, or fsdp.",
     "strategy.deepspeed_packed": "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast. Use distributed_strategy: fsdp, or adapters on whole weights.",

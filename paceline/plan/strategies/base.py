@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.registry import is_assigned, load_attr
 from paceline.core.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
@@ -34,7 +38,8 @@ class Simulated(Enum):
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """Of a class of the user's own, of which nothing is said, each of these is what forbids least; its memory and speed are unknown.
+    """Of a class of the user's own, of which nothing is said, each of these is what forbids least; its memory and speed are unknown. A spec of the
+    user's own names that class: ``implementation``, as ``module:Class``.
 
     ``requires``: packages. ``engine``: the name of what does the work, where several strategies share it (empty: ``name``).
     ``axes``: the sizes of ``training.parallelism`` it may have (None: any). ``sections``: keys of ``training`` that are options of it; ``knobs``: single ones, without effect under others.
@@ -49,7 +54,7 @@ class StrategySpec:
     ``quantised_base``: trains adapters on 4-bit weights. ``state_form``: that of its checkpoints (None: one of its own).
     """
 
-    name: str
+    name: str = ""
     requires: tuple[str, ...] = ()
     engine: str = ""
     axes: frozenset[str] | None = None
@@ -74,6 +79,7 @@ class StrategySpec:
     not_simulated: str = ""
     quantised_base: bool = True
     state_form: StateForm | None = None
+    implementation: str = ""
 
     @property
     def engine_name(self) -> str:
@@ -142,16 +148,32 @@ class StrategySpec:
 
 
 def strategy_spec(name: str) -> StrategySpec:
-    """The spec of a strategy by name; of a class of the user's own, ``module:Class``, one that says nothing. Raises ConfigError for an unknown name."""
+    """The spec of a strategy by name; of the user's own by ``module:SPEC``; of a class of the user's own, ``module:Class``, one that says nothing.
+
+    Raises ConfigError for an unknown name, and for a module of a spec that cannot be imported or imports torch.
+    """
     if ":" in name:
-        return StrategySpec(name)
+        return (_own_spec(name) if is_assigned(name) else None) or StrategySpec(name)
     found: StrategySpec = STRATEGIES.spec(name)
     return found
 
 
+def _own_spec(name: str) -> StrategySpec | None:
+    had_torch = "torch" in sys.modules
+    found = load_attr(name)
+    if not isinstance(found, StrategySpec):
+        return None
+    if "torch" in sys.modules and not had_torch:
+        module = name.partition(":")[0]
+        what = f"'{module}' imports torch, and a plan is made without it"
+        hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
+        raise ConfigError(Diagnostic("strategy.spec_torch", what, "training.distributed_strategy", name, hint))
+    return replace(found, name=name)
+
+
 def state_form(name: str) -> StateForm:
     """That of a strategy's checkpoints. A class of the user's own, or one that this version does not know, has a form of its own."""
-    known = strategy_spec(name).state_form if name in STRATEGIES.names() else None
+    known = strategy_spec(name).state_form if name in STRATEGIES.names() or ":" in name else None
     return known or StateForm(name, name)
 
 
