@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fresh-processes", action="store_true", help="no process is forked from a warm one (tests/warm.py)"
     )
     parser.addoption("--random-order", type=int, metavar="SEED", help="files in another order, and the tests of each")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(
+        config, "workerinput"
+    ):  # a worker of xdist ignores Ctrl-C, and so would every process that a test starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

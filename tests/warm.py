@@ -28,7 +28,7 @@ ROOT = SERVER.parents[1]
 ROOM = 100_000  # bytes; the kernel takes no longer string
 LENGTH = 8  # bytes of a message's length
 #: Variables that an interpreter or a library reads when it starts or is imported: where one is not as the server has it, the process is fresh.
-READ_EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "CUDA_", "DS_", "MPL", "XDG_", "HOME", "LANG", "LC_", "TZ")  # fmt: skip
+READ_EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "CUDA_", "MPL", "XDG_", "HOME", "LANG", "LC_", "TZ")  # fmt: skip
 READ_LATE = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK")  # DeepSpeed sets the second when it is imported
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 

@@ -15,7 +15,7 @@ from paceline.data.settle import settle_template, stop_tokens
 from paceline.data.tokenizer import load_tokenizer, open_tokenizer
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.training.questions import judge_of
-from paceline.training.rollout_judge import check_reward_model
+from paceline.training.rollout.judge import check_reward_model
 
 
 def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
