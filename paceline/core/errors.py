@@ -54,15 +54,3 @@ class DataError(PacelineError):
 
 class CheckpointError(PacelineError):
     """A checkpoint is missing, incomplete, or does not fit this run."""
-
-
-class RemoteError(PacelineError):
-    """Another rank failed; the diagnostic is that rank's own."""
-
-    exit_code = ExitCode.PEER_FAILED
-
-
-class StopRequested(PacelineError):
-    """The run was asked to stop and has saved its state."""
-
-    exit_code = ExitCode.STOPPED

@@ -68,23 +68,5 @@ def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> Ba
     return BatchSplit(micro, accumulation, data_parallel_size, global_batch)
 
 
-def require_global(global_batch: int, micro_batch: int, accumulation: int, data_parallel_size: int) -> BatchSplit:
-    """The split as written, when it gives ``global_batch``. Raises ConfigError that lists the nearest legal pairs."""
-    if micro_batch * accumulation * data_parallel_size == global_batch:
-        return BatchSplit(micro_batch, accumulation, data_parallel_size, global_batch)
-    pairs = legal_pairs(global_batch, data_parallel_size)
-    near = sorted(pairs, key=lambda pair: (abs(pair[0] - micro_batch), pair))[:3]
-    hint = "; ".join(f"per_device_train_batch_size: {m} with gradient_accumulation_steps: {a}" for m, a in near)
-    raise ConfigError(
-        Diagnostic(
-            "plan.batch_global",
-            f"{micro_batch} × {accumulation} × {data_parallel_size} ranks is {micro_batch * accumulation * data_parallel_size}, not the run's {global_batch} rows a step",
-            "training.per_device_train_batch_size",
-            f"{micro_batch} × {accumulation} × {data_parallel_size}",
-            hint or f"a number of processes that divides {global_batch}: {_shorten(divisors(global_batch))}",
-        )
-    )
-
-
 def _shorten(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")

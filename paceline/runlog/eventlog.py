@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,17 +92,6 @@ class EventLog:
 def read_events(path: Path) -> list[Record]:
     """All readable events of a file, oldest first; a torn or foreign line is left out. An absent file has no events."""
     return EventTail(path).poll()
-
-
-def tail_events(path: Path, stop: Callable[[], bool], *, interval_seconds: float = 0.5) -> Iterator[Record]:
-    """Events as they come, until ``stop()``; what is there when ``stop`` turns true is still given."""
-    tail = EventTail(path)
-    while True:
-        last = stop()
-        yield from tail.poll()
-        if last:
-            return
-        time.sleep(interval_seconds)
 
 
 class EventTail:

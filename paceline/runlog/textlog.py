@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -48,15 +47,3 @@ class TextLog:
         """Close the file; later lines are dropped. Calling it twice is harmless."""
         with self._lock:
             self._file.close()
-
-
-class TextLogHandler(logging.Handler):
-    """Sends Python's ``logging`` records (of libraries, too) to a TextLog."""
-
-    def __init__(self, log: TextLog, level: int = logging.INFO) -> None:
-        super().__init__(level)
-        self._log = log
-        self.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._log.line(self.format(record), record.levelname.lower())

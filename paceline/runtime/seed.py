@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
-
-import torch
 
 
 def seed_for(
@@ -18,12 +15,3 @@ def seed_for(
     """
     text = f"{run_seed}|{step}|{micro_step}|{role}|{dp_rank}|{piece}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-
-
-def seed_all(seed: int) -> None:
-    """Seed Python's, numpy's and torch's generators (all devices)."""
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

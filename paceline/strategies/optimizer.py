@@ -18,11 +18,6 @@ from paceline.plan.parameters import NO_DECAY
 from paceline.seam.optimizer import OptimizerSpec
 
 
-def supported_optimizers() -> tuple[str, ...]:
-    """The names that work."""
-    return tuple(BUILT)
-
-
 def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """The optimizer over the parameters that require grad, in two groups: with weight decay (matrices) and without (biases, norms).
 

@@ -31,7 +31,6 @@ REWARDS = Registry(
     },
 )
 MODEL = "model"  # the name of what a reward model says: it is asked with all ranks together, outside of here
-POLICIES = ("error", "zero", "skip")
 _HANGS = 3  # samples that a function may hang on before it is not asked about the rest
 
 BatchReward = Callable[[Sequence[Sample]], Sequence[Any]]

@@ -39,7 +39,6 @@ _HARDWARE = {
     "plan.world_size": "Processes and nodes are counted from 1 up.",
 }
 _BATCH = {
-    "plan.batch_global": "Micro-batch, accumulation and ranks do not multiply to the run's rows a step. Choose a number of processes that divides them; the message lists some.",
     "plan.batch_world": "The run's rows a step cannot be shared evenly by this many data-parallel ranks. The nearest legal numbers of processes are named.",
     "plan.fastest_chooses": "distributed_strategy: fastest searches for the layout, and a key of the config already names part of it. Leave the key out, or use distributed_strategy: auto.",
     "plan.fastest_nothing": "No layout of this job fits, or none that fits can be started. More memory or cards, a shorter data.max_length, or adapters help.",

@@ -14,7 +14,7 @@ from paceline.cli.codes import EXPLANATIONS
 from paceline.cli.options import existing_run
 from paceline.cli.report import reported
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import ConfigError, ExitCode, RemoteError
+from paceline.core.errors import ConfigError, ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "ruamel.yaml", "typer")
@@ -127,7 +127,6 @@ def test_a_directory_without_a_run_names_those_with_one(tmp_path: Path) -> None:
             ExitCode.CONFIG,
             "error[a.c] wrong too",
         ),
-        (RemoteError(Diagnostic("a.b", "rank 1 failed")), ExitCode.PEER_FAILED, "rank 1 failed"),
         (FileNotFoundError(2, "No such file or directory", "x.yaml"), ExitCode.CONFIG, "x.yaml"),
         (PermissionError(13, "Permission denied", "/y"), ExitCode.CONFIG, "Permission denied"),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, "interrupted"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.plan.batch import BatchSplit, legal_pairs, require_global, resplit, split_batch
+from paceline.plan.batch import BatchSplit, legal_pairs, resplit, split_batch
 from paceline.plan.mesh import Mesh, mesh_for
 
 
@@ -29,13 +29,6 @@ def test_ranks_that_cannot_share_name_the_nearest_that_can() -> None:
         resplit(32, 3, prefer_micro=8)
     found = caught.value.diagnostics[0]
     assert found.code == "plan.batch_world" and "start 2 or 4 processes" in found.hint
-
-
-def test_a_wrong_pair_names_the_nearest_legal_ones() -> None:
-    assert require_global(32, 8, 2, 2).global_batch == 32
-    with pytest.raises(ConfigError) as caught:
-        require_global(32, 8, 3, 2)
-    assert "per_device_train_batch_size: 8 with gradient_accumulation_steps: 2" in caught.value.diagnostics[0].hint
 
 
 def test_without_sizes_all_processes_are_data_parallel() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.runlog.eventlog import EventLog, EventTail, read_events, tail_events
+from paceline.runlog.eventlog import EventLog, EventTail, read_events
 from paceline.runlog.events import (
     KINDS,
     Answers,
@@ -147,13 +147,6 @@ def test_tail_starts_over_when_the_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "new").write_bytes(whole * 2)
     os.replace(tmp_path / "new", path)
     assert len(tail.poll()) == 2
-
-
-def test_tail_events_gives_what_is_there_when_it_is_told_to_stop(tmp_path: Path) -> None:
-    path = tmp_path / "e.jsonl"
-    with EventLog(path, 0) as log:
-        log.write(ALL[0])
-    assert len(list(tail_events(path, lambda: True))) == 1
 
 
 def test_full_disk_is_counted_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

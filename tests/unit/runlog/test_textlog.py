@@ -1,7 +1,6 @@
 """Text logs: no secret, no forged line, no control character."""
 
 import base64
-import logging
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +14,7 @@ from paceline.runlog.events import Notice, RunStarted, Step
 from paceline.runlog.lines import line_of
 from paceline.runlog.log import RunLog
 from paceline.runlog.redact import Redactor, printable
-from paceline.runlog.textlog import TextLog, TextLogHandler
+from paceline.runlog.textlog import TextLog
 
 SECRET = "hf_ab/cd+ef=SECRET"
 
@@ -62,15 +61,6 @@ def test_a_message_cannot_forge_a_log_line(tmp_path: Path) -> None:
     first, second = (tmp_path / "t.log").read_text().splitlines()
     assert first.endswith("info    answer: x")
     assert second.startswith("    | ")
-
-
-def test_logging_records_arrive(tmp_path: Path) -> None:
-    log = TextLog(tmp_path / "t.log", redact=Redactor([SECRET]))
-    handler = TextLogHandler(log)
-    handler.handle(logging.LogRecord("lib", logging.WARNING, __file__, 1, "token %s", (SECRET,), None))
-    log.close()
-    text = (tmp_path / "t.log").read_text()
-    assert "warning lib: token ***" in text
 
 
 def test_run_log_writes_training_log_on_rank_0_only(tmp_path: Path) -> None:

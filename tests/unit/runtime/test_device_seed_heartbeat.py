@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from paceline.core.errors import PacelineError
 from paceline.runtime.device import matmul_rate, memory_bytes, pick_device, threads_per_rank
 from paceline.runtime.heartbeat import Heartbeat, read_heartbeat
-from paceline.runtime.seed import seed_all, seed_for
+from paceline.runtime.seed import seed_for
 
 
 def test_pick_device() -> None:
@@ -66,14 +64,6 @@ def test_seeds_depend_on_every_coordinate_and_nothing_else() -> None:
     assert len(others) == 7
     assert all(0 <= s < 2**63 for s in others)
     assert seed_for(0, 0, 0) == seed_for(0), "a pinned run must not change its seeds with a refactoring"
-
-
-def test_seed_all_covers_the_three_generators() -> None:
-    draws = []
-    for _ in range(2):
-        seed_all(seed_for(1))
-        draws.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-    assert draws[0] == draws[1]
 
 
 def test_heartbeat_says_what_and_since_when(tmp_path: Path) -> None:
