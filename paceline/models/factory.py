@@ -260,7 +260,7 @@ def load_hf_config(model: ModelSource) -> Any:
         check_code(model.name_or_path, model.revision)
     try:
         config = AutoConfig.from_pretrained(model.name_or_path, revision=model.revision or "main", **_code(model))
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise ConfigError(_no_weights(model.name_or_path, error)) from error
     refuse_hub_attention(config, model.name_or_path)
     return config

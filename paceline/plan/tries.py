@@ -12,6 +12,7 @@ from paceline.plan.families import FAMILY_SIZES, NO_LINEARS
 from paceline.plan.knobs import keeps_apart
 from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
+from paceline.plan.unusual import unusual
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # asked for by what the look reads: ``training.questions``
@@ -45,6 +46,8 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
         reasons.append("adapter targets")
     if m.trust_remote_code:
         reasons.append("code of its own")
+    if odd := _odd_values(config, environ):
+        reasons.append(f"values of its config: {', '.join(odd)}")
     if plan is None:
         return reasons
     sharded, kind = plan.engine.get("fsdp", plan.engine), plan.shape.model_type if plan.shape else None
@@ -69,3 +72,11 @@ def _says(config: Config, environ: Mapping[str, str], key: str) -> bool:
         return key in model_config(config.model, environ)
     except ConfigError:  # told where the shape is read
         return False
+
+
+def _odd_values(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys of the model's config.json, where it is here, whose values its class has to be asked about."""
+    try:
+        return unusual(model_config(config.model, environ), written=bool(config.model.config))
+    except ConfigError:  # told where the shape is read
+        return ()

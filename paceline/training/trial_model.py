@@ -11,17 +11,21 @@ import torch
 
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import PacelineError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.tables import ALGORITHMS
 from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
 from paceline.generation.local import cache_for
+from paceline.launch.environ import current
 from paceline.models import stages
 from paceline.models.context_parallel import ULYSSES, check_context_parallel
 from paceline.models.factory import HFModelFactory, load_hf_config
+from paceline.models.rope import DocumentRope
 from paceline.models.tensor_parallel import how_cut
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
 from paceline.plan.shrink import shrunk
+from paceline.plan.unusual import impossible, unusual
 from paceline.seam.model import BuildOptions
 from paceline.seam.roles import Role
 from paceline.strategies.deepspeed_tensor_parallel import check_tp_plan
@@ -34,6 +38,11 @@ _STAGES = 2  # of a small sibling: whether the class can be cut does not depend 
 
 def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
     """What the model's class, and the tokenizer beside it, cannot do of what the plan asks."""
+    try:
+        load_hf_config(config.model)
+    except PacelineError as error:  # a tokenizer beside it would be refused for it again
+        yield from error.diagnostics
+        return
     tokens = _Tokens(None)
     try:
         folder = tokenizer_here(config.model)
@@ -52,19 +61,57 @@ def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
         yield from error.diagnostics
         return
     except (
-        ValueError,
-        ImportError,
-    ) as error:  # Transformers' words for an attention that it or this class does not have
-        lines = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        what = "the model cannot be built with this attention"
-        hint = "attn_implementation: auto (or eager, sdpa)"
-        yield Diagnostic("model.attention", what, "model.attn_implementation", f"{config.model.attn_implementation}: {lines}"[:400], hint)  # fmt: skip
+        Exception
+    ) as error:  # in its library's own words: an attention it does not have, or values it cannot build from
+        yield _not_built(config, error)
         return
-    for check in (_wrap, _context_parallel, _tensor_parallel, _stages, _answers):
+    for check in (_numbers, _frequencies, _wrap, _context_parallel, _tensor_parallel, _stages, _answers):
         try:
             check(config, plan, roots[0])
         except PacelineError as error:
             yield from error.diagnostics
+
+
+def _not_built(config: Config, error: Exception) -> Diagnostic:
+    m = config.model
+    odd = unusual(model_config(m, current()), written=bool(m.config))
+    lines = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if isinstance(error, (ValueError, ImportError)) and (m.attn_implementation != "auto" or not odd):
+        what = "the model cannot be built with this attention"
+        hint = "attn_implementation: auto (or eager, sdpa)"
+        return Diagnostic("model.attention", what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint)  # fmt: skip
+    found = f"{', '.join(odd) or 'its sizes'}: {type(error).__name__}: {lines}"[:400]
+    return Diagnostic("models.bad_config", "this model cannot be built from its config", _where(config), found, _HINT)
+
+
+def _numbers(config: Config, plan: Plan, root: Any) -> None:
+    """Numbers that every class takes, and with which nothing can be computed."""
+    if wrong := impossible(model_config(config.model, current())):
+        what = "no step can be computed with these numbers of the model's config"
+        raise ConfigError(Diagnostic("models.bad_config", what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"))  # fmt: skip
+
+
+def _frequencies(config: Config, plan: Plan, root: Any) -> None:
+    """The frequencies of rotary positions are numbers: of zero for a base, or for a factor, everything computed is none."""
+    kinds = {
+        type(m)
+        for m in root.hf.modules()
+        if type(m).__name__.endswith("RotaryEmbedding") and not isinstance(m, DocumentRope) and "config" in vars(m)
+    }
+    for kind in kinds:
+        made = kind(config=root.hf.config.get_text_config())
+        wrong = [name for name, buffer in made.named_buffers() if not bool(torch.isfinite(buffer).all())]
+        if wrong:
+            what, found = "the rotary positions of this model's config are no numbers", f"{kind.__name__}: {wrong[0]}"
+            rope = getattr(made.config, "rope_parameters", None)
+            raise ConfigError(Diagnostic("models.bad_config", what, _where(config), f"{found} of {rope}"[:400], "rope_theta: 10000, with a factor of 1 or more"))  # fmt: skip
+
+
+def _where(config: Config) -> str:
+    return "model.config" if config.model.config else "model.name_or_path"
+
+
+_HINT = "what its message asks for, or no such key: the family's own value then holds"
 
 
 @dataclass(frozen=True)

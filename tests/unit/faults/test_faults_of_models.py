@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fault_jobs import Job, tried_here
+from fault_jobs import GPT2, LLAMA, Job, tried_here
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.remote_code import read_code
 from paceline.plan.families import FAMILY_SIZES, NO_LINEARS, NO_TENSOR_PLAN
+from paceline.plan.unusual import unusual
 
 Settings = dict[str, Any]
 FSDP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.fsdp": "full_shard"}
@@ -104,6 +105,50 @@ def test_a_fault_is_found_by_plan(job: Job, code: str, fault: Callable[[Job], Se
     wrong = {c: d.render() for c, d in found.items() if d.severity.value == "error"}
     assert set(wrong) == {code}, wrong
     assert found[code].hint
+
+
+#: Values of ``model.config`` that Transformers refuses, or of which everything computed is NaN.
+VALUES: list[dict[str, Any]] = [
+    {"hidden_act": "nope"}, {"rope_scaling": {"rope_type": "nope", "factor": 2}}, {"rope_scaling": {"type": "linear"}}, {"pad_token_id": 100000},
+    {"rms_norm_eps": -1}, {"use_cache": "maybe"}, {"head_dim": 7}, {"max_position_embeddings": None}, {"dtype": "nope"}, {"initializer_range": -1},
+    {"tie_word_embeddings": 7}, {"layer_types": ["full_attention"]}, {"rope_theta": 0}, {"rope_scaling": {"rope_type": "yarn", "factor": 0}},
+    {"rms_norm_eps": -1.0}, {"attention_dropout": 1.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["model.config", "config.json"])
+@pytest.mark.parametrize("value", VALUES, ids=[str(v) for v in VALUES])
+def test_a_value_that_no_model_is_built_of_is_found_by_plan(job: Job, value: dict[str, Any], inline: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    tried_here(monkeypatch)
+    config = {**LLAMA, **value}
+    if not inline:
+        (job.model / "config.json").write_text(json.dumps(config))
+    given = {"model.name_or_path": None, "model.config": config, "model.tokenizer": str(job.model)} if inline else {}
+    found = {c for c, d in job.found(given).items() if d.severity.value == "error"}
+    assert found and not found - {"models.bad_config", "models.cannot_load", "plan.model_heads", "plan.model_size"}, (
+        found
+    )
+
+
+def test_ordinary_values_cost_no_try() -> None:
+    """What released models of these families say; a try costs seconds of every plan."""
+    qwen = {
+        "head_dim": 128,
+        "max_window_layers": 28,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "torch_dtype": "bfloat16",
+        "rope_scaling": None,
+    }
+    llama = {"rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "eos_token_id": [1, 2]}  # fmt: skip
+    for config in (
+        LLAMA,
+        GPT2,
+        {**LLAMA, **qwen, "rope_theta": 1000000, "rms_norm_eps": 1e-6},
+        {**LLAMA, **llama, "pretraining_tp": 1},
+    ):
+        assert not unusual(config, written=False)
+    assert not unusual(LLAMA, written=True)
 
 
 @pytest.mark.parametrize("kind", sorted(FAMILY_SIZES))
