@@ -27,7 +27,6 @@ EARLIER_AS = {
     "core.target": "core.target_module",  # a text without a colon is no class of one's own: strategy.unknown, reward.unknown
     "model.not_found": "plan.model_missing",
     "models.adapter_weights": "model.damaged_weights",
-    "models.bad_config": "plan.model_size",
     "models.cp_heads": "par.cp_heads",
     "models.no_model": "model.missing",
     "models.too_few_layers": "par.pp_layers",
@@ -79,7 +78,7 @@ LATE = {
         checkpoint.missing_tensor checkpoint.no_tensor checkpoint.shape checkpoint.tensor_incomplete
     """,
     "the weights: a look reads names, sizes and headers of files, not tensors": """
-        models.cannot_load models.lost_weights models.missing_weights resume.base_model
+        models.lost_weights models.missing_weights resume.base_model
     """,
     "all rows, rendered and tokenised: a look reads the first ones": """
         data.cannot_split data.document_too_long data.eval_overlap data.max_positions data.no_labels data.no_usable_rows data.row_too_large
