@@ -10,6 +10,7 @@ import argparse
 from collections import Counter
 
 from paceline.config.foreign.intake import KINDS, intake
+from paceline.rules import of_config
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     for file in options.files:
-        found = intake(file, options.kind)
+        found = intake(file, options.kind, of_config)
         counts[found.verdict] += 1
         print(f"{found.verdict:12s} {found.kind:10s} {file}")
         for item in (*found.problems, *(found.notes if options.notes else ())):

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.config.foreign.json_text import parse_json
 from paceline.config.foreign.kinds import KINDS, kind_of
-from paceline.config.load import Loaded, load_config
+from paceline.config.load import Loaded, Rules, load_config
 from paceline.config.reading import read_text
 from paceline.config.yaml_tree import parse_yaml
 from paceline.core.diagnostics import Diagnostic
@@ -36,8 +36,8 @@ class Intake:
     loaded: Loaded | None = None
 
 
-def intake(path: str, kind: str | None = None) -> Intake:
-    """Reads one file through ``load_config``, named by an otherwise empty config (``kind`` config: the file is the config itself)."""
+def intake(path: str, kind: str | None = None, rules: Rules | None = None) -> Intake:
+    """Reads one file through ``load_config``, named by an otherwise empty config (``kind`` config: the file is the config itself), under ``rules``."""
     try:
         data = _data(path)
     except ConfigError as exc:
@@ -49,10 +49,10 @@ def intake(path: str, kind: str | None = None) -> Intake:
     name = {"deepspeed": "deepspeed", "accelerate": "accelerate_config", "fsdp": "fsdp_config"}.get(kind)
     try:
         if name is None:
-            loaded = load_config(path)
+            loaded = load_config(path, rules=rules)
         else:
             flags: dict[str, object] = {f"training.{name}": str(Path(path).resolve())}
-            loaded = load_config(None, flags=flags)
+            loaded = load_config(None, flags=flags, rules=rules)
     except ConfigError as exc:
         template = _template(data) or any(item.code == "zero.tuning_space" for item in exc.diagnostics)
         return Intake(path, kind, "template" if template else "refused", exc.diagnostics)

@@ -13,6 +13,7 @@ from paceline.config.foreign.intake import intake
 from paceline.config.foreign.json_text import parse_json
 from paceline.config.foreign.reference import reference
 from paceline.core.diagnostics import Severity
+from paceline.rules import of_config
 
 HEAD = """\
 compute_environment: LOCAL_MACHINE
@@ -247,7 +248,7 @@ FILES = {
 def test_a_file_is_recognised_and_judged(tmp_path, name):
     text, kind, verdict = FILES[name]
     (tmp_path / name).write_text(text, encoding="utf-8")
-    found = intake(str(tmp_path / name))
+    found = intake(str(tmp_path / name), rules=of_config)
     assert (found.kind, found.verdict) == (kind, verdict)
     assert bool(found.problems) == (verdict != "taken")
 

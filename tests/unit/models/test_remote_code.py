@@ -16,7 +16,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.remote_code import check_code, read_code, unpinned
-from paceline.rules import check
+from paceline.rules import check, of_config
 from paceline.rules.base import Facts
 
 COMMIT = "0123456789" * 4
@@ -110,7 +110,7 @@ def test_an_attention_of_the_hub_is_code(name: str, tmp_path: Path) -> None:
 
     (tmp_path / "c.yaml").write_text(f"model: {{name_or_path: m, attn_implementation: '{name}'}}\n")
     with pytest.raises(ConfigError, match="sec.attention_kernel"):
-        load_config(str(tmp_path / "c.yaml"))
+        load_config(str(tmp_path / "c.yaml"), rules=of_config)
     (tmp_path / "m").mkdir()
     for key in ("attn_implementation", "_attn_implementation"):
         (tmp_path / "m" / "config.json").write_text(json.dumps({**SHAPE, "model_type": "llama", key: name}))
