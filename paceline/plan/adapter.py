@@ -18,12 +18,10 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision
 from paceline.plan.shape import ModelShape
 from paceline.plan.strategies.base import StrategySpec, strategy_specs
+from paceline.plan.weights_sizes import linears
 
 ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1024 * 1024
-_LLAMA_LIKE = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"}
-)
 
 
 def adapter_of(lora: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -152,14 +150,14 @@ def adapter_decisions(adapter: Mapping[str, Any] | None, shape: ModelShape | Non
 
 def adapter_parameters(shape: ModelShape, adapter: Mapping[str, Any]) -> int | None:
     """Parameters that the adapter trains, exactly; None for a family whose linear layers are not listed here, or with trained biases."""
-    linears = _linears(shape)
-    if linears is None or adapter["bias"] != "none":
+    of_layer = linears(shape)
+    if of_layer is None or adapter["bias"] != "none":
         return None
     targets = adapter["target_modules"]
     rank = adapter["r"]
     count = 0
     for layer in range(shape.layers):
-        for name, (inside, outside) in linears.items():
+        for name, (inside, outside) in of_layer.items():
             if matches(targets, f"model.layers.{layer}.{name}"):
                 count += rank * (inside + outside)
     saved = {"embed_tokens", "lm_head"} & set(adapter["modules_to_save"])
@@ -176,26 +174,6 @@ def matches(targets: list[str], name: str) -> bool:
     if len(targets) == 1 and is_pattern(targets[0]):
         return re.fullmatch(targets[0], name) is not None
     return any(name == target or name.endswith(f".{target}") for target in targets)
-
-
-def _linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
-    """(inputs, outputs) of the linear layers of one decoder layer."""
-    if shape.model_type not in _LLAMA_LIKE:
-        return None
-    hidden, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = {
-        "self_attn.q_proj": (hidden, q),
-        "self_attn.k_proj": (hidden, kv),
-        "self_attn.v_proj": (hidden, kv),
-        "self_attn.o_proj": (q, hidden),
-    }
-    if shape.mixture is not None:  # its experts and its router are no linear layers in Transformers 5
-        return None if shape.latent or shape.mixture.shared or shape.mixture.dense_layers else attention
-    return attention | {
-        "mlp.gate_proj": (hidden, shape.intermediate),
-        "mlp.up_proj": (hidden, shape.intermediate),
-        "mlp.down_proj": (shape.intermediate, hidden),
-    }
 
 
 def _started(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from paceline.plan.model_shape import PACKED, PADDED, ModelShape
 from paceline.plan.rope import by_length
 from paceline.plan.supported import families, obstacle, unsupported
 from paceline.plan.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
+from paceline.plan.weights_sizes import other_sizes
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
@@ -116,9 +117,12 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     own_code = "auto_map" in config and model.trust_remote_code
     if folder.is_dir() and (found := weights_findings(folder)):
         raise ConfigError(*found)
-    return trained_shape(
+    shape = trained_shape(
         config, str(folder / "config.json" if folder.is_dir() else folder), own_code, model.attn_implementation
     )
+    if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
+        raise ConfigError(*found)
+    return shape
 
 
 def trained_shape(config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto") -> ModelShape:

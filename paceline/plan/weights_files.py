@@ -33,7 +33,7 @@ def weights_findings(folder: Path) -> list[Diagnostic]:
     names: list[str] = []
     for file in weights_of(folder, found):
         try:
-            names += tensor_names(file)
+            names += header_of(file)
         except (OSError, ValueError) as error:
             found.append(_damaged(file, str(error)))
     return found or lost_tensors(names, str(folder))
@@ -64,8 +64,9 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
     return [folder / name for name in files]
 
 
-def tensor_names(file: Path) -> list[str]:
-    """The tensors of a safetensors file. Raises ValueError where its header is no header, or does not fit the file; OSError."""
+def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
+    """The tensors of a safetensors file: name → its ``dtype``, ``shape`` and ``data_offsets``. Raises ValueError where its header is no header, or
+    does not fit the file; OSError."""
     size = file.stat().st_size
     with open_file(file) as opened:
         start = opened.read(8)
@@ -75,13 +76,13 @@ def tensor_names(file: Path) -> list[str]:
         header = parse_json(opened.read(length), once=True)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    tensors: dict[str, Mapping[str, Any]] = {name: entry for name, entry in header.items() if name != "__metadata__"}
     spans = sorted(_span(name, entry) for name, entry in tensors.items())
     end = size - 8 - length
     borders = [(0, 0), *spans, (end, end)]
     if any(a[1] != b[0] for a, b in pairwise(borders)):
         raise ValueError(f"its tensors overlap, leave gaps, or do not end where the file ends ({end:,} bytes of data)")
-    return list(tensors)
+    return tensors
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model_files import check_adapter_folder, check_model_folder
 from paceline.plan.plan import Plan
 from paceline.plan.roles import models_named
+from paceline.plan.weights_sizes import adapter_sizes
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
@@ -49,7 +50,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
     """Everything found. ``plan``: where there is one, a resumed run's global batch is compared too."""
     formats, of_data = look_at_sets(config.data, reading_of(config))
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
-        lambda: _models(config),
+        lambda: _models(config, plan),
         lambda: [*of_data, *look_at_tokenizer(config.model, formats)],
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
@@ -86,7 +87,7 @@ def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
         yield from check_adapter_folder(config.lora.adapter_name_or_path, "lora.adapter_name_or_path")
 
 
-def _models(config: Config) -> Iterator[Diagnostic]:
+def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     """The trained model's folder, those of the algorithm's other roles, and the adapter that training starts from."""
     m = config.model
     named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
@@ -95,7 +96,10 @@ def _models(config: Config) -> Iterator[Diagnostic]:
     for name, key in named.items():
         yield from check_model_folder(name, key)
     if config.lora is not None and config.lora.adapter_name_or_path:
-        yield from check_adapter_folder(config.lora.adapter_name_or_path, "lora.adapter_name_or_path")
+        folder = config.lora.adapter_name_or_path
+        yield from check_adapter_folder(folder, "lora.adapter_name_or_path")
+        if plan is not None and plan.adapter is not None and plan.shape is not None:
+            yield from adapter_sizes(Path(folder).expanduser(), plan.adapter, plan.shape)
 
 
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:

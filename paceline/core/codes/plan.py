@@ -18,6 +18,7 @@ _SUBJECT = {
     "plan.balance_loss": "output_router_logits: true asks for a balance loss of the experts, which is not built: it would be left out. Set it to false to train without, which is what is computed.",
     "plan.alibi_twice": "Transformers' eager attention adds Falcon's ALiBi bias twice, its sdpa once: the losses are those of two different models. Leave attn_implementation at auto.",
     "plan.model_file": "A file of the model's folder is damaged, or is not what its name says: a header that is no header, tensors that overlap, a size that does not fit the shape, an index that names files that are not there. Download the model again.",
+    "plan.weights_sizes": "Tensors of a safetensors file have other sizes than the config.json (or the model under an adapter) makes them: another vocabulary, width or number of layers. Take the config.json that belongs to the weights, or an adapter of this model.",
     "plan.model_type": "The model's config names no family. Write model_type, for instance llama.",
     "plan.model_unknown": "--model names no model of the built-in list. The nearest names are shown; a folder with config.json goes as well.",
     "plan.not_installed": "The config needs a package that is not installed here. The message has the command that installs it.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -101,6 +102,40 @@ def _no_template(job: Job) -> dict[str, Any]:
     return {"data.train": str(rows)}
 
 
+def _tensors(file: Path, **shapes: list[int]) -> None:
+    """A safetensors file with float32 tensors of these shapes; ``__`` in a name stands for a full stop."""
+    header, end = dict[str, Any](), 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name.replace("__", ".")] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+def _weights_of_others(**shapes: list[int]) -> Fault:
+    def make(job: Job) -> dict[str, Any]:
+        _tensors(job.model / "model.safetensors", **shapes)
+        return {}
+
+    return make
+
+
+def _reference_of_others(job: Job) -> dict[str, Any]:
+    _tensors(job.root / "models/gpt2/model.safetensors", transformer__wte__weight=[300, 32])
+    return {"training.algorithm": "dpo", "training.dpo": {"ref_model": "models/gpt2"}, **_rows(PAIRS)(job)}
+
+
+def _adapter_of_others(**shapes: list[int]) -> Fault:
+    def make(job: Job) -> dict[str, Any]:
+        (job.root / "adapter").mkdir()
+        told = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+        (job.root / "adapter/adapter_config.json").write_text(json.dumps(told))
+        _tensors(job.root / "adapter/adapter_model.safetensors", **shapes)
+        return {"lora.adapter_name_or_path": str(job.root / "adapter")}
+
+    return make
+
+
 def _template_cut(job: Job) -> dict[str, Any]:
     settings = _no_template(job)
     (job.model / "chat_template.jinja").write_text("{% if messages %}")
@@ -188,6 +223,13 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("index cut", _index_cut, "model.weights_index"),
     ("an adapter as model", _adapter_as_model, "model.adapter_folder"),
     ("an adapter of pickles", _adapter_bin, "model.pickled"),
+    ("weights of another vocabulary", _weights_of_others(model__embed_tokens__weight=[319, 32]), "plan.weights_sizes"),
+    ("weights of another width", _weights_of_others(model__layers__0__mlp__up_proj__weight=[52, 64]), "plan.weights_sizes"),
+    ("weights of fewer layers", _weights_of_others(model__layers__0__mlp__up_proj__weight=[52, 32]), "plan.weights_sizes"),
+    ("a reference of another vocabulary", _reference_of_others, "plan.weights_sizes"),
+    ("an adapter of another width", _adapter_of_others(base_model__model__model__layers__0__self_attn__q_proj__lora_A__weight=[4, 64]), "plan.weights_sizes"),
+    ("an adapter of another rank", _adapter_of_others(base_model__model__model__layers__0__self_attn__q_proj__lora_B__weight=[32, 8]), "plan.weights_sizes"),
+    ("an adapter of a deeper model", _adapter_of_others(base_model__model__model__layers__4__self_attn__q_proj__lora_B__weight=[32, 4]), "plan.weights_sizes"),
     ("no adapter there", lambda job: {"lora.adapter_name_or_path": "/no/adapter"}, "plan.adapter_folder"),
     ("no tokenizer", _tokenizer_gone, "data.no_tokenizer"),
     ("tokenizer cut", _tokenizer_cut, "data.bad_tokenizer"),
