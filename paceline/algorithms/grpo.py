@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.algorithms.advantages import group_advantages
 from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import TERM, Asked, OnPolicy, Tokens, field_or, frozen_roles, per_token
+from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, per_token
 from paceline.algorithms.policy_losses import (
     clipped_surrogate,
     log_ratios,
@@ -19,6 +19,7 @@ from paceline.algorithms.policy_losses import (
 )
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
+from paceline.seam.rollout import PrecomputedField
 
 
 class GRPO(OnPolicy):
@@ -56,7 +57,7 @@ class GRPO(OnPolicy):
         self.beta, self.estimator, self.weighted_kl = beta, kl_estimator, use_bias_correction_kl
         self.low, self.high, self.delta = epsilon, epsilon if epsilon_high is None else epsilon_high, delta
         self.loss_type, self.scale, self.level = loss_type, scale_rewards, importance_sampling_level
-        self.mask_truncated, self.longest = mask_truncated_completions, max_completion_length
+        self.masks_truncated, self.longest = mask_truncated_completions, max_completion_length
         self.correction, self.correction_level, self.cap = (
             rollout_correction,
             rollout_correction_level,
@@ -65,21 +66,18 @@ class GRPO(OnPolicy):
         self.passes, self.updates_per_rollout = num_iterations, num_iterations * updates_per_pass
         self.frozen = frozen_roles(bool(beta) and reference != "adapter", reward_model)
 
-    def asked(self) -> Sequence[Asked]:
-        old = [Asked("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if self.updates_per_rollout > 1 else []
-        return old + ([Asked("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
+    def precomputed_fields(self) -> Sequence[PrecomputedField]:
+        old = [PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if self.updates_per_rollout > 1 else []
+        return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
 
-    def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         return group_advantages(scores, groups, scale=self.scale)
-
-    def learns_from(self, ended: bool) -> bool:
-        return ended or not self.mask_truncated
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
-        answers = batch.extras["counted"].sum() if "counted" in batch.extras else torch.zeros((), dtype=torch.int64)
+        answers = batch.extras["is_scored"].sum() if "is_scored" in batch.extras else torch.zeros((), dtype=torch.int64)
         return {TERM: loss_weight(self.loss_type, answers, batch.num_labels(), self.longest)}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,59 +11,42 @@ from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
 from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask, Role
+from paceline.seam.roles import Role
+from paceline.seam.rollout import PrecomputedField, Sum
 
 TERM = "policy"
-Sum = Callable[[Sequence[float]], list[float]]  # over all ranks that see different answers, equal on every rank
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One forward over a rollout's micro-batches without gradients: ``ask`` of ``role``, kept as the field ``name`` of ``Batch.tokens``.
-
-    ``known``: the field that holds the same already where sampling computes as training does; empty: none.
-    """
-
-    name: str
-    role: Role
-    ask: Ask
-    known: str = ""
 
 
 class OnPolicy(Algorithm):
-    """Windows come from rollouts of ``updates_per_rollout`` optimizer steps; each answer is one document, its sampled tokens are the labels.
-
-    ``Batch.tokens`` of a rollout holds ``fields``: ``sampled`` (log-probability at sampling), ``advantage``, and what ``asked`` names; ``Batch.extras``
-    holds ``counted`` (1 for an answer that was judged, 0 for fillers and answers left out).
-    """
+    """Windows come from rollouts of ``updates_per_rollout`` optimizer steps; each answer is one document, its sampled tokens are the labels. What each
+    method means: ``seam.rollout.OnPolicyObjective``."""
 
     metric_names: tuple[str, ...] = ("eval_reward",)
     loss_falls = False  # its sign is that of the advantages
     passes: int = 1  # over each rollout
     updates_per_rollout: int = 1
-    compares_answers = True  # an answer is better or worse than the others to its prompt
-    derived: tuple[str, ...] = ()  # fields that ``credited`` adds
+    uses_group_baseline: bool = True
+    masks_truncated: bool = False
+    extra_fields: tuple[str, ...] = ()  # that ``finalize_rollout`` adds
 
     @abstractmethod
-    def asked(self) -> Sequence[Asked]:
+    def precomputed_fields(self) -> Sequence[PrecomputedField]:
         """The forwards that a rollout needs before its first step."""
 
     def fields(self) -> tuple[str, ...]:
         """The names of ``Batch.tokens`` in a rollout."""
-        return ("sampled", "advantage", *(asked.name for asked in self.asked()), *self.derived)
+        return ("sampled", "advantage", *(each.name for each in self.precomputed_fields()), *self.extra_fields)
 
     @abstractmethod
-    def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """(what each token of an answer is credited with [R], spread of their group [R]) of all R answers of a rollout from their scores float64 [R]
+    def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """(the advantage of each token of an answer [R], spread of their group [R]) of all R answers of a rollout from their scores float64 [R]
         (NaN: left out); ``groups`` int64 [R] numbers the prompts, ``ended`` bool [R]: not cut off."""
 
-    def credited(self, batches: Sequence[Sequence[Batch]], total: Sum) -> tuple[list[list[Batch]], Mapping[str, float]]:
-        """(this rank's micro-batches of a rollout with what follows from everything that was asked, numbers to tell). Collective."""
+    def finalize_rollout(
+        self, batches: Sequence[Sequence[Batch]], total: Sum
+    ) -> tuple[list[list[Batch]], Mapping[str, float]]:
+        """(this rank's micro-batches with what follows from everything that was precomputed, statistics for the log). Collective."""
         return [list(row) for row in batches], {}
-
-    def learns_from(self, ended: bool) -> bool:
-        """Whether the tokens of an answer that ended (or was cut off) are learnt."""
-        return True
 
 
 @dataclass(frozen=True)

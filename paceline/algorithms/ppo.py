@@ -16,10 +16,11 @@ from paceline.algorithms.advantages import (
     whiten,
 )
 from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
-from paceline.algorithms.on_policy import TERM, Asked, OnPolicy, Sum, Tokens, field_or, frozen_roles, with_tokens
+from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, with_tokens
 from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
+from paceline.seam.rollout import PrecomputedField, Sum
 
 VALUE = "value"
 _POLICY = ("entropy", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "sampling_gap")
@@ -37,8 +38,8 @@ class PPO(OnPolicy):
 
     trains = (Role.POLICY, Role.VALUE)
     watched = (*(f"{name}/{TERM}" for name in _POLICY), *(f"{name}/{VALUE}" for name in _VALUE))
-    compares_answers = False
-    derived = ("return",)
+    uses_group_baseline = False
+    extra_fields = ("return",)
 
     def __init__(
         self,
@@ -76,12 +77,16 @@ class PPO(OnPolicy):
 
     # --- a rollout -------------------------------------------------------------------------------------------------
 
-    def asked(self) -> Sequence[Asked]:
-        reference = [Asked("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.has_reference else []
-        return [Asked("old", Role.POLICY, Ask.LOGPROBS, "sampled"), Asked("values", Role.VALUE, Ask.VALUES), *reference]
+    def precomputed_fields(self) -> Sequence[PrecomputedField]:
+        reference = [PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.has_reference else []
+        return [
+            PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled"),
+            PrecomputedField("values", Role.VALUE, Ask.VALUES),
+            *reference,
+        ]
 
-    def credit(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores themselves, clipped, then less the penalty for an answer that was cut off; tokens are credited in ``credited``."""
+    def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores themselves, clipped, then less the penalty for an answer that was cut off; tokens get theirs in ``finalize_rollout``."""
         found = torch.nan_to_num(scores, nan=0.0)
         if self.score_clip is not None:
             found = found.clamp(-self.score_clip, self.score_clip)
@@ -89,7 +94,9 @@ class PPO(OnPolicy):
             found = missing_end_penalty(found, ended, self.missing_eos_penalty)
         return found, torch.zeros_like(found)
 
-    def credited(self, batches: Sequence[Sequence[Batch]], total: Sum) -> tuple[list[list[Batch]], Mapping[str, float]]:
+    def finalize_rollout(
+        self, batches: Sequence[Sequence[Batch]], total: Sum
+    ) -> tuple[list[list[Batch]], Mapping[str, float]]:
         """Advantages and returns of every token, from scores, log-probabilities and values; whitening and β count the tokens of all ranks."""
         self.kl_coef = self.controller.value
         flat = [batch for row in batches for batch in row]
@@ -105,7 +112,7 @@ class PPO(OnPolicy):
             for reward, batch, where in zip(rewards, flat, places, strict=True)
         ]
         advantages, returns = [a for a, _ in estimates], [r for _, r in estimates]
-        told = self._told(flat, places, kls, advantages, returns, total)
+        stats = self._statistics(flat, places, kls, advantages, returns, total)
         if self.whiten_advantages:
             advantages = _whitened(advantages, total)
         dtype = flat[0].tokens["advantage"].dtype
@@ -113,7 +120,7 @@ class PPO(OnPolicy):
             with_tokens(with_tokens(batch, "advantage", a.to(dtype)), "return", r.to(dtype))
             for batch, a, r in zip(flat, advantages, returns, strict=True)
         )
-        return [[next(made) for _ in row] for row in batches], told
+        return [[next(made) for _ in row] for row in batches], stats
 
     def _divergence(self, batch: Batch) -> Tensor:
         """Between the policy of this rollout and the reference: float64 [L], 0 without one."""
@@ -127,7 +134,7 @@ class PPO(OnPolicy):
         scores[where.segments] = batch.at_labels("advantage").double()
         return token_rewards(scores, None if self.in_loss else kl, where.segments, coefficient=self.kl_coef)
 
-    def _told(
+    def _statistics(
         self,
         batches: Sequence[Batch],
         places: Sequence[Tokens],
@@ -152,9 +159,9 @@ class PPO(OnPolicy):
         if answers and self.has_reference:
             self.controller.update(kl_sum / answers, int(answers))
         spread = max(0.0, second / over - (first / over) ** 2) ** 0.5
-        told = {"score": score_sum / each, "advantage": first / over, "advantage_std": spread}
-        told |= {"returns": return_sum / over, "values": value_sum / over}
-        return told | ({"kl_answer": kl_sum / each, "kl_coef": self.kl_coef} if self.has_reference else {})
+        stats = {"score": score_sum / each, "advantage": first / over, "advantage_std": spread}
+        stats |= {"returns": return_sum / over, "values": value_sum / over}
+        return stats | ({"kl_answer": kl_sum / each, "kl_coef": self.kl_coef} if self.has_reference else {})
 
     # --- a step ----------------------------------------------------------------------------------------------------
 

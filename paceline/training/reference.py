@@ -21,6 +21,7 @@ from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED
 from paceline.seam.roles import Ask, Role
 from paceline.strategies.base import Runner
+from paceline.strategies.handle import Handles
 from paceline.training.windows import Cut
 
 Column = NDArray[np.float64]
@@ -28,8 +29,11 @@ FORMAT = 1
 _AT_ONCE = 2**20  # numbers in one all-reduce
 
 
-def ask_reference(session: Any, runner: Runner, handles: dict[Role, Any], policy: Any) -> None:
-    """Log-probabilities of the reference into ``session.columns``: from the cache, or asked now, before any weight is trained or restored.
+def ask_reference(
+    session: Any, runner: Runner, handles: Handles, policy: Any
+) -> tuple[dict[str, dict[str, Column]], str]:
+    """(log-probabilities of the reference by split and document, what there is to say): from the cache, or computed now, before any weight is trained
+    or restored.
 
     ``policy`` is the factory that the policy was built by: unless another model is named, the policy as it is now is the reference. Collective.
     """
@@ -49,20 +53,21 @@ def ask_reference(session: Any, runner: Runner, handles: dict[Role, Any], policy
     strategy = runner.strategy
     cut = session.cut(strategy, rows, 1)
     role = Role.REFERENCE if options.ref_model else Role.POLICY
+    built = dict(handles)
 
     def compute(source: PackedSource) -> Column:
-        if role not in handles:
-            handles[role] = strategy.prepare(role, session.models.frozen(role), None)
-        return reference_column(runner, handles, role, source, cut)
+        if role not in built:
+            built[role] = strategy.prepare(role, session.models.frozen(role), None)
+        return reference_column(runner, built, role, source, cut)
 
     cache = ReferenceCache(session.world, session.prepared.path / DERIVED, key)
-    session.columns, said = cached_columns(cache, sources, compute, time.monotonic)
-    session.said.append(f"{'reference':<9} {said}")
-    if Role.REFERENCE in handles:
-        strategy.release(handles.pop(Role.REFERENCE))
+    columns, said = cached_columns(cache, sources, compute, time.monotonic)
+    if Role.REFERENCE in built:
+        strategy.release(built[Role.REFERENCE])
+    return columns, said
 
 
-def reference_column(runner: Runner, handles: Mapping[Role, Any], role: Role, source: PackedSource, cut: Cut) -> Column:
+def reference_column(runner: Runner, handles: Handles, role: Role, source: PackedSource, cut: Cut) -> Column:
     """float64 [documents]: log p(answer | prompt) under the model of ``role``, equal on every rank. Collective.
 
     ``source`` keeps the order of its table and holds every document once.

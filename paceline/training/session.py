@@ -27,6 +27,7 @@ from paceline.runtime.device import memory_bytes
 from paceline.runtime.seed import seed_for
 from paceline.seam.optimizer import OptimizerSpec
 from paceline.seam.roles import Role
+from paceline.seam.rollout import OnPolicyObjective
 from paceline.seam.window import Window
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
@@ -103,19 +104,18 @@ class Session:
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
         if self.plan.reference == "cached":
-            ask_reference(self, runner, handles, factories[Role.POLICY])
+            self.columns, said = ask_reference(self, runner, handles, factories[Role.POLICY])
+            self.said.append(f"{'reference':<9} {said}")
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
         cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         rolls = (
-            RolloutSetup(self, runner, algorithm, handles, cut)
-            if algorithm_spec(self.plan.algorithm).on_policy
-            else None
+            self.rollouts(runner, algorithm, handles, cut) if algorithm_spec(self.plan.algorithm).on_policy else None
         )
         epochs = self.epochs(source if rolls is None else rolls.rows(source), cut)
         state = self.restore(strategy, handles, algorithm)
         if rolls is not None:
-            rollouts = rolls.windows(source, epochs, state.step)
+            rollouts = rolls.windows(source, epochs, state.step, self.reader)
             windows: Windows = rollouts
             evaluated: Evaluation = rollouts.evaluate
         else:
@@ -125,6 +125,11 @@ class Session:
         for role in algorithm.trains:
             strategy.warm_up(handles[role], filler, algorithm)
         return Parts(runner, algorithm, handles, windows, epochs, state, evaluated)
+
+    def rollouts(self, runner: Runner, algorithm: OnPolicyObjective, handles: Handles, cut: Cut) -> RolloutSetup:
+        """What makes the windows of an algorithm that answers prompts itself."""
+        folder, training = self.run.rollout_weights, self.config.training
+        return RolloutSetup(self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, cut)
 
     def algorithm_options(self) -> dict[str, Any]:
         """The algorithm's own section under ``training``, and what the plan has decided of it."""

@@ -11,24 +11,33 @@ from typing import Any
 
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
+from paceline.data.source import PackedSource
+from paceline.data.table import TokenTable
 from paceline.generation.engine import Completion, Engine, Request, RolloutSampling
+from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handle
 from paceline.training.rollout.judge import ModelJudge
+from paceline.training.windows import Cut
 
 OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.generating`` yields)
 
 
 @dataclass
 class Answerer:
-    """Writes and judges answers. ``clock`` holds the seconds of each phase since it was last emptied."""
+    """Writes and judges answers. ``clock`` holds the seconds of each phase since it was last restarted."""
 
     strategy: Strategy
-    policy: Any  # its handle
+    policy: Handle
     tokenizer: Any
     scorer: Scorer
     open_engine: OpenEngine
     judge: ModelJudge | None = None
     clock: dict[str, float] = field(default_factory=dict)
+
+    def restart_clock(self) -> None:
+        """Count phases anew."""
+        self.clock.clear()
 
     def write(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Completions by the policy as it is now. Collective: a rank without requests takes part."""
@@ -44,7 +53,7 @@ class Answerer:
 
     def judged(
         self,
-        table: Any,
+        table: TokenTable,
         owners: Sequence[int],
         requests: Sequence[Request],
         completions: Sequence[Completion],
@@ -63,7 +72,7 @@ class Answerer:
                 by_model = [score for score, owner in zip(said, owners, strict=False) if owner >= 0]
             return samples, self.scorer(samples, by_model)
 
-    def _samples(self, table: Any, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
+    def _samples(self, table: TokenTable, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
         """The answers of real prompts, with what rewards look at."""
         real = [i for i, owner in enumerate(owners) if owner >= 0]
         if not real:
@@ -99,7 +108,7 @@ class Limits:
 
 
 def evaluate_answers(
-    answerer: Answerer, prompts: Any, world: Any, cut: Any, limits: Limits, leader: bool
+    answerer: Answerer, prompts: PackedSource, world: World, cut: Cut, limits: Limits, leader: bool
 ) -> dict[str, float]:
     """The likeliest answer to every prompt, judged: ``eval_reward``, ``eval_reward/<function>``, lengths, ``eval_rows``. Collective."""
     labels, count = answerer.scorer.labels, prompts.num_rows(0)

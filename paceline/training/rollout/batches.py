@@ -16,8 +16,8 @@ from paceline.seam.prefixes import with_prefixes
 class Answer:
     """One answer on its way to a micro-batch.
 
-    counted  whether it was judged and weighs in means over answers
-    learnt   whether its tokens are labelled
+    is_scored  whether it was judged and weighs in means over answers
+    has_loss   whether its tokens are labelled
     """
 
     prompt_id: int
@@ -25,12 +25,12 @@ class Answer:
     tokens: tuple[int, ...]
     sampled: Tensor
     advantage: float
-    counted: bool
-    learnt: bool
+    is_scored: bool
+    has_loss: bool
 
 
 def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dtype) -> Batch:
-    """A flat micro-batch (None: a filler, two tokens that weigh nothing) with the fields ``sampled`` and ``advantage`` and, a document, ``counted``."""
+    """A flat micro-batch (None: a filler, two tokens that weigh nothing) with the fields ``sampled`` and ``advantage`` and, a document, ``is_scored``."""
     ids: list[int] = []
     labels: list[int] = []
     positions: list[int] = []
@@ -40,7 +40,7 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
     for answer in answers:
         row = [pad_id, pad_id] if answer is None else [*answer.prompt, *answer.tokens]
         nothing, first = len(row), len(row)
-        if answer is not None and answer.learnt:
+        if answer is not None and answer.has_loss:
             first = len(answer.prompt) - 1  # the last token of the prompt predicts the first of the answer
         count = max(0, nothing - 1 - first)
         ids += row
@@ -62,7 +62,7 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
         max_seqlen=max(b - a for a, b in zip(ends, ends[1:], strict=False)),
         document_ids=torch.tensor([-1 if a is None else a.prompt_id for a in answers], dtype=torch.int64),
         num_rows=sum(a is not None for a in answers),
-        extras={"counted": torch.tensor([int(a is not None and a.counted) for a in answers], dtype=torch.int64)},
+        extras={"is_scored": torch.tensor([int(a is not None and a.is_scored) for a in answers], dtype=torch.int64)},
         tokens={"sampled": torch.cat(sampled)[None], "advantage": torch.cat(advantages)[None]},
     )
     return with_prefixes(batch)

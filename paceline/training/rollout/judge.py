@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.seam.roles import Ask, Role
 from paceline.strategies.base import Runner
+from paceline.strategies.handle import Handles
 from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.named import gives_no_number
 
@@ -26,7 +26,7 @@ class ModelJudge:
     """Scores of ``Role.REWARD``: of prompt and answer as one document, read at its last token."""
 
     runner: Runner
-    handles: Any
+    handles: Handles
     rows: int
     pad_id: int
     dtype: torch.dtype

@@ -12,7 +12,7 @@ import torch
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.errors import ConfigError
 from paceline.generation.remote import Server, ServerEngine
-from paceline.runtime.world import environment
+from paceline.runtime.world import World, environment
 from paceline.training.rollout.named import missing_key
 from paceline.training.rollout.server_weights import WeightSync
 
@@ -22,7 +22,7 @@ class RolloutServer:
     """Opens engines over the server: ``open`` is collective, and returns when the server computes with the weights of ``root``."""
 
     options: ServerOptions
-    world: Any
+    world: World
     stop_ids: Sequence[int]
     vocab_size: int
     folder: Path

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import options_class
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.data.prepare import Prepared
+from paceline.data.source import PackedSource
+from paceline.data.table import TokenTable
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.generation.engine import Engine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runtime.device import threads_per_rank
+from paceline.runtime.world import World
 from paceline.seam.roles import Role
+from paceline.seam.rollout import OnPolicyObjective
+from paceline.seam.shard import ShardReader
 from paceline.strategies.base import Runner
+from paceline.strategies.handle import Handles
+from paceline.training.rollout.answers import Answerer, Limits
 from paceline.training.rollout.cut import AnswerRows, RolloutCut
 from paceline.training.rollout.judge import ModelJudge
 from paceline.training.rollout.server import RolloutServer
@@ -57,18 +67,22 @@ def sampling_exact(options: RolloutOptions, compute: str) -> bool:
 
 @dataclass
 class RolloutSetup:
-    """Builds the windows of an on-policy run; ``session`` gives world, plan, config and prepared data."""
+    """Builds the windows of an on-policy run. ``training`` is the config's section; ``weights_folder`` where a server finds weights."""
 
-    session: Any
+    world: World
+    plan: Plan
+    training: TrainingSection
+    prepared: Prepared
+    weights_folder: Path
     runner: Runner
-    algorithm: Any
-    handles: Any
+    algorithm: OnPolicyObjective
+    handles: Handles
     cut: Cut
 
     def __post_init__(self) -> None:
-        self.options = self.session.config.training.rollout or RolloutOptions()
+        self.options = self.training.rollout or RolloutOptions()
         updates = updates_per_pass(self.options, self.cut.accumulation)
-        group = algorithm_spec(self.session.plan.algorithm).group_size(self.session.plan.config["training"])
+        group = algorithm_spec(self.plan.algorithm).group_size(self.plan.config["training"])
         self.rollout_cut = RolloutCut(self.cut, group, updates, self.algorithm.passes)
         specs = [RewardSpec(r.name, r.weight, dict(r.options)) for r in self.options.rewards]
         self.scorer = Scorer(
@@ -77,52 +91,54 @@ class RolloutSetup:
             timeout_seconds=self.options.reward_timeout,
             allow_code=self.options.allow_code_execution,
             allow_unsandboxed_code=self.options.allow_unsandboxed_code,
-            programs_at_once=threads_per_rank(self.session.world.env.local_world_size),
+            programs_at_once=threads_per_rank(self.world.env.local_world_size),
         )
         self.server = None if self.options.server is None else self._server()
 
-    def rows(self, prompts: Any) -> AnswerRows:
+    def rows(self, prompts: PackedSource) -> AnswerRows:
         """What epochs are counted by."""
-        return AnswerRows(prompts, self.rollout_cut, self.session.config.training.dataloader_drop_last)
+        return AnswerRows(prompts, self.rollout_cut, self.training.dataloader_drop_last)
 
-    def windows(self, prompts: Any, epochs: Epochs, start: int) -> RolloutWindows:
-        """The windows from global step ``start`` on. Raises ConfigError for rows that a reward cannot use."""
+    def windows(self, prompts: PackedSource, epochs: Epochs, start: int, reader: ShardReader | None) -> RolloutWindows:
+        """The windows from global step ``start`` on (``reader``: of the checkpoint that was saved there). Raises ConfigError for rows that a reward
+        cannot use."""
         self.check_rows(prompts.table, "data.train")
-        if self.session.prepared.eval is not None:
-            self.check_rows(self.session.prepared.eval, "data.eval")
-        session, options = self.session, self.options
-        mesh = session.plan.mesh
-        place = mesh.coordinates(session.world.rank)
-        dtype = torch.float64 if session.plan.precision.master == "float64" else torch.float32
+        if self.prepared.eval is not None:
+            self.check_rows(self.prepared.eval, "data.eval")
+        plan, options = self.plan, self.options
+        place = plan.mesh.coordinates(self.world.rank)
+        dtype = torch.float64 if plan.precision.master == "float64" else torch.float32
         return RolloutWindows(
-            world=session.world,
+            world=self.world,
             runner=self.runner,
             algorithm=self.algorithm,
             handles=self.handles,
             prompts=prompts,
-            tokenizer=open_tokenizer(TokenizerSpec(str(session.prepared.tokenizer_path))),
-            scorer=self.scorer,
+            answerer=self.answerer(dtype),
             sampling=RolloutSampling(options.temperature, options.top_p, options.top_k),
-            open_engine=self.engine,
+            limits=Limits(options.max_completion_length, plan.seq_len),
             cut=self.rollout_cut,
             epochs=epochs,
             start=start,
-            reader=session.reader,
-            seed=session.config.training.seed,
-            max_completion=options.max_completion_length,
-            max_length=session.plan.seq_len,
-            pad_id=session.prepared.pad_token_id,
+            seed=self.training.seed,
+            pad_id=self.prepared.pad_token_id,
             dtype=dtype,
-            judge=self.judge(dtype),
             leader=not (place.pp or place.cp or place.tp),
             shown=options.num_samples_shown,
             filter_groups=options.filter_groups,
-            sampling_exact=sampling_exact(options, session.plan.precision.compute),
+            sampling_exact=sampling_exact(options, plan.precision.compute),
+            reader=reader,
         )
 
-    def check_rows(self, table: Any, name: str) -> None:
+    def answerer(self, dtype: torch.dtype) -> Answerer:
+        """What writes and judges answers."""
+        policy = self.handles[self.algorithm.trains[0]]
+        tokenizer = open_tokenizer(TokenizerSpec(str(self.prepared.tokenizer_path)))
+        return Answerer(self.runner.strategy, policy, tokenizer, self.scorer, self.engine, self.judge(dtype))
+
+    def check_rows(self, table: TokenTable, name: str) -> None:
         """Raises ConfigError, the same on every rank. Collective where a reward looks at rows at all."""
-        world = self.session.world
+        world = self.world
         share = range(world.rank, len(table), world.world_size)
         for check in self.scorer.row_checks:
             wrong = check((f"{name} row {table.source_row[i] + 1}", table.facts(i)) for i in share)
@@ -136,22 +152,22 @@ class RolloutSetup:
                 raise ConfigError(Diagnostic("rewards.code_tests", what, "training.rollout.rewards", text, hint))
 
     def _server(self) -> RolloutServer:
-        session = self.session
         assert self.options.server is not None
+        root: Any = self.handles[self.algorithm.trains[0]].root
         return RolloutServer(
             self.options.server,
-            session.world,
-            session.prepared.stop_token_ids,
-            self.handles[self.algorithm.trains[0]].root.hf.config.get_text_config().vocab_size,
-            session.run.rollout_weights,
-            getattr(torch, session.plan.precision.compute),
+            self.world,
+            self.prepared.stop_token_ids,
+            root.hf.config.get_text_config().vocab_size,
+            self.weights_folder,
+            getattr(torch, self.plan.precision.compute),
         )
 
     def judge(self, dtype: torch.dtype) -> ModelJudge | None:
         """The reward model, where one is among the rewards."""
         if Role.REWARD not in self.handles:
             return None
-        rows, pad = self.cut.micro_batch, self.session.prepared.pad_token_id
+        rows, pad = self.cut.micro_batch, self.prepared.pad_token_id
         return ModelJudge(self.runner, self.handles, rows, pad, dtype)
 
     def engine(self, root: Any) -> Engine:
@@ -160,9 +176,9 @@ class RolloutSetup:
             return self.server.open(root)
         return LocalEngine(
             root.hf,
-            pad_id=self.session.prepared.pad_token_id,
-            stop_ids=self.session.prepared.stop_token_ids,
+            pad_id=self.prepared.pad_token_id,
+            stop_ids=self.prepared.stop_token_ids,
             rows=self.options.generation_rows,
-            agree=self.session.world.any if self.runner.strategy.collective_decoding else None,
+            agree=self.world.any if self.runner.strategy.collective_decoding else None,
             computing=root.computing,
         )

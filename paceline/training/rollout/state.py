@@ -14,7 +14,7 @@ from paceline.seam.shard import Shard, ShardReader
 ROLE = KIND = (
     "rollout"  # of its tensors; each answer has its own, named by its place, so that any rank finds those it takes
 )
-_ROW = "row"  # int64 [2]: the prompt's document, whether it is counted
+_ROW = "row"  # int64 [2]: the prompt's document, whether it is scored
 _TOKENS = "tokens."
 
 
@@ -23,7 +23,7 @@ def batch_shards(batch: Batch, first: int) -> Iterator[Shard]:
     sizes = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()
     flat = {"input_ids": batch.input_ids, "labels": batch.labels, **{_TOKENS + n: v for n, v in batch.tokens.items()}}
     pieces = {name: torch.split(values[0], sizes) for name, values in flat.items()}
-    rows = torch.stack([batch.document_ids, batch.extras["counted"]], 1)
+    rows = torch.stack([batch.document_ids, batch.extras["is_scored"]], 1)
     for i in range(len(sizes)):
         yield _whole(f"{first + i}.{_ROW}", rows[i])
         for name, parts in pieces.items():
@@ -51,7 +51,7 @@ def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str
         max_seqlen=max(sizes),
         document_ids=rows[:, 0].clone(),
         num_rows=int((rows[:, 0] >= 0).sum()),
-        extras={"counted": rows[:, 1].clone()},
+        extras={"is_scored": rows[:, 1].clone()},
         tokens={name: torch.cat(read(_TOKENS + name))[None] for name in fields},
     )
     return with_prefixes(batch)

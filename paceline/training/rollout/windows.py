@@ -1,29 +1,31 @@
-"""Rollouts: prompts answered by the policy, answers judged and credited, cut into the windows of the next optimizer steps."""
+"""Rollouts: prompts answered by the policy, answers judged, cut into the windows of the next optimizer steps."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from paceline.algorithms.on_policy import with_tokens
-from paceline.algorithms.rewards.scoring import Scored, Scorer
+from paceline.algorithms.rewards.scoring import Scored
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.data.source import PackedSource
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
+from paceline.runtime.world import World
 from paceline.seam.batch import Batch
+from paceline.seam.rollout import OnPolicyObjective
 from paceline.seam.shard import Shard, ShardReader
 from paceline.seam.window import Report, Window
 from paceline.strategies.base import Runner
-from paceline.training.rollout.answers import Answerer, Limits, OpenEngine, evaluate_answers
+from paceline.strategies.handle import Handles
+from paceline.training.rollout.answers import Answerer, Limits, evaluate_answers
 from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.cut import RolloutCut
-from paceline.training.rollout.judge import ModelJudge
 from paceline.training.rollout.report import Judged, report_metrics, sample_rows
 from paceline.training.rollout.state import batch_shards, read_batch
 from paceline.training.windows import Epochs, sample_digest
@@ -47,37 +49,26 @@ class RolloutWindows:
     ``filter_groups``: prompts whose answers score the same are told of, not trained on.
     """
 
-    world: Any
+    world: World
     runner: Runner
-    algorithm: Any
-    handles: Mapping[Any, Any]
-    prompts: Any
-    tokenizer: Any
-    scorer: Scorer
+    algorithm: OnPolicyObjective
+    handles: Handles
+    prompts: PackedSource
+    answerer: Answerer
     sampling: RolloutSampling
-    open_engine: OpenEngine
+    limits: Limits
     cut: RolloutCut
     epochs: Epochs
     start: int
     seed: int
-    max_completion: int
-    max_length: int
     pad_id: int
     dtype: torch.dtype
     leader: bool = True
     shown: int = 2
     filter_groups: bool = False
-    sampling_exact: bool = False  # what ``Asked.known`` names is taken for what would be asked
+    sampling_exact: bool = False  # what ``PrecomputedField.known`` names is taken for what would be computed
     reader: ShardReader | None = None  # of the checkpoint that the run goes on from
-    current: Rollout | None = None
-    judge: ModelJudge | None = None
-
-    def __post_init__(self) -> None:
-        policy = self.handles[self.algorithm.trains[0]]
-        self.answerer = Answerer(
-            self.runner.strategy, policy, self.tokenizer, self.scorer, self.open_engine, self.judge
-        )
-        self.limits = Limits(self.max_completion, self.max_length)
+    current: Rollout | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Window]:
         for step in range(self.start, self.epochs.total_steps):
@@ -125,9 +116,9 @@ class RolloutWindows:
     # --- one rollout -----------------------------------------------------------------------------------------------
 
     def roll(self, epoch: int, number: int) -> Rollout:
-        """Generate, judge, credit, and ask what the algorithm needs to know before its first step. Collective."""
+        """Generate, judge, compute advantages, and ask what the algorithm needs to know before its first step. Collective."""
         answerer = self.answerer
-        answerer.clock = {}
+        answerer.restart_clock()
         begun = time.perf_counter()
         first, places = number * self.cut.answers, self._places(number)
         requests, owners = self._requests(epoch, places)
@@ -136,19 +127,19 @@ class RolloutWindows:
         samples, scored = answerer.judged(self.prompts.table, owners, requests, completions, forwards)
         judged = self._share(first, places, owners, completions, scored)
         groups = torch.arange(self.cut.answers) // self.cut.group
-        credits, spread = self.algorithm.credit(judged.scores, groups, judged.ended)
+        advantages, spread = self.algorithm.compute_advantages(judged.scores, groups, judged.ended)
         kept = spread > 0 if self.filter_groups else torch.ones_like(spread, dtype=torch.bool)
-        made = self._answers(requests, owners, completions, judged, credits, kept, first)
+        made = self._answers(requests, owners, completions, judged, advantages, kept, first)
         with answerer.timed("ask"):
             batches = self._batches(number, dict(zip(places, made, strict=True)))
-            batches, told = self.algorithm.credited(batches, self._total)
+            batches, stats = self.algorithm.finalize_rollout(batches, self._total)
         seconds = time.perf_counter() - begun
-        compares = self.algorithm.compares_answers
+        compares = self.algorithm.uses_group_baseline
         notes = [*scored.problems, *_nothing_learnt(judged, spread, compares)] if self.leader else []
-        metrics = report_metrics(judged, spread if compares else None, self.scorer.labels, groups)
+        metrics = report_metrics(judged, spread if compares else None, self.answerer.scorer.labels, groups)
         clock = {f"time/{phase}": value for phase, value in answerer.clock.items()}
         report = Report(
-            {**metrics, **told, **clock, "time/rollout": seconds},
+            {**metrics, **stats, **clock, "time/rollout": seconds},
             sample_rows(samples, scored, self.shown) if self.world.rank == 0 else (),
             notes,
             seconds,
@@ -193,7 +184,7 @@ class RolloutWindows:
         scored: Scored,
     ) -> Judged:
         """Everybody's scores and lengths, by place in the rollout: one all-reduce of numbers that one rank has and the others leave 0."""
-        count, labels = self.cut.answers, self.scorer.labels
+        count, labels = self.cut.answers, self.answerer.scorer.labels
         table = torch.zeros(5 + 2 * len(labels), count, dtype=torch.float64)
         if self.leader:
             real = [i for i, owner in enumerate(owners) if owner >= 0]
@@ -214,7 +205,7 @@ class RolloutWindows:
         owners: Sequence[int],
         completions: Sequence[Completion],
         judged: Judged,
-        credits: Tensor,
+        advantages: Tensor,
         kept: Tensor,
         first: int,
     ) -> list[Answer | None]:
@@ -225,10 +216,11 @@ class RolloutWindows:
             if owner < 0 or not bool(kept[place - first]):
                 found.append(None)
                 continue
-            counted = bool(judged.judged[place - first])
-            learnt = counted and self.algorithm.learns_from(completion.ended)
-            credit = float(credits[place - first])
-            found.append(Answer(owner, request.prompt, completion.tokens, completion.logprobs, credit, counted, learnt))
+            is_scored = bool(judged.judged[place - first])
+            has_loss = is_scored and (completion.ended or not self.algorithm.masks_truncated)
+            advantage = float(advantages[place - first])
+            answer = (owner, request.prompt, completion.tokens, completion.logprobs, advantage)
+            found.append(Answer(*answer, is_scored, has_loss))
         return found
 
     def _own_places(self, first: int) -> list[int]:
@@ -242,18 +234,18 @@ class RolloutWindows:
             row = []
             for j in range(cut.accumulation):
                 batch = answer_batch([answers[p] for p in cut.positions(step, j, 1 << 62)], self.pad_id, self.dtype)
-                for asked in self.algorithm.asked():
-                    if asked.known and self.sampling_exact:
-                        batch = with_tokens(batch, asked.name, batch.at_labels(asked.known))
+                for wanted in self.algorithm.precomputed_fields():
+                    if wanted.known and self.sampling_exact:
+                        batch = with_tokens(batch, wanted.name, batch.at_labels(wanted.known))
                         continue
                     placed = self.runner.strategy.shard_batch(batch)
-                    out = self.runner.forward_no_grad(self.handles, asked.role, placed, frozenset({asked.ask}))
-                    batch = with_tokens(batch, asked.name, out[asked.ask.value])
+                    out = self.runner.forward_no_grad(self.handles, wanted.role, placed, frozenset({wanted.ask}))
+                    batch = with_tokens(batch, wanted.name, out[wanted.ask.value])
                 row.append(batch)
             found.append(row)
         return found
 
-    def evaluate(self, prompts: Any) -> dict[str, float]:
+    def evaluate(self, prompts: PackedSource) -> dict[str, float]:
         """The likeliest answer to every prompt, judged. Collective."""
         return evaluate_answers(self.answerer, prompts, self.world, self.cut.cut, self.limits, self.leader)
 

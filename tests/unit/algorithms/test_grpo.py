@@ -49,7 +49,7 @@ def test_an_answer_batch_labels_the_sampled_tokens() -> None:
     ]
     assert made.position_ids[0].tolist() == [*range(4), *range(3), *range(7), *range(1), *range(4), *range(2)]
     assert made.num_rows == 5 and made.document_ids.tolist() == [10, 11, 12, 13, 14, -1]
-    assert made.extras["counted"].tolist() == [1, 1, 1, 1, 0, 0] and int(made.num_labels()) == LABELLED
+    assert made.extras["is_scored"].tolist() == [1, 1, 1, 1, 0, 0] and int(made.num_labels()) == LABELLED
     where = Tokens.of(made)
     assert where.lengths.tolist() == [3, 1, 4, 0, 0, 0] and where.segments.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
     torch.testing.assert_close(made.at_labels("sampled"), SAMPLED, rtol=0, atol=0)
@@ -96,7 +96,7 @@ def test_loss_weight_and_metrics(options: dict[str, Any]) -> None:
     grpo = GRPO(**{**options, "num_iterations": 2, "max_completion_length": LONGEST})
     new, old, reference, entropy = drawn(2).requires_grad_(), drawn(3), drawn(4), drawn(5)
     fields = {"old": old} | ({"reference": reference} if options.get("beta") else {})
-    assert {a.name for a in grpo.asked()} == set(fields)
+    assert {a.name for a in grpo.precomputed_fields()} == set(fields)
     made = batch(**fields)
     outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: entropy}
     expected = by_hand(new.tolist(), old.tolist(), reference.tolist(), options)
@@ -117,7 +117,7 @@ def test_loss_weight_and_metrics(options: dict[str, Any]) -> None:
 
 def test_the_first_update_of_a_rollout_needs_no_old_policy() -> None:
     grpo = GRPO()
-    assert list(grpo.asked()) == [] and grpo.frozen == ()
+    assert list(grpo.precomputed_fields()) == [] and grpo.frozen == ()
     new, made = drawn(2).requires_grad_(), batch()
     outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: drawn(5)}
     loss = grpo.losses(Role.POLICY, outputs, made)["policy"]
@@ -136,5 +136,5 @@ def test_fillers_alone_and_what_is_left_out_weigh_nothing() -> None:
     assert int(grpo.weights(filler)["policy"]) == 0
     assert float(grpo.losses(Role.POLICY, outputs, filler)["policy"].detach()) == 0.0
     assert per_token({"tokens": 0.0, "kl": 0.0}) == {"kl": 0.0}
-    assert [GRPO(mask_truncated_completions=True).learns_from(flag) for flag in (True, False)] == [True, False]
+    assert [GRPO(mask_truncated_completions=flag).masks_truncated for flag in (True, False)] == [True, False]
     assert GRPO(beta=0.1).frozen == (Role.REFERENCE,) and GRPO(beta=0.1, reference="adapter").frozen == ()

@@ -39,7 +39,9 @@ OLD, REFERENCE, VALUES, SAMPLED, NEW, NOW = (drawn(seed) for seed in range(1, 7)
 
 def micro_batches(ppo: PPO, cut: Sequence[range] = (range(3), range(3, 6))) -> list[list[Batch]]:
     """The answers in micro-batches, each with a filler at its end, as they are before they are credited."""
-    credits, spread = ppo.credit(torch.tensor(SCORES, dtype=torch.float64), torch.arange(6), torch.tensor(ENDED))
+    credits, spread = ppo.compute_advantages(
+        torch.tensor(SCORES, dtype=torch.float64), torch.arange(6), torch.tensor(ENDED)
+    )
     assert spread.tolist() == [0.0] * 6
     ends = [sum(LEARNT[:i]) for i in range(7)]
     made = []
@@ -49,7 +51,7 @@ def micro_batches(ppo: PPO, cut: Sequence[range] = (range(3), range(3, 6))) -> l
             for i in part
         ]  # fmt: skip
         batch, span = answer_batch([*rows, None], 0, torch.float64), slice(ends[part[0]], ends[part[-1] + 1])
-        for asked in ppo.asked():
+        for asked in ppo.precomputed_fields():
             batch = with_tokens(batch, asked.name, {"old": OLD, "reference": REFERENCE, "values": VALUES}[asked.name][span])  # fmt: skip
         made.append(batch)
     return [[batch] for batch in made]
@@ -106,7 +108,7 @@ def of_tokens(batches: list[list[Batch]], name: str) -> list[float]:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_advantages_returns_and_what_is_told_of_a_rollout(options: dict[str, Any]) -> None:
     ppo, expected = PPO(**options), by_hand(options)
-    made, told = ppo.credited(micro_batches(ppo), list)
+    made, told = ppo.finalize_rollout(micro_batches(ppo), list)
     assert {*ppo.fields()} == {*made[0][0].tokens}
     for name in ("advantage", "return"):
         assert of_tokens(made, name) == pytest.approx(expected[name], abs=1e-10), name
@@ -117,7 +119,7 @@ def test_advantages_returns_and_what_is_told_of_a_rollout(options: dict[str, Any
         assert ppo.controller.value == pytest.approx(coefficient * (1 + error * 4 / options["horizon"]), abs=1e-12)
         coefficient = ppo.controller.value
         assert ppo.kl_coef == 0.05
-    _, again = ppo.credited(micro_batches(ppo), list)
+    _, again = ppo.finalize_rollout(micro_batches(ppo), list)
     assert again.get("kl_coef", 0.0) == coefficient
 
 
@@ -140,7 +142,7 @@ def test_ranks_find_what_one_process_finds(options: dict[str, Any]) -> None:
         found, told = [], []
         for rank, part in enumerate((range(4), range(4, 6))):
             ppo = PPO(**options)
-            made, said = ppo.credited(micro_batches(ppo, [part]), Rank(rank, shared))
+            made, said = ppo.finalize_rollout(micro_batches(ppo, [part]), Rank(rank, shared))
             found += of_tokens(made, "advantage")
             told.append(said)
     assert found == pytest.approx(expected["advantage"], abs=1e-10)
@@ -150,7 +152,7 @@ def test_ranks_find_what_one_process_finds(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None:
     ppo = PPO(**options)
-    made, _ = ppo.credited(micro_batches(ppo, [range(6)]), list)
+    made, _ = ppo.finalize_rollout(micro_batches(ppo, [range(6)]), list)
     batch, expected = made[0][0], by_hand(options)
     new, now = NEW.clone().requires_grad_(), NOW.clone().requires_grad_()
     entropy = drawn(9)
@@ -197,9 +199,9 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
 def test_a_rollout_of_fillers_and_of_answers_left_out_has_nothing_in_it() -> None:
     ppo = PPO(whiten_rewards=True, adap_kl_ctrl=True)
     batch = answer_batch([None, Answer(3, (4, 5), (6, 7), torch.zeros(2), 0.0, False, False)], 0, torch.float64)
-    for asked in ppo.asked():
+    for asked in ppo.precomputed_fields():
         batch = with_tokens(batch, asked.name, torch.zeros(0, dtype=torch.float64))
-    made, told = ppo.credited([[batch]], list)
+    made, told = ppo.finalize_rollout([[batch]], list)
     assert made[0][0].at_labels("advantage").shape == (0,) and set(told.values()) == {0.0, 0.05}
     none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
     outputs = {Ask.LOGPROBS.value: none, Ask.ENTROPY.value: none, Ask.VALUES.value: none}
@@ -213,7 +215,7 @@ def test_a_rollout_of_fillers_and_of_answers_left_out_has_nothing_in_it() -> Non
 
 def test_what_a_checkpoint_holds_goes_on() -> None:
     ppo = PPO(adap_kl_ctrl=True, target=0.01, horizon=10)
-    ppo.credited(micro_batches(ppo), list)
+    ppo.finalize_rollout(micro_batches(ppo), list)
     other = PPO(adap_kl_ctrl=True, target=0.01, horizon=10)
     other.load_state(ppo.state())
     assert (other.kl_coef, other.controller.value) == (ppo.kl_coef, ppo.controller.value)
@@ -227,5 +229,5 @@ def test_the_models_that_are_asked_only() -> None:
     assert PPO().frozen == (Role.REFERENCE,) and PPO(reference="adapter").frozen == ()
     assert PPO(reward_model=True).frozen == (Role.REFERENCE, Role.REWARD)
     assert PPO(kl_coef=0.0, reward_model=True).frozen == (Role.REWARD,)
-    assert [a.name for a in PPO(kl_coef=0.0).asked()] == ["old", "values"]
+    assert [a.name for a in PPO(kl_coef=0.0).precomputed_fields()] == ["old", "values"]
     assert PPO(num_ppo_epochs=3, updates_per_pass=2).updates_per_rollout == 6

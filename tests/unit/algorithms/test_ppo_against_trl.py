@@ -132,13 +132,15 @@ def test_losses_gradients_and_statistics(
     out = forwards(models, given)
     picked = {n: out[n].log_softmax(-1).gather(2, given.answers[:, :, None]).squeeze(2) for n in ("policy", "reference")}  # fmt: skip
     older = (out["policy"] + given.logit_noise).log_softmax(-1).gather(2, given.answers[:, :, None]).squeeze(2)
-    scores, _ = ppo.credit(out["scores"].detach().double(), torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.bool))
+    scores, _ = ppo.compute_advantages(
+        out["scores"].detach().double(), torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.bool)
+    )
     rows = [Answer(i, tuple(p), tuple(given.answers[i].tolist()), torch.zeros(LONG), float(scores[i]), True, True) for i, p in enumerate(given.prompts)]  # fmt: skip
     batch = answer_batch(rows, 0, torch.float32)
     fields = {"old": older, "values": out["values"] + given.value_noise, "reference": picked["reference"]}
     for name, values in fields.items():
         batch = with_tokens(batch, name, values.detach().flatten())
-    ((batch,),), told = ppo.credited([[batch]], list)
+    ((batch,),), told = ppo.finalize_rollout([[batch]], list)
     whole = out["policy"].log_softmax(-1)
     outputs = {
         Ask.LOGPROBS.value: picked["policy"].flatten(), Ask.VALUES.value: out["values"].flatten(),

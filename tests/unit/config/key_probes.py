@@ -203,14 +203,12 @@ _ROLLOUT = "training.rollout.setup."
        "training.rollout.server.ServerEngine", "training.rollout.server.WeightSync", "training.rollout.server.environment")  # fmt: skip
 def rollout(tree: Tree) -> Any:
     """How answers are written and judged, and the windows made of them."""
-    from paceline.training.rollout.setup import RolloutSetup
-
     of = session(tree)
     own = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     root = mock.Mock()
-    made = RolloutSetup(of, RUNNER, own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)
+    made = of.rollouts(RUNNER, own, {Role.POLICY: SimpleNamespace(root=root)}, CUT)  # type: ignore[arg-type, dict-item]
     made.scorer.row_checks = ()
-    made.windows(SimpleNamespace(table=Table()), EPOCHS, 0)
+    made.windows(SimpleNamespace(table=Table()), EPOCHS, 0, None)  # type: ignore[arg-type]
     made.engine(root)
     return made.rollout_cut
 

@@ -22,6 +22,7 @@ from paceline.plan.rollout import check_rollout
 from paceline.seam.batch import Batch
 from paceline.seam.roles import Ask, Role
 from paceline.seam.window import Window
+from paceline.training.rollout.answers import Answerer, Limits
 from paceline.training.rollout.cut import AnswerRows, RolloutCut
 from paceline.training.rollout.setup import sampling_exact
 from paceline.training.rollout.windows import RolloutWindows
@@ -114,10 +115,10 @@ def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: i
         algorithm = PPO(num_ppo_epochs=passes, updates_per_pass=updates, whiten_rewards=True, missing_eos_penalty=0.3)
     rollout = RolloutCut(cut, group, updates, passes)
     epochs = count_epochs(AnswerRows(Prompts(), rollout, False), cut.global_batch, 2.0, -1, False)
+    answerer = Answerer(Runner(), None, TOKENIZER, Scorer([RewardSpec("exact_match")]), lambda root: Speaker())  # type: ignore[arg-type, return-value]
     return RolloutWindows(
-        world=world, runner=Runner(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), tokenizer=TOKENIZER,
-        scorer=Scorer([RewardSpec("exact_match")]), sampling=RolloutSampling(), open_engine=lambda root: Speaker(), cut=rollout, epochs=epochs,
-        start=start, seed=1, max_completion=4, max_length=16, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
+        world=world, runner=Runner(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), answerer=answerer, sampling=RolloutSampling(),
+        limits=Limits(4, 16), cut=rollout, epochs=epochs, start=start, seed=1, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
     )  # fmt: skip
 
 
@@ -255,7 +256,7 @@ def test_a_run_goes_on_in_the_middle_of_a_rollout(more: dict[str, Any]) -> None:
         assert window.sample_digest == whole[r][3].sample_digest
         for mine, theirs in zip(window.micro_batches, whole[r][3].micro_batches, strict=True):
             assert mine.num_rows == theirs.num_rows and torch.equal(mine.cu_seqlens, theirs.cu_seqlens)
-            assert torch.equal(mine.position_ids, theirs.position_ids) and torch.equal(mine.extras["counted"], theirs.extras["counted"])  # fmt: skip
+            assert torch.equal(mine.position_ids, theirs.position_ids) and torch.equal(mine.extras["is_scored"], theirs.extras["is_scored"])  # fmt: skip
     assert Speaker.asked == before  # nothing was generated anew
 
 
@@ -304,7 +305,7 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
 
     setup: Any = RolloutSetup.__new__(RolloutSetup)
     world = SimpleNamespace(rank=1, world_size=2, all_gather_json=gather)
-    setup.session, setup.scorer = SimpleNamespace(world=world), SimpleNamespace(row_checks=[check])
+    setup.world, setup.scorer = world, SimpleNamespace(row_checks=[check])
     with pytest.raises(ConfigError, match=r"rewards.code_tests[\s\S]*data.train row 12; data.train row 14.*and 4 more"):
         setup.check_rows(Table(), "data.train")
     setup.scorer = SimpleNamespace(row_checks=[])
