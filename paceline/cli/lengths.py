@@ -19,11 +19,11 @@ def epoch_lengths(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """(rows, tokens) of an epoch of this config's data; None where it is not prepared, or nothing here can tell."""
     from paceline.launch.environ import cache_folder
     from paceline.launch.spec import import_path, module_argv
-    from paceline.plan.algorithms.base import Rows, algorithm_spec
+    from paceline.plan.algorithms.base import algorithm_spec
 
     tokenizer = config["model"]["tokenizer"] or config["model"]["name_or_path"]
-    documents = algorithm_spec(config["training"]["algorithm"]).rows is Rows.DOCUMENTS
-    if not documents or not tokenizer or not Path(tokenizer).expanduser().is_dir():
+    measured = algorithm_spec(config["training"]["algorithm"]).measured
+    if not measured or not tokenizer or not Path(tokenizer).expanduser().is_dir():
         return None  # the other process would say so, a second later
     cache = Path(config["data"].get("cache_dir") or cache_folder(os.environ)).expanduser()
     if not (cache / "prepared").is_dir():

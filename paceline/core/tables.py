@@ -76,6 +76,12 @@ class Chooser:
 
 
 CHOOSERS = {c.name: c for c in (Chooser("auto", frozenset({"fsdp", "deepspeed"})), Chooser("fastest"))}
+#: What a row of the data can be; an algorithm's spec names one.
+ROW_KINDS = {
+    "documents": "paceline.data.kinds.documents:DOCUMENTS",
+    "pairs": "paceline.data.kinds.pairs:PAIRS",
+    "prompts": "paceline.data.kinds.prompts:PROMPTS",
+}
 _PAIRS, _ON_POLICY = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy"
 
 ALGORITHMS = Table(

@@ -60,7 +60,9 @@ def build(
             n for s, unread in zip(sets, tally.unread, strict=True) for n in fields_unread(unread, s.section.path)
         ]
         report(PrepareProgress("write", tally.counts.rows_read, 1.0, tokens=tally.counts.tokens))
-        notes += _write_indices(stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.group)
+        notes += _write_indices(
+            stage, tally, len(train), bool(evaluation), data.validation_split, seed, setup.kind.group
+        )
         tokenizer.save_pretrained(str(stage / TOKENIZER))
         meta = {
             "vocab_size": vocab_size(tokenizer),
@@ -68,7 +70,7 @@ def build(
             "stop_token_ids": stop_tokens(setup, tokenizer),
             "longest": tally.longest,
             "max_token_id": tally.max_token_id,
-            "group": setup.group,
+            "group": setup.kind.group,
             "counts": tally.counts.to_json(),
             "notes": [note.to_json() for note in [*notes, *tally.counts.diagnostics()]],
             "data_sets": [
@@ -116,10 +118,10 @@ def _write_tokens(
     behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
     meter = Meter(behind[-1], report)
     chunks: Iterator[Chunk] = (chunk for o in opened for chunk in o.chunks)
-    writer = TableWriter(path)
+    writer = TableWriter(path, setup.kind.columns)
     try:
         for result in tokenise(setup, chunks, num_proc):
-            number = _count(tally, result, data, setup.group)
+            number = _count(tally, result, data, setup.kind.group)
             if ALWAYS_REFUSED in tally.refused:
                 break
             if len(result.block):

@@ -1,4 +1,4 @@
-"""A row of any shape to the examples it gives: one, or the two halves of a preference pair."""
+"""A row of any shape to the examples it gives, or to what would be lost of it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.data.fields import FieldReader
-from paceline.data.formats import Example, RowError, Shape, normalise
-from paceline.data.pairs import normalise_pair
+from paceline.data.formats import Example, RowError, Shape
+from paceline.data.kinds.base import RowKind
+from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.problems import Problem, Tally
-from paceline.data.prompts import KEEP_ALL, normalise_prompt
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What rows are read for. ``pairs``: two answers each; ``prompts``: the model answers itself; ``train_on`` as in the config."""
+    """What rows are read for: ``train_on`` as in the config, ``kind`` what each of them is."""
 
     train_on: str = "assistant"
-    pairs: bool = False
-    prompts: bool = False
+    kind: RowKind = DOCUMENTS
 
 
 class RowReader:
     """Rows of one shape to examples; ``unread`` counts the fields that nobody reads."""
 
     def __init__(self, shape: Shape, reading: Reading) -> None:
-        self._shape, self._reading = shape, reading
-        self._fields = FieldReader(
-            shape, keeps_rows=shape.format in KEEP_ALL, all_learnt=reading.train_on == "all" and not reading.pairs
-        )
+        self._shape, self._kind = shape, reading.kind
+        all_learnt = reading.kind.learnt(reading.train_on) == "all"
+        self._fields = FieldReader(shape, keeps_rows=reading.kind.keeps_rows, all_learnt=all_learnt)
 
     @property
     def unread(self) -> dict[str, Tally]:
@@ -42,8 +40,6 @@ class RowReader:
             (reason, detail), *also = lost
             return Problem(reason, where, detail, tuple(also))
         try:
-            if self._reading.prompts:
-                return (normalise_prompt(row, self._shape),)
-            return normalise_pair(row, self._shape) if self._reading.pairs else (normalise(row, self._shape),)
+            return self._kind.normalise(row, self._shape)
         except RowError as error:
             return Problem(error.reason, where, error.detail)

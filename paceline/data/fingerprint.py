@@ -11,7 +11,7 @@ from typing import Any
 from paceline.data.digests import digest_files, versions
 from paceline.data.locate import Located
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 # Modules that decide nothing of the tokens: how they are shown, cut into rows, read back, or kept. A test holds that preparation imports no others.
 BESIDE_THE_TOKENS = ("progress", "digests", "store", "starter", "identity", "fingerprint")
 _CODE = (
@@ -20,9 +20,11 @@ _CODE = (
     "fields",
     "formats",
     "guess",
-    "pairs",
+    "kinds/base",
+    "kinds/documents",
+    "kinds/pairs",
+    "kinds/prompts",
     "settle",
-    "prompts",
     "locate",
     "looking",
     "problems",

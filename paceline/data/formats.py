@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
@@ -49,14 +49,14 @@ class Shape:
 class Example:
     """A row in the common shape: ``messages`` (a conversation) or ``text``; ``prompt`` identifies it in splits (duplicates stay together).
 
-    Only the assistant's turns from number ``learn_from`` on are learnt; ``margin`` is that of a preference pair; ``facts`` what is known of a prompt
+    Only the assistant's turns from number ``learn_from`` on are learnt; ``values`` are numbers beside it by name; ``facts`` what is known of a prompt
     that the model answers itself, as JSON.
     """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
     learn_from: int = 0
-    margin: float = 0.0
+    values: Mapping[str, float] = field(default_factory=dict)
     facts: str = ""
 
     @property

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.core.errors import DataError
+from paceline.data.kinds.base import row_kind
 from paceline.data.order import epoch_bins, epoch_documents
-from paceline.data.prepare import key_of, opened, sets_of
+from paceline.data.prepare import key_of, opened, sets_of, setup_of
 from paceline.data.store import Store
-from paceline.data.tokenise import Setup
-from paceline.data.tokenizer import tokenizer_spec
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
-from paceline.plan.algorithms.base import Rows, algorithm_spec
+from paceline.plan.algorithms.base import algorithm_spec
 
 IN_PASSING = 64_000_000  # bytes that are hashed in a tenth of a second
 
@@ -29,8 +28,8 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
     """(rows, tokens of all of them) of the first epoch as training counts them, packed where it packs; None where that cannot be told."""
     data, model, training = config.data, config.model, config.training
     folder = model.tokenizer or model.name_or_path
-    of_documents = algorithm_spec(training.algorithm).rows is Rows.DOCUMENTS
-    if not of_documents or not folder or not Path(folder).expanduser().is_dir():
+    spec = algorithm_spec(training.algorithm)
+    if not spec.measured or not folder or not Path(folder).expanduser().is_dir():
         return None
     try:
         train, held_out = sets_of(data)
@@ -38,7 +37,7 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
         hub = any(s.located.kind == "hub" for s in (*train, *held_out))
         if hub or sum(f.stat().st_size for f in files) > IN_PASSING:
             return None
-        setup = Setup(tokenizer_spec(model), data.train_on, data.max_length, data.on_too_long)
+        setup = setup_of(data, model, row_kind(spec.rows))
         store, seed = Store(cache), training.seed if data.seed is None else data.seed
         key = key_of(data, setup, train, held_out, seed, cache)
         meta, _ = store.find(key)

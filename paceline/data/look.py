@@ -15,9 +15,12 @@ from paceline.core.files import open_file, read_text, special_files
 from paceline.data.examples import Reading
 from paceline.data.glance import refused_rows
 from paceline.data.jinja import look_at_template
+from paceline.data.kinds.base import RowKind
+from paceline.data.kinds.documents import DOCUMENTS
+from paceline.data.kinds.prompts import PROMPTS
 from paceline.data.locate import SAVED
 from paceline.data.looking import DataSet, find_sets, look
-from paceline.data.settle import needs_template, no_template
+from paceline.data.settle import no_template
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
 
 if TYPE_CHECKING:
@@ -85,7 +88,7 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
         [data_set] = find_sets("data.train", (section,))
         if not _is_looked_into(data_set):
             return None
-        head = look(data_set, Reading("all", pairs=False, prompts=True)).head
+        head = look(data_set, Reading("all", PROMPTS)).head
         names |= {name for row in head for name in row.value or ()}
     return frozenset(names)
 
@@ -103,8 +106,8 @@ def _is_looked_into(data_set: DataSet) -> bool:
     return located.kind == "files" and all(file.stat().st_size <= MOST_BYTES for file in lists)
 
 
-def look_at_tokenizer(model: ModelSection, formats: frozenset[str]) -> Iterator[Diagnostic]:
-    """Findings about a tokenizer in a folder; a hub name is left to its download."""
+def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKind = DOCUMENTS) -> Iterator[Diagnostic]:
+    """Findings about a tokenizer in a folder; a hub name is left to its download. ``formats``: of the rows that were looked at, which are of ``kind``."""
     name = model.tokenizer or model.name_or_path
     key = "model.tokenizer" if model.tokenizer else "model.name_or_path"
     if not name:
@@ -137,9 +140,9 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str]) -> Iterator[
         if file.suffix == ".json" and (wrong := _cut(file)):
             what = "a file of the tokenizer is damaged or was cut short"
             yield Diagnostic("data.bad_tokenizer", what, key, f"{file}: {wrong}", "copy or download it again")
-    if template is None and needs_template(formats) and not _has_template(folder):
+    if template is None and formats & kind.conversations and not _has_template(folder):
         yield no_template(str(folder))
-    elif bad := look_at_template(template, folder if needs_template(formats) else None):
+    elif bad := look_at_template(template, folder if formats & kind.conversations else None):
         yield bad
 
 

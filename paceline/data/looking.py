@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.examples import Reading
-from paceline.data.formats import Shape, detect
+from paceline.data.formats import Shape
 from paceline.data.locate import Located, locate
-from paceline.data.pairs import detect_pairs
 from paceline.data.problems import Tally, refusal
-from paceline.data.prompts import detect_prompts
 from paceline.data.readers import RawRow, read_rows
 
 if TYPE_CHECKING:
@@ -69,8 +67,7 @@ def look(data_set: DataSet, reading: Reading) -> Looked:
     values = [r.value for r in head if r.value is not None]
     if not values:
         raise DataError(*_no_rows(data_set, head))
-    find = detect_prompts if reading.prompts else detect_pairs if reading.pairs else detect
-    shape = find(values, where=section.path, asked=section.format, mapping=section.columns)
+    shape = reading.kind.detect(values, where=section.path, asked=section.format, mapping=section.columns)
     return Looked(shape, head, itertools.chain(head, rows))
 
 

@@ -21,6 +21,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.units import human_count, human_seconds
+from paceline.data.kinds.base import row_kind
 from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
 from paceline.data.prepare import Prepared, prepare
@@ -110,8 +111,7 @@ def run(config: Config, cache: Path, console: Console) -> None:
             seed=seed,
             cache_dir=cache,
             report=bar,
-            pairs=algorithm_spec(config.training.algorithm).pairs,
-            prompts=algorithm_spec(config.training.algorithm).on_policy,
+            kind=row_kind(algorithm_spec(config.training.algorithm).rows),
         )
     for note in prepared.notes:
         print(note.render())

@@ -15,6 +15,8 @@ from paceline.core.errors import DataError
 from paceline.data.build import build
 from paceline.data.fingerprint import code_version, definition, fingerprint, located_digest
 from paceline.data.identity import tokenizer_identity
+from paceline.data.kinds.base import RowKind
+from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.looking import DataSet, find_sets
 from paceline.data.problems import PrepareCounts
 from paceline.data.progress import PrepareProgress, Report
@@ -69,18 +71,16 @@ def prepare(
     cache_dir: Path,
     report: Callable[[PrepareProgress], None] | None = None,
     max_positions: int | None = None,
-    pairs: bool = False,
-    prompts: bool = False,
+    kind: RowKind = DOCUMENTS,
 ) -> Prepared:
-    """Tokenise the data of a config, or find it prepared already. ``pairs``: rows are preference pairs, of which the answers alone are learnt;
-    ``prompts``: rows are prompts that the model answers itself, of which nothing is learnt and nothing cut.
+    """Tokenise the data of a config, whose rows are of ``kind``, or find it prepared already.
 
     ``seed`` decides the validation split; ``max_positions`` (the model's, when known) refuses documents it has no positions for. Two
     processes that prepare the same set do the work once. Raises DataError with every reason known at that point.
     """
     say: Report = report or (lambda progress: None)
     train, evaluation = sets_of(data)
-    setup = setup_of(data, model, pairs=pairs, prompts=prompts)
+    setup = setup_of(data, model, kind)
     say(PrepareProgress("fingerprint"))
     key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
@@ -117,10 +117,9 @@ def prepare(
     return prepared
 
 
-def setup_of(data: DataSection, model: ModelSection, *, pairs: bool, prompts: bool) -> Setup:
+def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     """How ``prepare`` turns rows into tokens. Raises DataError when the tokenizer's files are not there."""
-    learnt = "assistant" if pairs else data.train_on
-    return Setup(tokenizer_spec(model), learnt, data.max_length, data.on_too_long, pairs, prompts)
+    return Setup(tokenizer_spec(model), kind.learnt(data.train_on), data.max_length, data.on_too_long, kind)
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _damaged(store: Store, key: str, why: str) -> Diagnostic:
 
 
 def train_fingerprint_of(
-    data: DataSection, model: ModelSection, seed: int, cache_dir: Path, *, pairs: bool, prompts: bool, most_bytes: int
+    data: DataSection, model: ModelSection, seed: int, cache_dir: Path, *, kind: RowKind, most_bytes: int
 ) -> str | None:
     """``Prepared.train_fingerprint`` of what ``prepare`` would make of files that are here; None where something would be downloaded, or more than
     ``most_bytes`` read. Raises DataError for what is not there."""
@@ -172,7 +171,7 @@ def train_fingerprint_of(
         return None
     if sum(f.stat().st_size for s in (*train, *evaluation) for f in s.located.files) > most_bytes:
         return None
-    setup = setup_of(data, model, pairs=pairs, prompts=prompts)
+    setup = setup_of(data, model, kind)
     return key_of(data, setup, train, [], seed, cache_dir)
 
 
@@ -186,7 +185,7 @@ def key_of(
             "tokenizer": tokenizer_identity(setup.tokenizer, cache_dir),
             "train": [_identity(s, cache_dir) for s in train],
             "eval": [_identity(s, cache_dir) for s in evaluation],
-            "options": [setup.pairs, setup.prompts, setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
+            "options": [setup.kind.identity(), setup.train_on, data.max_length, data.on_bad_row, data.on_too_long],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }
     )

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.core.bounded import SpentError, bounded_memory, bounded_time
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
-from paceline.data.pairs import CONVERSATION
 from paceline.data.problems import ALWAYS_REFUSED, REASONS
-from paceline.data.prompts import CONVERSATION as PROMPT_CONVERSATION
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template
@@ -37,7 +35,7 @@ def settle_template(
     if not formats:
         return setup, notes
     if not tokenizer.chat_template:
-        if needs_template(formats):
+        if formats & setup.kind.conversations:
             raise DataError(no_template(setup.tokenizer.folder))
         what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
         notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
@@ -45,7 +43,7 @@ def settle_template(
     if setup.tokenizer.chat_template is not None:
         tokenizer.chat_template = setup.tokenizer.chat_template
     _check_syntax(setup.tokenizer.chat_template or tokenizer.get_chat_template(), setup.tokenizer.folder)
-    if setup.train_on == "assistant" and not setup.prompts and not tokenizer.is_fast:
+    if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
         hint = "data.train_on: all, or a tokenizer with tokenizer.json"
         raise DataError(
             Diagnostic(
@@ -57,11 +55,6 @@ def settle_template(
             )
         )
     return setup, [*notes, *_end_notes(setup, tokenizer)]
-
-
-def needs_template(formats: Set[str]) -> bool:
-    """Whether rows of these formats are conversations, whose turns somebody has to say how to mark."""
-    return bool(formats & {"messages", "sharegpt", CONVERSATION, PROMPT_CONVERSATION})
 
 
 def no_template(tokenizer: str) -> Diagnostic:

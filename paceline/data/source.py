@@ -101,13 +101,12 @@ class PackedSource:
         available = len(self.layout(epoch))
         num_rows = sum(0 <= position < available for position in positions)
         batch = build_batch(documents, ids, num_rows)
-        if self.table.group == 1:
-            return batch
-        return with_prefixes(replace(batch, group=self.table.group, extras=self._extras(ids)))
+        batch = replace(batch, group=self.table.group, extras=self._extras(ids))
+        return batch if self.table.group == 1 else with_prefixes(batch)
 
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
-        """What a batch of pairs knows of each document."""
-        columns = {"margin": self.table.margins, **self.columns}
+        """What is known of each document; 0 of a filler."""
+        columns = {**self.table.columns, **self.columns}
         return {
             name: torch.tensor([float(values[i]) if i >= 0 else 0.0 for i in ids], dtype=torch.float64)
             for name, values in columns.items()

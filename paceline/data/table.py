@@ -6,8 +6,8 @@ One int32 a token carries both the token and whether it is learnt: a labelled to
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 I32 = NDArray[np.int32]
+_FACTS = 5  # the place of ``facts`` in the file; the numbers beside a document stand behind it
 
 
 def encode_labels(input_ids: I32, labelled: NDArray[np.bool_]) -> I32:
@@ -42,17 +43,17 @@ class Documents:
     keys: NDArray[np.uint64]
     dataset: I32
     row: NDArray[np.int64]
-    margin: NDArray[np.float64]
     facts: Sequence[str] = ()
+    columns: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
 
 class TableWriter:
-    """Writes ``tokens.arrow`` (Arrow IPC file) block by block."""
+    """Writes ``tokens.arrow`` (Arrow IPC file) block by block; ``columns`` are the names of the numbers beside each document."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] = ()) -> None:
         import pyarrow as pa
 
         self._schema = pa.schema(
@@ -62,10 +63,11 @@ class TableWriter:
                 ("key", pa.uint64()),
                 ("dataset", pa.int32()),
                 ("row", pa.int64()),
-                ("margin", pa.float64()),
                 ("facts", pa.large_string()),
+                *((name, pa.float64()) for name in columns),
             ]
         )
+        self._columns = tuple(columns)
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
 
@@ -82,8 +84,8 @@ class TableWriter:
             pa.array(block.keys),
             pa.array(block.dataset),
             pa.array(block.row),
-            pa.array(block.margin),
             pa.array(list(block.facts) or [""] * len(block), pa.large_string()),
+            *(pa.array(block.columns[name]) for name in self._columns),
         ]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
@@ -101,7 +103,7 @@ class TokenTable:
     keys        uint64 [n]  hash of the prompt (of the whole text for plain text)
     dataset     int32 [n]   index of the data set in ``data.train`` (or ``data.eval``)
     source_row  int64 [n]   row number in that data set
-    margins     float64 [n] margin of the preference pair that the document is half of; 0 without one
+    columns     name -> float64 [n]: numbers beside each document (``RowKind.columns``), as the margin of the pair that it is half of
     weights     a weight for each data set (mixtures)
     group       documents that belong together and follow each other (2: chosen and rejected of a preference pair)
     """
@@ -132,7 +134,10 @@ class TokenTable:
         self.keys: NDArray[np.uint64] = self._column(2, np.uint64)
         self.dataset: I32 = self._column(3, np.int32)
         self.source_row: NDArray[np.int64] = self._column(4, np.int64)
-        self.margins: NDArray[np.float64] = self._column(5, np.float64)
+        names = batches[0].schema.names[_FACTS + 1 :] if batches else []
+        self.columns: dict[str, NDArray[np.float64]] = {
+            name: self._column(_FACTS + 1 + i, np.float64) for i, name in enumerate(names)
+        }
 
     def _column(self, number: int, dtype: type) -> NDArray:
         parts = [_as_numpy(b.column(number)) for b in self._batches]
@@ -170,7 +175,7 @@ class TokenTable:
     def facts(self, document: int) -> dict[str, Any]:
         """What is known of a prompt that the model answers itself: its row, with ``prompt`` and ``answer``; empty for other documents."""
         batch, local = self._place(document)
-        text = self._batches[batch].column(6)[local].as_py()
+        text = self._batches[batch].column(_FACTS)[local].as_py()
         found: dict[str, Any] = json.loads(text) if text else {}
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from paceline.core.errors import DataError
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example, RowError, Shape
 from paceline.data.hashing import text_key
+from paceline.data.kinds.base import RowKind
+from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.problems import Problem, Tally
 from paceline.data.table import Documents, encode_labels
 from paceline.data.template import CostlyTemplateError, Encoded, Encoder
@@ -35,18 +37,12 @@ class Setup:
     train_on: str
     max_length: int
     on_too_long: str
-    pairs: bool = False
-    prompts: bool = False
-
-    @property
-    def group(self) -> int:
-        """Documents that a row gives: the two halves of a preference pair, or one."""
-        return 2 if self.pairs else 1
+    kind: RowKind = DOCUMENTS
 
     @property
     def reading(self) -> Reading:
         """What rows are read for."""
-        return Reading(self.train_on, self.pairs, self.prompts)
+        return Reading(self.train_on, self.kind)
 
 
 class ChunkRow(NamedTuple):
@@ -98,19 +94,19 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
             kept.append((row, found))
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
     encoder = _encoder(setup.tokenizer, setup.train_on)
-    encode = encoder.encode_prompts if setup.prompts else encoder.encode
+    encode = encoder.encode_prompts if setup.kind.answered else encoder.encode
     flat = [(row, example) for row, examples in kept for example in examples]
     try:
         encoded = iter(encode([example for _, example in flat]))
     except CostlyTemplateError as error:  # the rows after it would take as long: nothing of the chunk is used
         skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
-        block = _block(chunk.dataset, [])
+        block = _block(chunk.dataset, [], setup.kind.columns)
         return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {})
     for row, examples in kept:
         results = list(itertools.islice(encoded, len(examples)))
         problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)
-        halves = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
-        if problem is None and setup.pairs and np.array_equal(halves[0].input_ids, halves[1].input_ids):
+        cut = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
+        if problem is None and setup.kind.same([one.input_ids for one in cut]):
             problem = Problem("same_answers", row.where, "after they were cut or rendered")
         if problem is not None:
             skipped.append(problem)
@@ -118,8 +114,8 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         longest = max(len(one.input_ids) for one in results if isinstance(one, Encoded))
         if longest > setup.max_length:
             truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
-        documents += [(row, example, one) for example, one in zip(examples, halves, strict=True)]
-    block = _block(chunk.dataset, documents)
+        documents += [(row, example, one) for example, one in zip(examples, cut, strict=True)]
+    block = _block(chunk.dataset, documents, setup.kind.columns)
     return ChunkResult(chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread)
 
 
@@ -131,7 +127,7 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     """Why a row gives no document, or None. The first token of a document is never predicted, so it is no label."""
     if isinstance(encoded, RowError):
         return Problem(encoded.reason, where, encoded.detail)
-    if setup.prompts:
+    if setup.kind.answered:
         room = len(encoded.input_ids) < setup.max_length
         return None if room else Problem("prompt_too_long", where, f"{len(encoded.input_ids)} tokens")
     if not encoded.labelled[1:].any():
@@ -146,7 +142,7 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     return None
 
 
-def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]]) -> Documents:
+def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]], columns: Sequence[str]) -> Documents:
     coded = [encode_labels(e.input_ids, e.labelled) for _, _, e in documents]
     return Documents(
         coded=np.concatenate(coded) if coded else np.empty(0, np.int32),
@@ -155,8 +151,8 @@ def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]]) -> 
         keys=np.array([text_key(example.prompt) for _, example, _ in documents], np.uint64),
         dataset=np.full(len(documents), dataset, np.int32),
         row=np.array([row.number for row, _, _ in documents], np.int64),
-        margin=np.array([example.margin for _, example, _ in documents], np.float64),
         facts=[example.facts for _, example, _ in documents],
+        columns={n: np.array([x.values.get(n, 0.0) for _, x, _ in documents], np.float64) for n in columns},
     )
 
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from paceline.models import head_kernels, norms, swiglu
 from paceline.models.precision import compute_copy
-from paceline.plan.algorithms.base import Rows, algorithm_spec
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
@@ -106,10 +106,7 @@ def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, ke
 
 
 def _asked(plan: Plan) -> frozenset[Ask]:
-    spec = algorithm_spec(plan.algorithm)
-    if spec.scalar_head:
-        return frozenset({Ask.SCORES})
-    return frozenset({Ask.NLL, Ask.CORRECT} if spec.rows is Rows.DOCUMENTS else {Ask.LOGPROBS})
+    return frozenset(map(Ask, algorithm_spec(plan.algorithm).asks))
 
 
 def _optimize(handle: Handle) -> None:

@@ -22,6 +22,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.data.examples import Reading
 from paceline.data.fingerprint import definition
+from paceline.data.kinds.base import row_kind
 from paceline.data.look import look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.environ import cache_folder
@@ -51,7 +52,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
     formats, of_data = look_at_sets(config.data, reading_of(config))
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config, plan),
-        lambda: [*of_data, *look_at_tokenizer(config.model, formats)],
+        lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
@@ -124,8 +125,7 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
 
 def reading_of(config: Config) -> Reading:
     """What the algorithm reads rows for."""
-    spec = algorithm_spec(config.training.algorithm)
-    return Reading(config.data.train_on, spec.pairs, spec.on_policy)
+    return Reading(config.data.train_on, row_kind(algorithm_spec(config.training.algorithm).rows))
 
 
 def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:
@@ -201,7 +201,7 @@ def _state_now(
         now["global_batch"] = keep_global_batch(state, plan)[0].batch.global_batch
     cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else cache_folder(environ)
     seed = config.training.seed if config.data.seed is None else config.data.seed
-    known = train_fingerprint_of(config.data, config.model, seed, cache, pairs=spec.pairs, prompts=spec.on_policy, most_bytes=MOST_BYTES)  # fmt: skip
+    known = train_fingerprint_of(config.data, config.model, seed, cache, kind=row_kind(spec.rows), most_bytes=MOST_BYTES)  # fmt: skip
     trained = state.get("train_fingerprint") or None  # another evaluation set does not matter
     if known is not None and trained is not None and known != trained:
         now["data_fingerprint"] = known

@@ -6,6 +6,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.data.kinds.base import row_kind
 from paceline.data.tokenizer import tokenizer_here
 from paceline.data.tokenizer_facts import most_tokens, same_files, unsettled
 from paceline.plan.algorithms.base import algorithm_spec
@@ -18,7 +19,8 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     folder, spec = tokenizer_here(config.model), algorithm_spec(config.training.algorithm)
     if folder is None:
         return {}
-    learns = (config.data.train_on == "assistant" or spec.pairs) and not spec.on_policy
+    kind = row_kind(spec.rows)
+    learns = kind.learnt(config.data.train_on) == "assistant" and not kind.answered
     reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
     judge, adds = judge_of(config), config.model.add_tokens or config.model.add_special_tokens
     if judge is not None and (adds or not same_files(folder, judge)):

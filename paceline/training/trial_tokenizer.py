@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.config.schema import Config, field_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
+from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import setup_of
 from paceline.data.settle import settle_template, stop_tokens
 from paceline.data.tokenizer import load_tokenizer, open_tokenizer
@@ -29,8 +30,7 @@ def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
 
 
 def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:
-    spec = algorithm_spec(config.training.algorithm)
-    setup = setup_of(config.data, config.model, pairs=spec.pairs, prompts=spec.on_policy)
+    setup = setup_of(config.data, config.model, row_kind(algorithm_spec(config.training.algorithm).rows))
     tokenizer = open_tokenizer(setup.tokenizer)
     setup, notes = settle_template(setup, tokenizer, formats)
     stop_tokens(setup, tokenizer)

@@ -23,6 +23,7 @@ from paceline.core.errors import CheckpointError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
+from paceline.data.kinds.base import row_kind
 from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
 from paceline.launch.claim import claim, in_use
@@ -82,8 +83,7 @@ def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]
     arguments: dict[str, Any] = {
         "seed": c.training.seed if c.data.seed is None else c.data.seed,
         "cache_dir": cache,
-        "pairs": spec.pairs,
-        "prompts": spec.on_policy,
+        "kind": row_kind(spec.rows),
         "max_positions": (plan.shape.max_position_embeddings or None) if plan.shape else None,
     }
     with written_for(cache, c.training.output_access):

@@ -13,6 +13,7 @@ from support import Run, write_pairs, write_yaml
 from paceline.checkpoint.export import export_hf
 from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
+from paceline.data.kinds.pairs import PAIRS
 from paceline.data.prepare import prepare
 from paceline.data.table import decode_labels
 from paceline.runlog.eventlog import read_events
@@ -67,7 +68,7 @@ def same_tensors(one: Path, other: Path) -> int:
 def held_out_answers(config: Path, folder: Path) -> list[list[int]]:
     """Token ids of chosen, rejected, chosen, … as the run prepared them."""
     c = load_config(str(config)).config
-    table = prepare(c.data, c.model, seed=c.training.seed, cache_dir=folder / "cache", pairs=True).eval
+    table = prepare(c.data, c.model, seed=c.training.seed, cache_dir=folder / "cache", kind=PAIRS).eval
     assert table is not None
     return [decode_labels(table.coded(i))[0].tolist() for i in range(len(table.lengths))]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
-from paceline.core.tables import ALGORITHMS
+from paceline.core.registry import load_attr
+from paceline.core.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan.plan import Decision
 
 Training = Mapping[str, Any]  # ``Config.to_json()["training"]``
@@ -15,33 +15,33 @@ Adapter = Mapping[str, Any] | None
 NO_MODELS: tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]] = ("", {}, ())
 
 
-class Rows(Enum):
-    """What a row is, in words."""
+class Rows(Protocol):
+    """What a plan asks of a kind of row (``data.kinds``)."""
 
-    DOCUMENTS = "documents"
-    PAIRS = "preference pairs"
-    PROMPTS = "prompts"
+    words: str
+    group: int
+    answered: bool
 
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """``rows``: what it reads; of ``PROMPTS`` the model writes the answers itself, in training. ``trains``: the role of the model that training starts from.
+    """``rows``: the kind of row that it reads, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: the role of the model that training
+    starts from; ``asks``: what its forward must give (values of ``seam.roles.Ask``), in training and evaluation.
 
     ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
-    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``scalar_head``: the trained model scores whole
-    answers; ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
+    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
     ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: (key of its options, default) of the weight that holds the policy to its
     reference, and of the passes over a rollout.
     """
 
     name: str
-    rows: Rows = Rows.DOCUMENTS
+    rows: str = "documents"
     trains: str = "policy"
+    asks: tuple[str, ...] = ("nll", "correct")
     named: Mapping[str, str] = field(default_factory=dict)
     evaluated: tuple[str, ...] = ()
     frozen_beside: int = 0
     trained_beside: int = 0
-    scalar_head: bool = False
     value_model: bool = False
     group_relative: bool = False
     num_generations: int = 1
@@ -49,19 +49,40 @@ class AlgorithmSpec:
     passes: tuple[str, int] = ("", 1)
 
     @property
+    def row_kind(self) -> Rows:
+        """What it reads. Raises ConfigError for a kind that there is not."""
+        kind: Rows = load_attr(ROW_KINDS.get(self.rows, self.rows))
+        return kind
+
+    @property
     def pairs(self) -> bool:
-        """Whether rows are preference pairs: two documents that stay together."""
-        return self.rows is Rows.PAIRS
+        """Whether documents of a row are compared with each other, so that they stay together."""
+        return self.row_kind.group > 1
 
     @property
     def on_policy(self) -> bool:
         """Whether rows are prompts that the model answers itself in training."""
-        return self.rows is Rows.PROMPTS
+        return self.row_kind.answered
+
+    @property
+    def measured(self) -> bool:
+        """Whether prepared data tells how long an epoch is: each row is one document, written already."""
+        return self.row_kind.group == 1 and not self.on_policy
+
+    @property
+    def scalar_head(self) -> bool:
+        """Whether the trained model scores whole answers, with a head of one number in place of the vocabulary's."""
+        return "scores" in self.asks
+
+    @property
+    def sums_tokens(self) -> bool:
+        """Whether the loss of a document is a sum that the head makes over its tokens, so that ranks may hold pieces of it."""
+        return "nll" in self.asks
 
     @property
     def documents_a_row(self) -> int:
         """How many documents lie in a row side by side before packing."""
-        return 2 if self.pairs else 1
+        return self.row_kind.group
 
     def options_of(self, training: Training) -> Mapping[str, Any]:
         """Its own section; empty where none was given."""

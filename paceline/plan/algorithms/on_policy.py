@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Rows, Training, switched_off
+from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, switched_off
 from paceline.plan.plan import Decision
 
 
@@ -57,10 +57,10 @@ class OnPolicy(AlgorithmSpec):
 
 
 GRPO = OnPolicy(
-    "grpo", Rows.PROMPTS, named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
+    "grpo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
     kl=("beta", 0.0), passes=("num_iterations", 1),
 )  # fmt: skip
 PPO = OnPolicy(
-    "ppo", Rows.PROMPTS, named={"reference": "ref_model", "value": "value_model"}, frozen_beside=2, trained_beside=1,
+    "ppo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model", "value": "value_model"}, frozen_beside=2, trained_beside=1,
     value_model=True, kl=("kl_coef", 0.05), passes=("num_ppo_epochs", 4),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Rows, Training, switched_off
+from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, switched_off
 from paceline.plan.plan import Decision
 
 _KEY = "training.dpo"
@@ -35,10 +35,10 @@ class Dpo(AlgorithmSpec):
 
 
 REWARD = AlgorithmSpec(
-    "reward", Rows.PAIRS, trains="reward", scalar_head=True,
+    "reward", "pairs", trains="reward", asks=("scores",),
     evaluated=("eval_loss", "eval_accuracy", "eval_margin", "eval_reward_chosen", "eval_reward_rejected", "eval_reward_mean", "eval_reward_std", "eval_calibration_error"),
 )  # fmt: skip
 DPO = Dpo(
-    "dpo", Rows.PAIRS, named={"reference": "ref_model"}, frozen_beside=1,
+    "dpo", "pairs", asks=("logprobs",), named={"reference": "ref_model"}, frozen_beside=1,
     evaluated=("eval_loss", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/accuracies", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.plan.algorithms.base import Rows, algorithm_spec
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.catalogue import FULL_PRECISION, Cluster, card_named
 from paceline.plan.hardware import Hardware
 from paceline.plan.pieces import pieces_of
@@ -147,7 +147,7 @@ def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
         full = f"rows counted as full, {ask.seq_len:,} tokens"
         needed = (
             "once the data is prepared: paceline prepare"
-            if algorithm_spec(plan.algorithm).rows is Rows.DOCUMENTS
+            if algorithm_spec(plan.algorithm).measured
             else "with training.max_steps"
         )
         return replace(ask, basis=full if ask.steps else f"how long it all takes is told {needed}")

@@ -8,7 +8,7 @@ from itertools import product
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.algorithms.base import Rows, algorithm_spec
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.catalogue import Cluster
 from paceline.plan.families import NO_STAGES, NO_TENSOR_PLAN
 from paceline.plan.mesh import Mesh, divisors
@@ -268,7 +268,7 @@ def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
 
 def _cp_sizes(ask: Ask, node: int) -> list[int]:
     """Inside one node, dividing heads (Ulysses): for blocks that take flat micro-batches, and algorithms whose rows may be cut."""
-    if algorithm_spec(ask.algorithm).rows is not Rows.DOCUMENTS or ask.shape.model_type not in FUSED_FAMILIES:
+    if not algorithm_spec(ask.algorithm).sums_tokens or ask.shape.model_type not in FUSED_FAMILIES:
         return []
     return [c for c in divisors(node) if c > 1 and ask.shape.heads % c == 0]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.core.units import human_bytes
-from paceline.plan.algorithms.base import Rows, algorithm_spec
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.predict.peak import LOGIT_CHUNK
 from paceline.plan.predict.search import Candidate
@@ -65,8 +65,8 @@ def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> li
     counters = ((plan.memory or {}).get("largest") or {}).get("counters", 0)
     rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
     rows.append(Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints))
-    documents = algorithm_spec(plan.algorithm).rows is Rows.DOCUMENTS
-    head = peak.logits - 3.0 * LOGIT_CHUNK if documents and peak.logits else None
+    chunked = algorithm_spec(plan.algorithm).sums_tokens
+    head = peak.logits - 3.0 * LOGIT_CHUNK if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
     closed = strategy_spec(plan.strategy).collectives(plan)
     sent: Mapping[str, Sequence[int]] = measured.get("collectives") or {}

@@ -16,6 +16,7 @@ from support import preference_rows, write_pairs
 from paceline.algorithms.dpo import DPO
 from paceline.algorithms.reward import Reward
 from paceline.config.load import load_config
+from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import prepare
 from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
@@ -48,7 +49,7 @@ def job(tmp_path: Path, tokenizer_dir: Path) -> SimpleNamespace:
         "data.max_length": 128, "training.algorithm": "dpo",
     }  # fmt: skip
     config = load_config(None, flags=flags).config
-    prepared = prepare(config.data, config.model, seed=0, cache_dir=tmp_path / "cache", pairs=True)
+    prepared = prepare(config.data, config.model, seed=0, cache_dir=tmp_path / "cache", kind=row_kind("pairs"))
     source = PackedSource(prepared.train, seq_len=128, packing=False, seed=0, pad_token_id=prepared.pad_token_id, shuffle=False)  # fmt: skip
     rows = [
         {

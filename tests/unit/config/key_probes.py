@@ -99,7 +99,7 @@ def loaded(world: int = 2) -> Callable[[Tree], Any]:
 class Table:
     """20 documents, as much of a token table as a source of rows asks for."""
 
-    weights, group, margins = (1.0,), 1, np.zeros(20)
+    weights, group, columns = (1.0,), 1, {}
     lengths = np.array([3 + i % 7 for i in range(20)], np.int32)
     group_lengths, group_dataset, source_row = lengths, np.zeros(20, np.int32), np.arange(20)
 

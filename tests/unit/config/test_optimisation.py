@@ -18,6 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS
 from paceline.seam.optimizer import OptimizerSpec
+from paceline.seam.roles import Ask, Role
 from paceline.training.deepspeed_schedule import BUILDERS
 from paceline.training.schedule import learning_rate_schedule
 
@@ -154,6 +155,13 @@ def test_metrics_are_those_of_the_algorithms() -> None:
         assert set(told) <= set(evaluation_metrics(name)), name
         own = ALGORITHMS.spec(name).evaluated
         assert not own or tuple(told) == own
+
+
+def test_a_spec_says_what_the_forward_must_give() -> None:
+    for name in ALGORITHMS.names():
+        spec, algorithm = ALGORITHMS.spec(name), ALGORITHMS.load(name)()
+        asked = [algorithm.ask(Role(spec.trains), training=training) for training in (True, False)]
+        assert frozenset(map(Ask, spec.asks)) == asked[0] | asked[1], name
 
 
 @pytest.mark.parametrize(

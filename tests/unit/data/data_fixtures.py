@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
+from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import Prepared, prepare
 from paceline.data.table import Documents, TableWriter, TokenTable, encode_labels
 
@@ -46,14 +47,13 @@ def prepared_from(
     *,
     model: Mapping[str, Any] | None = None,
     seed: int = 1,
-    pairs: bool = False,
-    prompts: bool = False,
+    rows: str = "documents",
     **data: Any,
 ) -> Prepared:
     """``prepare`` with sections built from plain values."""
     section = DataSection(train=train, **{"num_proc": 1, "max_length": 256, **data})
     sections = (section, ModelSection(tokenizer=str(tokenizer), **(model or {})))
-    return prepare(*sections, seed=seed, cache_dir=cache, pairs=pairs, prompts=prompts)
+    return prepare(*sections, seed=seed, cache_dir=cache, kind=row_kind(rows))
 
 
 def make_table(
@@ -77,7 +77,6 @@ def make_table(
                 keys[part],
                 which[part],
                 part.astype(np.int64),
-                np.zeros(len(part)),
             )
         )
     writer.close()

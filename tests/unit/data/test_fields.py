@@ -28,10 +28,10 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "prompt_completion": ({"prompt": "Q", "completion": "A"}, (), {}),
     "prompt_completion of turns": ({"prompt": [U], "completion": [A]}, ("prompt", "completion"), {}),
     "text": ({"text": "Once"}, (), {}),
-    "preference": ({"prompt": "Q", "chosen": "A", "rejected": "B"}, (), {"pairs": True}),
-    "preference of turns": ({"prompt": [U], "chosen": [A], "rejected": {"role": "assistant", "content": "B"}}, ("prompt", "chosen", "rejected"), {"pairs": True}),
-    "preference without a prompt": ({"chosen": [U, A], "rejected": [U, {**A, "content": "B"}]}, ("chosen", "rejected"), {"pairs": True}),
-    "prompts of turns": ({"prompt": [U], "answer": "A"}, ("prompt",), {"prompts": True}),
+    "preference": ({"prompt": "Q", "chosen": "A", "rejected": "B"}, (), {"rows": "pairs"}),
+    "preference of turns": ({"prompt": [U], "chosen": [A], "rejected": {"role": "assistant", "content": "B"}}, ("prompt", "chosen", "rejected"), {"rows": "pairs"}),
+    "preference without a prompt": ({"chosen": [U, A], "rejected": [U, {**A, "content": "B"}]}, ("chosen", "rejected"), {"rows": "pairs"}),
+    "prompts of turns": ({"prompt": [U], "answer": "A"}, ("prompt",), {"rows": "prompts"}),
 }  # fmt: skip
 
 

@@ -13,9 +13,12 @@ from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 
 import paceline.data
 from paceline.config.sections.data import DataSection, Dataset
+from paceline.core.tables import ROW_KINDS
 from paceline.data import digests, fingerprint
 from paceline.data.digests import recall, remember
 from paceline.data.identity import tokenizer_identity
+from paceline.data.kinds.base import row_kind
+from paceline.data.kinds.pairs import PAIRS
 from paceline.data.prepare import key_of, sets_of
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import TokenizerSpec
@@ -73,7 +76,7 @@ BESIDE: dict[type, dict[str, str]] = {
 CHANGED: dict[str, Any] = {
     "split": "test", "format": "alpaca", "columns": {"output": "input"}, "max_rows": 3,
     "validation_split": 2, "max_length": 77, "train_on": "all", "on_bad_row": "skip", "on_too_long": "skip", "eval": "rows", "train": "more",
-    "pairs": True, "prompts": True,
+    "kind": PAIRS,
     "add_tokens": ("xyz",), "add_special_tokens": ("<|x|>",), "chat_template": "{{ messages }}", "code_revision": "a" * 40,
 }  # fmt: skip
 
@@ -90,7 +93,7 @@ def key(rows: str, folder: Path, cache: Path, *, seed: int = 1, **change: Any) -
     data = DataSection(train=train, **more)
     spec = dataclasses.replace(TokenizerSpec(str(folder)), **of[TokenizerSpec])
     setup = Setup(spec, data.train_on, data.max_length, data.on_too_long)
-    setup = dataclasses.replace(setup, **{n: v for n, v in of[Setup].items() if n in ("pairs", "prompts")})
+    setup = dataclasses.replace(setup, **{n: v for n, v in of[Setup].items() if n == "kind"})
     return key_of(data, setup, *sets_of(data), seed, cache)
 
 
@@ -156,13 +159,15 @@ def imported(module: str) -> set[str]:
         found.add(name)
         for node in ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline.data."):
-                waiting.append(str(node.module).split(".")[2])
+                waiting.append("/".join(str(node.module).split(".")[2:]))
     return found
 
 
 def test_every_module_that_makes_tokens_is_in_the_key() -> None:
-    assert set(fingerprint._CODE) | set(fingerprint.BESIDE_THE_TOKENS) >= imported("build")
-    assert {f"{name}.py" for name in fingerprint._CODE} <= {p.name for p in HERE.glob("*.py")}
+    kinds = {type(row_kind(name)).__module__ for name in ROW_KINDS}
+    of_kinds = set().union(*(imported("/".join(kind.split(".")[2:])) for kind in kinds))
+    assert set(fingerprint._CODE) | set(fingerprint.BESIDE_THE_TOKENS) >= imported("build") | of_kinds
+    assert all((HERE / f"{name}.py").is_file() for name in fingerprint._CODE)
 
 
 def test_what_was_remembered_is_believed_only_whole(tokenizer: Path, tmp_path: Path) -> None:

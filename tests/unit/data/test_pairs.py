@@ -11,7 +11,7 @@ from data_fixtures import make_tokenizer, prepared_from, write_jsonl
 
 from paceline.core.errors import DataError
 from paceline.data.formats import Example
-from paceline.data.pairs import detect_pairs, normalise_pair
+from paceline.data.kinds.pairs import detect_pairs, normalise_pair
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource
 from paceline.seam.batch import IGNORE_INDEX
@@ -48,7 +48,7 @@ def test_every_form_gives_the_same_pair(row: dict[str, Any]) -> None:
 def test_system_margin_and_named_columns() -> None:
     row = {"q": "a?", "better": "b", "worse": "c", "margin": 1.5, "system": "short"}
     chosen, rejected = read(row, prompt="q", chosen="better", rejected="worse")
-    assert chosen.margin == rejected.margin == 1.5
+    assert chosen.values == rejected.values == {"margin": 1.5}
     assert chosen.messages[0] == {"role": "system", "content": "short"} and chosen.learn_from == 2
     with pytest.raises(DataError, match="data.format_pairs"):
         detect_pairs([{"prompt": "a", "chosen": "b"}], where="f")
@@ -58,7 +58,7 @@ def test_system_margin_and_named_columns() -> None:
 
 def pairs_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:
     tokenizer = make_tokenizer(folder / "tokenizer")
-    return prepared_from(write_jsonl(folder / "pairs.jsonl", rows), tokenizer, folder / "cache", pairs=True, **data)
+    return prepared_from(write_jsonl(folder / "pairs.jsonl", rows), tokenizer, folder / "cache", rows="pairs", **data)
 
 
 @pytest.mark.parametrize(

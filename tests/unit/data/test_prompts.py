@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 from paceline.core.errors import DataError
 from paceline.data.formats import Example, RowError
+from paceline.data.kinds.prompts import detect_prompts, normalise_prompt
 from paceline.data.prepare import Prepared
-from paceline.data.prompts import detect_prompts, normalise_prompt
 from paceline.data.source import PackedSource
 
 ASKED, SAID = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
@@ -73,7 +73,9 @@ def test_rows_without_a_question() -> None:
 
 def prompts_from(rows: list[dict[str, Any]], folder: Path, **data: Any) -> Prepared:
     tokenizer = make_tokenizer(folder / "tokenizer")
-    return prepared_from(write_jsonl(folder / "prompts.jsonl", rows), tokenizer, folder / "cache", prompts=True, **data)
+    return prepared_from(
+        write_jsonl(folder / "prompts.jsonl", rows), tokenizer, folder / "cache", rows="prompts", **data
+    )
 
 
 def test_prepared_prompts(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from paceline.cli.options import load
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.data.fingerprint import definition
+from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.before import beforehand
 from paceline.launch.before.planned import planned
@@ -43,10 +44,9 @@ def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Pat
     """The folder of a checkpoint of ``job`` under ``settings``; weights of one small tensor."""
     plan, _ = planned(load(job.yaml(settings or {}), ()), imports=False)
     config = Config.from_json(plan.config)
-    spec = algorithm_spec(plan.algorithm)
-    kinds = {"pairs": spec.pairs, "prompts": spec.on_policy}
+    kind = row_kind(algorithm_spec(plan.algorithm).rows)
     cache = Path(os.environ["PACELINE_CACHE"])
-    rows = train_fingerprint_of(config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, **kinds)
+    rows = train_fingerprint_of(config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, kind=kind)
     assert rows is not None
     adapter = None if plan.adapter is None else SimpleNamespace(spec=plan.adapter, base={"fingerprint": "f"})
     state = run_state(

@@ -14,9 +14,9 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
+from paceline.data.kinds.base import RowKind
 
 PROMPT, CONVERSATION = "prompt", "prompt_conversation"
-KEEP_ALL = (PROMPT, CONVERSATION)  # formats whose rows are kept whole, for rewards to look at
 _ASKED = ("prompt", "question", "query", "problem", "instruction", "messages", "conversations")
 _EXPECTED = ("answer", "completion", "response", "output", "solution", "ground_truth")
 _BESIDE = ("input", "system")
@@ -96,3 +96,21 @@ def _json(facts: Mapping[str, Any]) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError("not_text", str(error)[:100]) from error
     return text
+
+
+class Prompts(RowKind):
+    """One prompt a row, with what a reward needs to judge its answers."""
+
+    words = "prompts"
+    answered = True
+    keeps_rows = True
+    conversations = frozenset({CONVERSATION})
+
+    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect_prompts(rows, where=where, asked=asked, mapping=mapping)
+
+    def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
+        return (normalise_prompt(row, shape),)
+
+
+PROMPTS = Prompts()

@@ -8,12 +8,13 @@ keys of ShareGPT (``from``, ``value``) or of messages (``role``, ``content``). `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
+from paceline.data.kinds.base import RowKind
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
 ANSWERS = ("chosen", "rejected")
@@ -80,8 +81,8 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
         raise RowError("same_answers")
     if not any(turn["content"].strip() for turn in prompt if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
-    margin = _margin(row, columns)
-    chosen, rejected = (Example(messages=(*prompt, *turns), learn_from=len(prompt), margin=margin) for turns in answers)
+    beside = _margin(row, columns)
+    chosen, rejected = (Example(messages=(*prompt, *turns), learn_from=len(prompt), values=beside) for turns in answers)
     return chosen, rejected
 
 
@@ -125,10 +126,35 @@ def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
     return [{"role": "system", "content": text}] if text.strip() else []
 
 
-def _margin(row: Row, columns: Mapping[str, str]) -> float:
+def _margin(row: Row, columns: Mapping[str, str]) -> dict[str, float]:
     value = row.get(columns["margin"]) if "margin" in columns else None
     if value is None:
-        return 0.0
+        return {}
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise RowError("bad_margin", f"'{columns['margin']}' is {value!r}")
-    return float(value)
+    return {"margin": float(value)}
+
+
+class Pairs(RowKind):
+    """Two documents a row, chosen and rejected, of which the answers alone are learnt."""
+
+    words = "preference pairs"
+    group = 2
+    columns = ("margin",)
+    conversations = frozenset({CONVERSATION})
+
+    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect_pairs(rows, where=where, asked=asked, mapping=mapping)
+
+    def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
+        return normalise_pair(row, shape)
+
+    def learnt(self, train_on: str) -> str:
+        return "assistant"
+
+    def same(self, documents: Sequence[Iterable[int]]) -> bool:
+        chosen, rejected = documents
+        return list(chosen) == list(rejected)
+
+
+PAIRS = Pairs()

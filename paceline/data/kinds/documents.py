@@ -1,0 +1,24 @@
+"""Documents: a conversation or a text a row, learnt as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.data.formats import Example, Row, Shape, detect, normalise
+from paceline.data.kinds.base import RowKind
+
+
+class Documents(RowKind):
+    """One document a row."""
+
+    words = "documents"
+    conversations = frozenset({"messages", "sharegpt"})
+
+    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect(rows, where=where, asked=asked, mapping=mapping)
+
+    def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
+        return (normalise(row, shape),)
+
+
+DOCUMENTS = Documents()
