@@ -16,11 +16,11 @@ from paceline.algorithms.sft import SFT
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware import probe_hardware
+from paceline.protocols.batch import Batch
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Ask, Role
 from paceline.rules.planning import make_plan
 from paceline.runtime.world import RankEnv, World, environment
-from paceline.seam.batch import Batch
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Ask, Role
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 

@@ -22,8 +22,8 @@ import torch
 
 from paceline.models.factory import HFModelFactory
 from paceline.models.heap import keep_heap
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Ask
 
 MATMUL_PARAMETERS = 8 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408) + 512 * 32000
 LLAMA = {

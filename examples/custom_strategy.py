@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.seam.roles import Role
+from paceline.protocols.roles import Role
 from paceline.strategies.ddp import DDP
 
 HOOKS = {"float16": fp16_compress_hook, "bfloat16": bf16_compress_hook}  # torch takes bfloat16 with nccl only

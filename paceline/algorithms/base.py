@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
-from paceline.seam.window import Window
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.window import Window
 
 
 class Algorithm(ABC):
@@ -24,7 +24,7 @@ class Algorithm(ABC):
     frozen: tuple[Role, ...] = ()
     consulted: tuple[
         Role, ...
-    ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``seam.algorithm``
+    ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``protocols.algorithm``
     watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
     metric_names: tuple[str, ...] = ("eval_loss",)  # what an evaluation yields
     loss_falls: bool = True  # training brings the loss down: one that rises far is worth a warning

@@ -11,8 +11,8 @@ from torch import Tensor
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.dpo_losses import LOSSES
 from paceline.algorithms.pairs import document_labels, document_sums, halves, real_pairs, sum_of
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
 
 TERM, SFT_TERM = "pairs", "sft"
 REFERENCE = "reference_logps"  # in ``Batch.extras``: [D], log π_ref(y|x) of each answer

@@ -17,9 +17,9 @@ from paceline.algorithms.policy_losses import (
     rollout_correction,
     token_shares,
 )
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
-from paceline.seam.rollout import PrecomputedField
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.rollout import PrecomputedField
 
 
 class GRPO(OnPolicy):

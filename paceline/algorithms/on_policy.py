@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Role
-from paceline.seam.rollout import PrecomputedField, Sum
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Role
+from paceline.protocols.rollout import PrecomputedField, Sum
 
 TERM = "policy"
 
 
 class OnPolicy(Algorithm):
     """Windows come from rollouts of ``updates_per_rollout`` optimizer steps; each answer is one document, its sampled tokens are the labels. What each
-    method means: ``seam.rollout.OnPolicyObjective``."""
+    method means: ``protocols.rollout.OnPolicyObjective``."""
 
     metric_names: tuple[str, ...] = ("eval_reward",)
     loss_falls = False  # its sign is that of the advantages

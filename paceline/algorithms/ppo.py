@@ -18,9 +18,9 @@ from paceline.algorithms.advantages import (
 from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
 from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, with_tokens
 from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
-from paceline.seam.rollout import PrecomputedField, Sum
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.rollout import PrecomputedField, Sum
 
 VALUE = "value"
 _POLICY = ("entropy", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "sampling_gap")

@@ -10,8 +10,8 @@ from torch import Tensor
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.calibration import calibration_error, calibration_sums, has_bins, told_bins, without_bins
 from paceline.algorithms.pairs import halves, real_pairs, sum_of
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
 
 TERM, CENTER = "pairs", "center"
 _TOLD = ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
 
 TERM = "nll"
 

@@ -40,8 +40,8 @@ from paceline.checkpoint.tensorfile import Entry, write_tensors
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.adapters import WEIGHTS
-from paceline.seam.roles import Role
-from paceline.seam.shard import BUFFER, PARAM
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import BUFFER, PARAM
 
 
 @dataclass(frozen=True)

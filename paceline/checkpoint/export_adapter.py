@@ -21,9 +21,9 @@ from paceline.models.adapters import WEIGHTS, adapted_modules, base_fingerprint,
 from paceline.models.buffers import persistent_buffers
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import round_trip
-from paceline.seam.model import BuildOptions
-from paceline.seam.roles import Role
-from paceline.seam.shard import PARAM
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import PARAM
 
 _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
 

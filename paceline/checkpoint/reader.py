@@ -54,7 +54,7 @@ def room_for(files: int) -> None:
 
 
 class CheckpointReader:
-    """A published checkpoint, open. Implements ``seam.shard.ShardReader``; close it, or use it in a ``with``.
+    """A published checkpoint, open. Implements ``protocols.shard.ShardReader``; close it, or use it in a ``with``.
 
     Every file is opened once, its sha256 compared, and read through the same descriptor afterwards.
     """

@@ -30,7 +30,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
-from paceline.seam.shard import Shard
+from paceline.protocols.shard import Shard
 
 
 class Ranks(Protocol):

@@ -1,4 +1,4 @@
-"""Micro-batches from the token table: flat, without padding, labels shifted (``seam.batch``)."""
+"""Micro-batches from the token table: flat, without padding, labels shifted (``protocols.batch``)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from paceline.data.order import ORDER_ALGORITHM, epoch_bins, epoch_documents
 from paceline.data.pack import Bins, efficiency
 from paceline.data.table import TokenTable, decode_labels
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.prefixes import with_prefixes
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.prefixes import with_prefixes
 
 _EPOCHS_KEPT = 2  # the running epoch and the one evaluation or look-ahead asks for
 
 
 class PackedSource:
-    """A ``seam.data.RowSource`` over a token table: rows are bins of documents (``packing``) or single documents.
+    """A ``protocols.data.RowSource`` over a token table: rows are bins of documents (``packing``) or single documents.
 
     Documents that belong together (``TokenTable.group``: both halves of a preference pair) stand in one row, next to each other.
     ``seq_len`` is the most tokens of a row, of pairs for each half: their rows have room for twice as many; ``shuffle=False`` (evaluation) keeps the order of the table. ``columns`` are more values [D] of the

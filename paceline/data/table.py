@@ -28,7 +28,7 @@ def encode_labels(input_ids: I32, labelled: NDArray[np.bool_]) -> I32:
 
 def decode_labels(coded: I32) -> tuple[I32, I32]:
     """(input_ids, labels), int32 [n] both, NOT shifted: labels are the ids, or IGNORE_INDEX where nothing is learnt."""
-    from paceline.seam.batch import IGNORE_INDEX  # here, so that preparation does without torch
+    from paceline.protocols.batch import IGNORE_INDEX  # here, so that preparation does without torch
 
     return np.where(coded < 0, ~coded, coded), np.where(coded < 0, np.int32(IGNORE_INDEX), coded)
 

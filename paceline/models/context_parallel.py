@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.regions import TP_AXIS, Group, block_of
-from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 CP_AXIS = "cp"
 ULYSSES, ALLGATHER = "ulysses", "allgather"

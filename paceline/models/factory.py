@@ -26,8 +26,8 @@ from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
 from paceline.models.scalar_head import HEAD, SCALAR_ROLES, auto_class
 from paceline.models.swiglu import fuse_mlps
-from paceline.seam.model import WHOLE, BuildOptions
-from paceline.seam.roles import Role
+from paceline.protocols.model import WHOLE, BuildOptions
+from paceline.protocols.roles import Role
 
 _STRIPPED = (
     "_attn_implementation",

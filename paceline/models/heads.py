@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, nll_sums
 from paceline.models.regions import local
 from paceline.models.token_stats import TokenStats, Wanted
-from paceline.seam.batch import IGNORE_INDEX
-from paceline.seam.roles import Ask
+from paceline.protocols.batch import IGNORE_INDEX
+from paceline.protocols.roles import Ask
 
 
 class _Output:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.models.context_parallel import ContextBatch, ContextParallel
 from paceline.models.shared_prompts import SharedPrompts
-from paceline.seam.batch import Batch
+from paceline.protocols.batch import Batch
 
 _ATTRIBUTE = "_paceline_layout"
 _RECORD = "_paceline_record"

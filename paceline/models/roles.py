@@ -18,9 +18,9 @@ from paceline.models.precision import LowPrecision
 from paceline.models.rope import DocumentRope
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
-from paceline.seam.batch import Batch
-from paceline.seam.model import RootModule
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Ask, Role
 
 
 class RoleModule(RootModule):

@@ -11,8 +11,8 @@ from torch import Tensor
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.heads import Vocabulary
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Ask, Role
 
 HEAD = "score"  # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and its kin
 SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.seam.batch import Batch
+from paceline.protocols.batch import Batch
 
 
 @dataclass(frozen=True)

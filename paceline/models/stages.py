@@ -22,8 +22,8 @@ from paceline.models.layout import Layout
 from paceline.models.precision import LowPrecision
 from paceline.models.roles import RoleModule
 from paceline.plan.pieces import layer_ranges
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask
 
 _LOW = (torch.bfloat16, torch.float16)
 _PROBE_TOKENS = 5

@@ -63,7 +63,7 @@ def choose_attention(asked: str, hardware: Hardware, precision: Precision, shape
 
 
 def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``seam.optimizer.OptimizerSpec`` as plain JSON."""
+    """The fields of ``protocols.optimizer.OptimizerSpec`` as plain JSON."""
     return {
         "name": training["optim"],
         "learning_rate": training["learning_rate"],
@@ -129,7 +129,7 @@ def knob_decisions(
 
 
 def _loading(training: Mapping[str, Any], say: Any, *, on_cpu: bool, prompts: bool) -> None:
-    """How batches reach the steps. What is said of CUDA is what ``seam.batch.Batch.pinned`` does."""
+    """How batches reach the steps. What is said of CUDA is what ``protocols.batch.Batch.pinned`` does."""
     workers, pin = training["dataloader_num_workers"], training["dataloader_pin_memory"]
     if pin and prompts:
         say("training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False)

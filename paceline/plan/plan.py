@@ -43,7 +43,7 @@ class Plan:
     """Config and hardware resolved.
 
     ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``optimizer`` holds the
-    fields of ``seam.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
+    fields of ``protocols.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
     ``engine`` holds the strategy's own resolved options (``plan.engine``), ``adapter`` those of LoRA or None (``plan.adapter``).
     ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
     ``models`` are the other models of the algorithm by role: ``trained``, ``model`` (a folder or hub name; None: the one that training starts from) and

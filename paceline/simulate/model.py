@@ -18,8 +18,8 @@ from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.shrink import shrunk
-from paceline.seam.model import WHOLE, BuildOptions, RootModule
-from paceline.seam.roles import Role
+from paceline.protocols.model import WHOLE, BuildOptions, RootModule
+from paceline.protocols.roles import Role
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 

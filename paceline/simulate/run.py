@@ -20,11 +20,11 @@ from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
 from paceline.plan.strategies.replicated import SINGLE
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Ask
 from paceline.runtime.world import World
-from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Ask
 from paceline.simulate.counting import Answers, Collectives, Kept, held_bytes
 from paceline.simulate.model import FakeFactory
 from paceline.strategies.base import Strategy

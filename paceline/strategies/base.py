@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import ModelFactory, RootModule
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.shard import Shard, ShardReader
+from paceline.protocols.window import EvalSums, StepOutcome, StepResult
 from paceline.runtime.world import World
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import Batch
-from paceline.seam.model import ModelFactory, RootModule
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Ask, Role
-from paceline.seam.shard import Shard, ShardReader
-from paceline.seam.window import EvalSums, StepOutcome, StepResult
 from paceline.strategies import state
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.norms import squares

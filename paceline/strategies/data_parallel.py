@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.plan import Plan
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.shard import ShardReader
+from paceline.protocols.window import StepOutcome
 from paceline.runtime.world import World
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions, ModelFactory, RootModule
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Ask, Role
-from paceline.seam.shard import ShardReader
-from paceline.seam.window import StepOutcome
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.replicas import scatter, side_by_side

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.plan.plan import Plan
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Role
 from paceline.runtime.world import World
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import Batch
-from paceline.seam.model import RootModule
-from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 

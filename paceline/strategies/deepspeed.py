@@ -18,13 +18,13 @@ from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import Shard, ShardReader
+from paceline.protocols.window import StepOutcome
 from paceline.runtime.world import World
-from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions, ModelFactory, RootModule
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
-from paceline.seam.shard import Shard, ShardReader
-from paceline.seam.window import StepOutcome
 from paceline.strategies import (
     deepspeed_measure,
     deepspeed_profile,

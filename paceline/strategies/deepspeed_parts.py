@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.seam.shard import PARAM
+from paceline.protocols.shard import PARAM
 
 
 @dataclass(frozen=True)

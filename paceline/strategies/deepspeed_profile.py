@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 SAID = (
     "flops profile: matrix products alone are counted, from shapes: tokens × weight for every layer (all tokens of the micro-batch, the head its "

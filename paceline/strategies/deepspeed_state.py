@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.plan.mesh import Mesh
+from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.runtime.world import World
-from paceline.seam.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies import state
 from paceline.strategies.deepspeed_parts import Part, Place, finish_import, local_parts
 from paceline.strategies.handle import Handle

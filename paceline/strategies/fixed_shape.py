@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 MULTIPLE = 64  # lengths are rounded up to this: few shapes, and what a kernel likes
 

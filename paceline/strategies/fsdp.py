@@ -19,13 +19,13 @@ from paceline.models.context_parallel import check_context_parallel, placer
 from paceline.models.materialise import copy_decisions, fill
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import Shard, ShardReader
 from paceline.runtime.mesh import device_mesh, sharding_mesh
 from paceline.runtime.world import World
-from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions, ModelFactory, RootModule
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
-from paceline.seam.shard import Shard, ShardReader
 from paceline.strategies import sharded_state
 from paceline.strategies.base import Strategy, evaluating
 from paceline.strategies.handle import Handle

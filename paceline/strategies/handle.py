@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from paceline.models.precision import compute_copy
 from paceline.models.quantised import scales_of
-from paceline.seam.model import RootModule
-from paceline.seam.roles import Role
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Role
 from paceline.strategies.measure import storage_bytes
 
 

@@ -15,7 +15,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.plan.parameters import NO_DECAY
-from paceline.seam.optimizer import OptimizerSpec
+from paceline.protocols.optimizer import OptimizerSpec
 
 
 def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -17,13 +17,13 @@ from paceline.models.roles import RoleModule
 from paceline.models.stages import split, token_ids
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import ShardReader
 from paceline.runtime.mesh import sharding_mesh
 from paceline.runtime.world import World
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions, ModelFactory, RootModule
-from paceline.seam.roles import Role
-from paceline.seam.shard import ShardReader
 from paceline.strategies import sharded_state
 from paceline.strategies.base import Strategy
 from paceline.strategies.fixed_shape import MULTIPLE, FixedShape

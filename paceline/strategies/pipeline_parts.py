@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.stages import StageModule
-from paceline.seam.batch import Batch
-from paceline.seam.model import RootModule
-from paceline.seam.roles import Ask
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Ask
 
 _STAGE_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds of neighbouring stages lie far apart
 _SEEDS = 2**63

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from paceline.seam.batch import Batch
+from paceline.protocols.batch import Batch
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask, Role
-from paceline.seam.window import EvalSums, StepOutcome, StepResult
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.window import EvalSums, StepOutcome, StepResult
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handle, Handles
 

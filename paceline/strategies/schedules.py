@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.seam.roles import Ask
+from paceline.protocols.roles import Ask
 from paceline.strategies.fixed_shape import FixedShape
 
 _SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}

@@ -13,7 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from paceline.plan.mesh import Mesh
-from paceline.seam.shard import BUFFER, PARAM, Shard, ShardReader
+from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies import state
 from paceline.strategies.handle import Handle
 from paceline.strategies.sharding import Units

@@ -7,9 +7,9 @@ from torch import nn
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.plan import Plan
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Role
 from paceline.runtime.world import World
-from paceline.seam.model import RootModule
-from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 
 

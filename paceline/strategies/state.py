@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
-from paceline.seam.shard import BUFFER, PARAM, Shard, ShardReader
+from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies.handle import Handle
 
 SCALER = "grad_scaler"  # the name under which the fp16 scaler's two numbers travel; no parameter is called so

@@ -31,11 +31,11 @@ from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
 from paceline.models.factory import HFModelFactory
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import PARAM
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Answers
 from paceline.runlog.redact import Redactor
-from paceline.seam.roles import Role
-from paceline.seam.shard import PARAM
 
 
 @dataclass(frozen=True)

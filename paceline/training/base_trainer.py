@@ -18,10 +18,10 @@ from paceline.config.schema import Config
 from paceline.data.tokenizer import load_tokenizer
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
+from paceline.protocols.model import ModelFactory, RootModule
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
 from paceline.runtime.world import World
-from paceline.seam.model import ModelFactory, RootModule
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle
 from paceline.training.models_of import DTYPES

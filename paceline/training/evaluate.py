@@ -7,9 +7,9 @@ import math
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import Batch
-from paceline.seam.data import RowSource
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.data import RowSource
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.loading import Loading

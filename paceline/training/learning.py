@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.seam.window import StepResult
+from paceline.protocols.window import StepResult
 from paceline.training.state import TrainState
 
 LEARNT = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0

@@ -13,7 +13,7 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.models.factory import HFModelFactory
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.seam.roles import Role
+from paceline.protocols.roles import Role
 from paceline.training.rollout.judge import check_reward_model
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

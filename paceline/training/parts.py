@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Role
-from paceline.seam.shard import Shard
-from paceline.seam.window import Window
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import Shard
+from paceline.protocols.window import Window
 from paceline.strategies.base import Runner
 from paceline.training.state import TrainState
 from paceline.training.windows import Epochs

@@ -19,7 +19,7 @@ from paceline.algorithms.pairs import document_sums
 from paceline.core.units import human_seconds
 from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.roles import Ask, Role
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.windows import Cut

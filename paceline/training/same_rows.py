@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.seam.window import Window
+from paceline.protocols.window import Window
 
 CHECKED_STEPS = 3  # of every attempt: an order that is wrong is wrong from the start
 

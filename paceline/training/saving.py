@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
-from paceline.seam.roles import Role
+from paceline.protocols.roles import Role
 from paceline.training.state import TrainState
 
 

@@ -23,12 +23,12 @@ from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
+from paceline.protocols.rollout import OnPolicyObjective
+from paceline.protocols.window import Window
 from paceline.runtime.device import memory_bytes
 from paceline.runtime.seed import seed_for
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
-from paceline.seam.rollout import OnPolicyObjective
-from paceline.seam.window import Window
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
 from paceline.strategies.registry import make_strategy

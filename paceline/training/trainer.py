@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
+from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
-from paceline.seam.window import Report, StepResult, Window
 from paceline.strategies.base import Runner
 from paceline.training.cadence import Cadence
 from paceline.training.learning import Learning

@@ -26,8 +26,8 @@ from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
 from paceline.plan.shrink import shrunk
 from paceline.plan.unusual import impossible, unusual
-from paceline.seam.model import BuildOptions
-from paceline.seam.roles import Role
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Role
 from paceline.strategies.deepspeed_tensor_parallel import check_tp_plan
 from paceline.strategies.optimizer import trained_parameters
 from paceline.strategies.sharding import Sharding, wrapped_classes

@@ -12,10 +12,10 @@ from itertools import accumulate
 from threading import Lock
 
 from paceline.data.order import positions_for, step_positions, steps_per_epoch
-from paceline.seam.batch import Batch
-from paceline.seam.data import RowSource
-from paceline.seam.shard import Shard
-from paceline.seam.window import Window
+from paceline.protocols.batch import Batch
+from paceline.protocols.data import RowSource
+from paceline.protocols.shard import Shard
+from paceline.protocols.window import Window
 from paceline.training.loading import Loading
 
 FILLER = -1

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "paceline"
 # The rooms in the order of the house plan: a room imports only rooms that stand before it.
 ROOMS = (
     "core", "config", "runlog", "plan", "rules", "launch",
-    "seam", "runtime", "models", "data", "strategies", "generation", "algorithms", "checkpoint", "training", "simulate",
+    "protocols", "runtime", "models", "data", "strategies", "generation", "algorithms", "checkpoint", "training", "simulate",
     "doctor", "watch", "demo", "cli",
 )  # fmt: skip
 ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "launch")

@@ -18,7 +18,7 @@ TORCH_LIBRARIES = (
     "peft",
     "numpy",
 )
-# strategies, generation, algorithms and data do not import each other but through seam; algorithms may call generation
+# strategies, generation, algorithms and data do not import each other but through protocols; algorithms may call generation
 STRANGERS = {
     "data": {"strategies", "generation", "algorithms"},
     "strategies": {"data", "generation", "algorithms"},
@@ -69,7 +69,7 @@ def is_heavy(module: str, source: Source) -> bool:
     top = module.split(".")[0]
     if top == "numpy" and source.room in ("watch", "demo"):  # plots
         return False
-    torch_rooms = ROOMS[ROOMS.index("seam") : ROOMS.index("doctor")]
+    torch_rooms = ROOMS[ROOMS.index("protocols") : ROOMS.index("doctor")]
     return top in TORCH_LIBRARIES or (source.room in WITHOUT_TORCH_ROOMS and room_of(module) in torch_rooms)
 
 

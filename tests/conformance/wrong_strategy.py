@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch.distributed as dist
 from torch import nn
 
-from paceline.seam.model import RootModule
-from paceline.seam.roles import Role
-from paceline.seam.window import StepOutcome
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Role
+from paceline.protocols.window import StepOutcome
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 

@@ -19,12 +19,12 @@ from tiny_parts import MemoryReader, TinyObjective, make_batch
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
+from paceline.protocols.batch import Batch
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import Shard
 from paceline.runtime.seed import seed_for
 from paceline.runtime.world import RankEnv, World, environment
-from paceline.seam.batch import Batch
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
-from paceline.seam.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy

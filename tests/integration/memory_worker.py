@@ -23,11 +23,11 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.memory import model_states
 from paceline.plan.plan import Plan
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
+from paceline.protocols.window import StepOutcome
 from paceline.rules.planning import make_plan
 from paceline.runtime.world import RankEnv, World, environment
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
-from paceline.seam.window import StepOutcome
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner

@@ -23,10 +23,10 @@ from paceline.models.regions import all_reduced, block_of
 from paceline.models.roles import RoleModule
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.models.token_stats import Wanted
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Ask
 from paceline.runtime.world import World
-from paceline.seam.batch import Batch
-from paceline.seam.model import BuildOptions
-from paceline.seam.roles import Ask
 
 NLL = frozenset({Ask.NLL, Ask.CORRECT})
 EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES}

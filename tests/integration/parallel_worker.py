@@ -17,8 +17,8 @@ from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.core.rundir import RunDir
 from paceline.plan.mesh import Mesh
+from paceline.protocols.roles import Role
 from paceline.runtime.world import RankEnv, World, environment
-from paceline.seam.roles import Role
 from paceline.strategies.runner import make_runner
 
 TRAINED = {"vocab_size": 12, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}

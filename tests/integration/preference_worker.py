@@ -18,10 +18,10 @@ from paceline.core.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
 from paceline.runtime.world import RankEnv, World, environment
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy

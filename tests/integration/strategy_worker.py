@@ -15,14 +15,14 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import Shard
 from paceline.runtime.alarm import Alarm
 from paceline.runtime.cascade import is_cascade
 from paceline.runtime.leaving import leave
 from paceline.runtime.seed import seed_for
 from paceline.runtime.world import RankEnv, World, environment
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
-from paceline.seam.shard import Shard
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy

@@ -26,7 +26,7 @@ class Rows(Protocol):
 @dataclass(frozen=True)
 class AlgorithmSpec:
     """``rows``: the kind of row that it reads, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: the role of the model that training
-    starts from; ``asks``: what its forward must give (values of ``seam.roles.Ask``), in training and evaluation.
+    starts from; ``asks``: what its forward must give (values of ``protocols.roles.Ask``), in training and evaluation.
 
     ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.prefixes import with_prefixes
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.prefixes import with_prefixes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.roles import Ask, Role
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.rollout.batches import Answer, answer_batch

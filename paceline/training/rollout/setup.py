@@ -22,11 +22,11 @@ from paceline.generation.engine import Engine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.protocols.roles import Role
+from paceline.protocols.rollout import OnPolicyObjective
+from paceline.protocols.shard import ShardReader
 from paceline.runtime.device import threads_per_rank
 from paceline.runtime.world import World
-from paceline.seam.roles import Role
-from paceline.seam.rollout import OnPolicyObjective
-from paceline.seam.shard import ShardReader
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.rollout.answers import Answerer, Limits

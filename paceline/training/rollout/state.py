@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from paceline.seam.batch import Batch
-from paceline.seam.prefixes import with_prefixes
-from paceline.seam.shard import Shard, ShardReader
+from paceline.protocols.batch import Batch
+from paceline.protocols.prefixes import with_prefixes
+from paceline.protocols.shard import Shard, ShardReader
 
 ROLE = KIND = (
     "rollout"  # of its tensors; each answer has its own, named by its place, so that any rank finds those it takes

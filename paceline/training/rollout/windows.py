@@ -16,11 +16,11 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.data.source import PackedSource
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
+from paceline.protocols.batch import Batch
+from paceline.protocols.rollout import OnPolicyObjective
+from paceline.protocols.shard import Shard, ShardReader
+from paceline.protocols.window import Report, Window
 from paceline.runtime.world import World
-from paceline.seam.batch import Batch
-from paceline.seam.rollout import OnPolicyObjective
-from paceline.seam.shard import Shard, ShardReader
-from paceline.seam.window import Report, Window
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.rollout.answers import Answerer, Limits, evaluate_answers

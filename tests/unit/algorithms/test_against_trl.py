@@ -20,8 +20,8 @@ from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import prepare
 from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Role
 
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 pytestmark = pytest.mark.filterwarnings("ignore")

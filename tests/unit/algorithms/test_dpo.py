@@ -12,8 +12,8 @@ from pair_batches import pair_batch
 from torch import Tensor
 
 from paceline.algorithms.dpo import DPO, REFERENCE
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Ask, Role
 
 BETA = 0.3
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.algorithms.grpo import GRPO
 from paceline.algorithms.on_policy import Tokens, per_token, with_tokens
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Ask, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 LENGTHS, LONGEST = [3, 1, 4, 0, 2], 6  # tokens of each answer; one is empty, the last is left out

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.algorithms.advantages import group_advantages
 from paceline.algorithms.grpo import GRPO
 from paceline.algorithms.on_policy import with_tokens
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.roles import Ask, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.ppo import PPO
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 LENGTHS = [3, 1, 4, 0, 2, 5]  # tokens of each answer; one is empty, the one of two tokens is left out

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.ppo import PPO
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.roles import Ask, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 pytest.importorskip("trl.experimental.ppo", reason="needs trl 1.10, which is no dependency")

@@ -11,7 +11,7 @@ from pair_batches import batch_of, pair_batch
 
 from paceline.algorithms.pairs import document_labels, document_sums
 from paceline.algorithms.reward import Reward
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.roles import Ask, Role
 
 
 @pytest.mark.parametrize("center", [0.0, 0.01])

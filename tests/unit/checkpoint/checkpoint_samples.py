@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.seam.shard import Shard
+from paceline.protocols.shard import Shard
 
 
 class OneRank:

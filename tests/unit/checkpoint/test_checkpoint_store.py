@@ -18,7 +18,7 @@ from paceline.checkpoint.store import Checkpointer
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, DataError
 from paceline.core.rundir import RunDir
-from paceline.seam.shard import Shard
+from paceline.protocols.shard import Shard
 
 Save = Callable[..., Path]
 

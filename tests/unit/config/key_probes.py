@@ -25,8 +25,8 @@ from paceline.core.tables import ALGORITHMS
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.seam.roles import Role
 from paceline.training.parts import Parts
 from paceline.training.session import Session
 from paceline.training.state import TrainState

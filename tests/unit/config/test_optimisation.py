@@ -17,8 +17,8 @@ from paceline.config.sections.training_steps import SCHEDULES
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Ask, Role
 from paceline.training.deepspeed_schedule import BUILDERS
 from paceline.training.schedule import learning_rate_schedule
 

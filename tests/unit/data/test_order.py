@@ -12,7 +12,7 @@ from paceline.core.errors import DataError
 from paceline.data.hashing import permutation
 from paceline.data.order import check_feeds, epoch_documents, positions_for, step_positions, steps_per_epoch
 from paceline.data.source import PackedSource
-from paceline.seam.batch import IGNORE_INDEX
+from paceline.protocols.batch import IGNORE_INDEX
 
 LENGTHS = [int(n) for n in 3 + permutation(11, 97) % 29]
 

@@ -14,7 +14,7 @@ from paceline.data.formats import Example
 from paceline.data.kinds.pairs import detect_pairs, normalise_pair
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource
-from paceline.seam.batch import IGNORE_INDEX
+from paceline.protocols.batch import IGNORE_INDEX
 
 USER, GOOD, BAD = (
     {"role": "user", "content": "q?"},

@@ -163,8 +163,8 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     from paceline.models.recompute import enable_recompute
     from paceline.models.tensor_parallel import how_cut
     from paceline.plan.shrink import shrunk
-    from paceline.seam.model import BuildOptions
-    from paceline.seam.roles import Role
+    from paceline.protocols.model import BuildOptions
+    from paceline.protocols.roles import Role
 
     sizes = shrunk(AutoConfig.for_model(kind).to_dict(), layers=2) | {"vocab_size": 320, "pad_token_id": None}
     model = ModelSection(config=sizes)

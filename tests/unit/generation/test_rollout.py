@@ -16,8 +16,8 @@ from paceline.generation.local import LocalEngine
 from paceline.generation.noise import gumbel, mixed, stream_of, top_bits
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Ask
 
 VOCAB, PAD, STOP = 61, 0, 2
 PLAIN = {

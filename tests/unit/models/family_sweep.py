@@ -37,10 +37,10 @@ from paceline.plan import supported
 from paceline.plan.families import SIZE_NAMES
 from paceline.plan.mixtures import READ
 from paceline.plan.shape import shape_from_config
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.model import BuildOptions
-from paceline.seam.roles import Ask
-from paceline.seam.shard import Shard
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Ask
+from paceline.protocols.shard import Shard
 
 TABLE = Path(__file__).parents[3] / "paceline/plan/data/families.json"
 LARGEST = 3_000_000  # parameters of a model that counts as small

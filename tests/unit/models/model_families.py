@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
-from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.protocols.batch import IGNORE_INDEX, Batch
 
 VOCAB = 97
 _LLAMA = {

@@ -19,8 +19,8 @@ from paceline.models.qkv import FusedAttention
 from paceline.models.quantised import round_trip
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
-from paceline.seam.model import BuildOptions
-from paceline.seam.roles import Ask
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Ask
 
 pytest.importorskip("peft")
 NLL = frozenset({Ask.NLL})

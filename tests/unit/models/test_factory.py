@@ -15,7 +15,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
-from paceline.seam.roles import Ask
+from paceline.protocols.roles import Ask
 
 NLL = frozenset({Ask.NLL})
 

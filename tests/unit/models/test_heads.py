@@ -12,8 +12,8 @@ from paceline.models import head_kernels
 from paceline.models.head_kernels import FusedNll, HeadShape, Products, nll_sums
 from paceline.models.heads import Head
 from paceline.models.token_stats import KEPT_CHUNKS, TokenStats, Wanted
-from paceline.seam.batch import IGNORE_INDEX
-from paceline.seam.roles import Ask
+from paceline.protocols.batch import IGNORE_INDEX
+from paceline.protocols.roles import Ask
 
 EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES}
 ROWS, HIDDEN, VOCAB = 13, 6, 29

@@ -7,7 +7,7 @@ import torch
 from model_families import FAMILIES, build_family, make_batch, reference_logprobs, reference_model
 
 from paceline.core.errors import ConfigError
-from paceline.seam.roles import Ask
+from paceline.protocols.roles import Ask
 
 LOGPROBS = frozenset({Ask.LOGPROBS})
 NLL = frozenset({Ask.NLL})

@@ -15,7 +15,7 @@ from paceline.models.heap import keep_heap
 from paceline.models.norms import RmsNorm
 from paceline.models.qkv import rotate
 from paceline.models.swiglu import SwiGlu
-from paceline.seam.roles import Ask
+from paceline.protocols.roles import Ask
 
 NLL = frozenset({Ask.NLL})
 

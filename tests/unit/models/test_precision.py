@@ -7,7 +7,7 @@ import torch
 from model_families import FAMILIES, build_family, make_batch, reference_logprobs
 
 from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
-from paceline.seam.roles import Ask
+from paceline.protocols.roles import Ask
 
 NLL = frozenset({Ask.NLL})
 LOGPROBS = frozenset({Ask.LOGPROBS})

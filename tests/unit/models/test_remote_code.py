@@ -128,7 +128,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.remote_code import read_code
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import skeleton
-from paceline.seam.roles import Role
+from paceline.protocols.roles import Role
 import paceline.models.factory as factory
 from transformers import AutoModelForCausalLM
 place, commit = Path(sys.argv[1]), sys.argv[2]
@@ -201,7 +201,7 @@ def test_a_pin_is_of_one_model() -> None:
         plan: Any = SimpleNamespace(
             algorithm="dpo", config={"training": {"algorithm": "dpo", "dpo": {"ref_model": name}}}
         )
-        from paceline.seam.roles import Role
+        from paceline.protocols.roles import Role
 
         named = Models(plan, config, None, None)._named(Role.REFERENCE)  # type: ignore[arg-type]
         if named is not None:
@@ -284,7 +284,7 @@ def test_a_class_of_ones_own_is_built_twice_in_a_process(tmp_path: Path) -> None
     folder = write_model(tmp_path / "twice_built")
     program = (
         "import sys, torch\nfrom paceline.config.sections.model import ModelSection\nfrom paceline.models.factory import HFModelFactory\n"
-        "from paceline.seam.model import BuildOptions\n"
+        "from paceline.protocols.model import BuildOptions\n"
         "model = ModelSection(name_or_path=sys.argv[1], trust_remote_code=True, revision=sys.argv[2])\n"
         "for _ in range(2):\n    root = HFModelFactory(model)(BuildOptions(device=torch.device('meta')))\n"
         "print(type(root.hf).__name__)\n"

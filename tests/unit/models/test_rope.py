@@ -10,7 +10,7 @@ from family_sweep import alone
 from model_families import FAMILIES, Source, make_batch, spread_out
 
 from paceline.models.factory import HFModelFactory
-from paceline.seam.roles import Ask
+from paceline.protocols.roles import Ask
 
 _FACTORS = {"short_factor": [1.0] * 4, "long_factor": [3.0, 2.0, 2.5, 4.0]}
 BY_LENGTH: dict[str, dict[str, Any]] = {

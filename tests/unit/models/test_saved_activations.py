@@ -19,7 +19,7 @@ from paceline.plan.predict.coefficients import memory_coefficients
 from paceline.plan.predict.peak import peak_of
 from paceline.plan.predict.work import Work
 from paceline.plan.shape import shape_from_config
-from paceline.seam.roles import Ask
+from paceline.protocols.roles import Ask
 
 TOKENS = 96
 SIZES = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "vocab_size": 97, "max_position_embeddings": 128,

@@ -10,8 +10,8 @@ from model_families import FAMILIES, VOCAB, Source, build_family, make_batch, re
 
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.seam.model import BuildOptions
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Ask, Role
 
 SCORES = frozenset({Ask.SCORES})
 SPEC = {

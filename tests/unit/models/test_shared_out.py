@@ -12,7 +12,7 @@ from paceline.models.context_parallel import padded, shared_heads
 from paceline.models.documents import scores_attention
 from paceline.models.factory import load_hf_config
 from paceline.models.tensor_parallel import tensor_parallel_plan
-from paceline.seam.batch import IGNORE_INDEX
+from paceline.protocols.batch import IGNORE_INDEX
 
 
 def test_the_plan_is_the_models_own() -> None:

@@ -12,9 +12,9 @@ from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.models.shared_prompts import SharedPrompts
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.prefixes import WORTH, with_prefixes
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.prefixes import WORTH, with_prefixes
+from paceline.protocols.roles import Ask, Role
 
 VOCAB = 61
 PLAIN = {

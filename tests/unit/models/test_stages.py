@@ -9,8 +9,8 @@ from model_families import FAMILIES, Source, make_batch, spread_out
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.models.stages import cut_layers, split, token_ids
-from paceline.seam.model import BuildOptions
-from paceline.seam.roles import Ask
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Ask
 from paceline.strategies.fixed_shape import FixedShape
 
 ASK = frozenset({Ask.NLL, Ask.CORRECT, Ask.LOGPROBS})

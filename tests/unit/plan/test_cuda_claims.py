@@ -15,10 +15,10 @@ from paceline.config.schema import Config
 from paceline.models import attention
 from paceline.models.layout import Layout
 from paceline.plan.hardware import Hardware
+from paceline.protocols.batch import Batch
 from paceline.rules.planning import make_plan
 from paceline.runtime import device as device_room
 from paceline.runtime import world as world_room
-from paceline.seam.batch import Batch
 from paceline.strategies import data_parallel, sharding
 from paceline.training.models_of import DTYPES
 
@@ -59,7 +59,7 @@ def varlen_kernel(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 def pinned(monkeypatch: pytest.MonkeyPatch) -> bool:
-    """``seam.batch.Batch.pinned`` page-locks what is copied; ``tests/unit/training/test_loading.py`` holds that every window goes through it."""
+    """``protocols.batch.Batch.pinned`` page-locks what is copied; ``tests/unit/training/test_loading.py`` holds that every window goes through it."""
     locked: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: locked.append(self) or self)
     ids = torch.zeros(1, 4, dtype=torch.int64)

@@ -23,8 +23,8 @@ from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_cand
 from paceline.plan.roles import named_shapes
 from paceline.plan.shape import scoring, shape_from_config
 from paceline.plan.states import moments
+from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
-from paceline.seam.roles import Role
 from paceline.strategies.measure import storage_bytes
 
 GIB = 1024**3
@@ -139,7 +139,7 @@ def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> No
     ],
 )
 def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], found: int) -> None:
-    from paceline.seam.optimizer import OptimizerSpec
+    from paceline.protocols.optimizer import OptimizerSpec
     from paceline.strategies.optimizer import build_optimizer
 
     assert moments((4, 6), optimizer) == found

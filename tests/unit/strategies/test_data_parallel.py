@@ -10,9 +10,9 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 from torch import nn
 
 from paceline.core.errors import ConfigError
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
 from paceline.runtime.world import World
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.data_parallel import DataParallel
 from paceline.strategies.registry import make_strategy

@@ -15,8 +15,8 @@ from torch import nn
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
+from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
-from paceline.seam.optimizer import OptimizerSpec
 from paceline.strategies.deepspeed import check_optimizer
 from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, zero_stage
 from paceline.strategies.deepspeed_library import _load_async_io, library

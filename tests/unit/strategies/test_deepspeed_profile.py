@@ -12,8 +12,8 @@ import torch
 from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.plan.shape import shape_from_config
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.roles import Ask
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.roles import Ask
 from paceline.strategies.deepspeed_profile import SAID, attention_modules, profiled
 
 COMMON = {"vocab_size": 50, "max_position_embeddings": 64}

@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.config.optimizers import BUILT
 from paceline.core.errors import ConfigError
-from paceline.seam.optimizer import OptimizerSpec
+from paceline.protocols.optimizer import OptimizerSpec
 from paceline.strategies.optimizer import build_optimizer
 
 

@@ -13,10 +13,10 @@ from tiny_parts import TinyRoot, make_batch, plan
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.plan.strategies.base import strategy_specs
+from paceline.protocols.batch import Batch
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Role
 from paceline.runtime.world import World
-from paceline.seam.batch import Batch
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy, strategy_class

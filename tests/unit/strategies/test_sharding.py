@@ -9,8 +9,8 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.models.swap import swapped
 from paceline.models.swiglu import FusedSwiGLU
+from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
-from paceline.seam.optimizer import OptimizerSpec
 from paceline.strategies.fsdp import _check_optimizer
 from paceline.strategies.measure import storage_bytes
 from paceline.strategies.registry import make_strategy

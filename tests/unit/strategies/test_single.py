@@ -9,10 +9,10 @@ import torch
 from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, window
 
 from paceline.core.errors import CheckpointError, ConfigError, PacelineError
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.roles import Ask, Role
 from paceline.runtime.rank_env import RankEnv
 from paceline.runtime.world import World
-from paceline.seam.optimizer import OptimizerSpec
-from paceline.seam.roles import Ask, Role
 from paceline.strategies.base import Strategy
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle

@@ -1,4 +1,4 @@
-"""A tiny root module, objective and learnable data that follow the seam, for tests of strategies without Transformers."""
+"""A tiny root module, objective and learnable data that follow the protocols, for tests of strategies without Transformers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan.mesh import Mesh
-from paceline.seam.batch import IGNORE_INDEX, Batch
-from paceline.seam.model import RootModule
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import IGNORE_INDEX, Batch
+from paceline.protocols.model import RootModule
+from paceline.protocols.roles import Ask, Role
 
 VOCAB, HIDDEN = 11, 8
 

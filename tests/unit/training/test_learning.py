@@ -12,8 +12,8 @@ import pytest
 from paceline.core.diagnostics import Severity
 from paceline.core.tables import ALGORITHMS
 from paceline.plan.algorithms.base import algorithm_specs
+from paceline.protocols.window import StepResult, Window
 from paceline.runlog import events
-from paceline.seam.window import StepResult, Window
 from paceline.training.learning import IN_A_ROW, Learning
 from paceline.training.state import TrainState
 from paceline.training.trainer import Trainer

@@ -13,8 +13,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.order import epoch_bins
 from paceline.data.source import PackedSource
-from paceline.seam.batch import Batch
-from paceline.seam.window import Window
+from paceline.protocols.batch import Batch
+from paceline.protocols.window import Window
 from paceline.training.loading import AHEAD, Loading
 from paceline.training.windows import Cut, WindowSource, count_epochs
 

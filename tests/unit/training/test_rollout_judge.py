@@ -11,8 +11,8 @@ import torch
 from support import write_tokenizer
 
 from paceline.core.errors import ConfigError
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
 from paceline.training.rollout.judge import ModelJudge, check_reward_model
 
 

@@ -19,9 +19,9 @@ from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.plan.batch import BatchSplit
 from paceline.plan.rollout import check_rollout
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
-from paceline.seam.window import Window
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.window import Window
 from paceline.training.rollout.answers import Answerer, Limits
 from paceline.training.rollout.cut import AnswerRows, RolloutCut
 from paceline.training.rollout.setup import sampling_exact

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline.core.errors import PacelineError
-from paceline.seam.batch import Batch
-from paceline.seam.window import Window
+from paceline.protocols.batch import Batch
+from paceline.protocols.window import Window
 from paceline.training.same_rows import check_same_rows, rows_digest
 
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from paceline.seam.batch import IGNORE_INDEX, Batch
+from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.training.windows import FILLER, Cut, WindowSource, count_epochs, sample_digest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from paceline.seam.batch import Batch
+from paceline.protocols.batch import Batch
 
 
 class RowSource(Protocol):

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
 
 
 class Objective(Protocol):

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from paceline.seam.algorithm import Objective
-from paceline.seam.batch import Batch
-from paceline.seam.roles import Ask, Role
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
 
 Sum = Callable[[Sequence[float]], list[float]]  # over all ranks that see different answers, equal on every rank
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from paceline.seam.batch import Batch
+from paceline.protocols.batch import Batch
 
 WORTH = 8  # tokens below which sharing a beginning saves nothing
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.seam.batch import Batch
+from paceline.protocols.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.seam.roles import Role
+from paceline.protocols.roles import Role
 
 
 @dataclass(frozen=True)
