@@ -12,6 +12,7 @@ from pathlib import Path
 import warm
 
 from paceline.launch.ports import free_port
+from paceline.launch.processes import MARK
 from paceline.launch.spec import worker_argv
 
 HERE = Path(__file__).resolve().parent
@@ -80,6 +81,7 @@ def rank_environment(rank: int, nproc: int, port: int, own: Path) -> dict[str, s
         **clean,
         **{name: str(value) for name, value in ours.items()},
         "MASTER_ADDR": "127.0.0.1",
+        MARK: "pool",  # each cell has been planned: its ranks need not look again
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
