@@ -29,7 +29,10 @@ ROOM = 100_000  # bytes; the kernel takes no longer string
 LENGTH = 8  # bytes of a message's length
 #: Variables that an interpreter or a library reads when it starts or is imported: where one is not as the server has it, the process is fresh.
 READ_EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "CUDA_", "MPL", "XDG_", "HOME", "LANG", "LC_", "TZ")  # fmt: skip
-READ_LATE = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK")  # DeepSpeed sets the second when it is imported
+READ_LATE = (
+    "PYTHONPATH",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)  # the second is set here, and by DeepSpeed when it is imported
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -101,7 +104,11 @@ class Popen(Fresh[Any]):
         program = (
             None if wish["shell"] or wish["pass_fds"] or isinstance(wish["args"], str) else program_of(wish["args"])
         )
-        nursery = (type(self).nursery or started()) if program is not None and self.allowed else None
+        nursery = (
+            (type(self).nursery or started())
+            if program is not None and self.allowed and sys.platform == "linux"
+            else None
+        )
         if program is None or nursery is None or not nursery.can(environ):
             super()._execute_child(*args, **kwargs)  # type: ignore[misc]
             return
@@ -143,4 +150,12 @@ def started() -> Nursery:
 def server_environment() -> dict[str, str]:
     """As the suites give their processes, with room for a longer one in its place."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))}
-    return {**ours, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "ROOM": "x" * ROOM}
+    uninitialised = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # CUDA, once asked for its devices, is lost to a fork
+    return {
+        **ours,
+        **uninitialised,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+        "ROOM": "x" * ROOM,
+    }

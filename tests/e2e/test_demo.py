@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
+from support import Run
 
 from paceline.demo.main import RECIPES
 
@@ -20,9 +22,9 @@ STEPS = 6
 
 
 def paceline(
-    folder: Path, *arguments: str, given: str | None = None, deadline: float = DEADLINE_SECONDS
-) -> subprocess.CompletedProcess[str]:
-    """``paceline ARGUMENTS`` in ``folder``, with a cache of its own."""
+    folder: Path, *arguments: str, given: str = "", deadline: float = DEADLINE_SECONDS, fresh: bool = False
+) -> Run:
+    """``paceline ARGUMENTS`` in ``folder``, with a cache of its own. ``fresh``: by an interpreter that has imported nothing yet."""
     environ = {
         k: v
         for k, v in os.environ.items()
@@ -36,29 +38,28 @@ def paceline(
         "COLUMNS": "120",
     }
     argv = [sys.executable, "-m", "paceline.cli.main", *arguments]
-    return subprocess.run(
-        argv,
-        cwd=folder,
-        env=environ,
-        input=given if given is not None else "",
-        capture_output=True,
-        text=True,
-        timeout=deadline,
-        check=False,
-    )
+    start = warm.Fresh if fresh else warm.Popen
+    pipe = subprocess.PIPE
+    with start(argv, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate(given, deadline)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Run(process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     """A folder in which a demo of a few steps was run."""
     folder = tmp_path_factory.mktemp("demo")
-    return folder, paceline(folder, "demo", "--steps", str(STEPS))
+    return folder, paceline(folder, "demo", "--steps", str(STEPS), fresh=True)
 
 
 @pytest.mark.timeout(DEADLINE_SECONDS)
-def test_the_demo_shows_numbers_answers_and_places(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_demo_shows_numbers_answers_and_places(demo: tuple[Path, Run]) -> None:
     folder, done = demo
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.code == 0, done.out[-3000:] + done.err[-3000:]
     run = folder / "outputs" / "demo"
     for word in (
         "held-out questions",
@@ -68,7 +69,7 @@ def test_the_demo_shows_numbers_answers_and_places(demo: tuple[Path, subprocess.
         "paceline chat outputs/demo",
         "outputs/demo/plot.png",
     ):
-        assert word in done.stdout, word
+        assert word in done.out, word
     assert (run / "plot.png").read_bytes().startswith(b"\x89PNG")
     answers = json.loads((run / "answers.json").read_text())
     assert [a["step"] for a in answers] == [0, 2, 4, 6]
@@ -78,31 +79,31 @@ def test_the_demo_shows_numbers_answers_and_places(demo: tuple[Path, subprocess.
 
 
 @pytest.mark.timeout(DEADLINE_SECONDS)
-def test_chat_plot_and_export_follow(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_chat_plot_and_export_follow(demo: tuple[Path, Run]) -> None:
     folder, _ = demo
     last = json.loads((folder / "outputs" / "demo" / "answers.json").read_text())[-1]["rows"][0]
     said = paceline(folder, "chat", "outputs/demo", "--prompt", last["prompt"], "--max-new-tokens", "12")
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.rstrip("\n") == last["answer"], "chat answers as the evaluation did"
-    assert paceline(folder, "plot", "outputs/demo", "--to", "again.png").returncode == 0
+    assert said.code == 0, said.err
+    assert said.out.rstrip("\n") == last["answer"], "chat answers as the evaluation did"
+    assert paceline(folder, "plot", "outputs/demo", "--to", "again.png").code == 0
     assert (folder / "again.png").stat().st_size > 10_000
     exported = paceline(folder, "export", "outputs/demo", "--to", "model")
-    assert exported.returncode == 0, exported.stderr
+    assert exported.code == 0, exported.err
     piped = paceline(folder, "chat", "model", "--max-new-tokens", "12", given=f"{last['prompt']}\n")
-    assert piped.stdout == said.stdout, "the exported model says the same, asked through a pipe"
+    assert piped.out == said.out, "the exported model says the same, asked through a pipe"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_SECONDS)
-def test_another_algorithm_goes_on_from_a_finished_demo(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_another_algorithm_goes_on_from_a_finished_demo(demo: tuple[Path, Run]) -> None:
     """A demo of three steps, from a checkpoint that is said to be half-way."""
     folder, _ = demo
     scores = folder / "outputs" / "demo" / "answers.json"
     claimed = [{**a, "exact_match": 0.41 if a["step"] == 4 else 0.9} for a in json.loads(scores.read_text())]
     scores.write_text(json.dumps(claimed))
     done = paceline(folder, "demo", "--algorithm", "grpo", "--steps", "3")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "step 4 of the SFT demo in outputs/demo" in done.stdout and "Shorter than it takes" in done.stdout
+    assert done.code == 0, done.out[-3000:] + done.err[-3000:]
+    assert "step 4 of the SFT demo in outputs/demo" in done.out and "Shorter than it takes" in done.out
     root = folder / "outputs" / "demo-grpo"
     assert not (root / "sft").exists() and (root / "grpo" / "plot.png").is_file() and (root / "grpo.yaml").is_file()
     numbers = json.loads((root / "numbers.json").read_text())["numbers"]
@@ -115,9 +116,9 @@ def test_another_algorithm_goes_on_from_a_finished_demo(demo: tuple[Path, subpro
 @pytest.mark.parametrize("algorithm", RECIPES)
 def test_every_demo_reaches_its_goals(algorithm: str, tmp_path: Path) -> None:
     """The whole demo, as a user starts it."""
-    done = paceline(tmp_path, "demo", "--algorithm", algorithm, deadline=3600)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "Every goal was reached" in done.stdout
+    done = paceline(tmp_path, "demo", "--algorithm", algorithm, deadline=3600, fresh=True)
+    assert done.code == 0, done.out[-3000:] + done.err[-3000:]
+    assert "Every goal was reached" in done.out
     numbers = json.loads((tmp_path / "outputs" / f"demo-{algorithm}" / "numbers.json").read_text())["numbers"]
     assert numbers and all(n["reached"] for n in numbers)
 
@@ -126,6 +127,6 @@ def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").write_text("mine")
     done = paceline(tmp_path, "demo", "--to", "taken")
-    assert done.returncode == 2
-    assert "demo.not_empty" in done.stderr
+    assert done.code == 2
+    assert "demo.not_empty" in done.err
     assert [p.name for p in (tmp_path / "taken").iterdir()] == ["mine"]

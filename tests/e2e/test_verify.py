@@ -24,7 +24,6 @@ class Halved(DDP):
 '''
 
 
-@pytest.mark.slow
 def test_a_strategy_that_is_wrong_is_told_with_step_and_parameter(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from paceline.core.rundir import RunDir
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
 LAYOUT = ("distributed_strategy", "parallelism", "fsdp", "deepspeed", "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")  # fmt: skip
 
 

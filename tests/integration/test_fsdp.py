@@ -133,7 +133,6 @@ def steps_of(run: Path) -> list[Step]:
     return [r.event for r in read_events(RunDir.at(run).events(0)) if isinstance(r.event, Step)]
 
 
-@pytest.mark.slow
 def test_the_program_trains_resumes_and_exports(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:

@@ -62,7 +62,6 @@ def numbers(step: Step) -> dict[str, float]:
     return {**found, "loss": step.loss, "grad_norm": step.grad_norm or 0.0}
 
 
-@pytest.mark.slow
 def test_every_strategy_and_a_resumed_run_learn_the_same(
     grpo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:

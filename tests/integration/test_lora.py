@@ -56,7 +56,6 @@ def save_base(folder: Path, shape: dict[str, Any], seed: int) -> None:
     LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(folder)
 
 
-@pytest.mark.slow
 def test_an_adapter_trains_resumes_and_is_exported_alone_and_merged(
     tiny: Tiny, paceline: Paceline, tmp_path: Path
 ) -> None:
@@ -121,7 +120,6 @@ def cells(wanted: dict[str, Any], world_size: int, folder: Path) -> list[dict[st
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 
-@pytest.mark.slow
 def test_adapters_learn_the_same_sharded_and_in_four_bits(tmp_path: Path) -> None:
     """Ten steps with an evaluation and an answer in their midst (after which 4-bit layers once stopped to learn), and a bit-exact resume."""
     pytest.importorskip("bitsandbytes")

@@ -56,7 +56,6 @@ def tensors_of(checkpoint: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.slow
 def test_the_program_trains_evaluates_saves_resumes_and_exports(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
     def run(name: str, **training: Any) -> list[Any]:
         made = tiny(

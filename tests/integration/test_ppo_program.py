@@ -85,8 +85,7 @@ def test_sharded_over_ranks_of_which_one_has_no_prompts_as_alone(
     assert mine == pytest.approx(theirs, abs=1e-10) and {"eval_reward", "eval_reward/model"} <= set(mine)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_resume_in_the_middle_of_a_ppo_epoch_is_bit_exact(
     strategy: str, ppo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -100,7 +99,6 @@ def test_resume_in_the_middle_of_a_ppo_epoch_is_bit_exact(
     assert one == other and any("value" in name for name in one)
 
 
-@pytest.mark.slow
 def test_grpo_is_judged_by_a_reward_model(
     ppo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:

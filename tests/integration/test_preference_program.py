@@ -105,7 +105,6 @@ def test_an_exported_reward_model_scores_in_transformers_as_in_its_run(program: 
     assert 0 <= told["eval_calibration_error"] < 0.5
 
 
-@pytest.mark.slow
 def test_dpo_asks_its_reference_once_and_goes_on_with_the_same_answers(program: Program, tmp_path: Path) -> None:
     options = {"algorithm": "dpo", "dpo": {"beta": 0.3, "precompute_ref_log_probs": True}}
     steps, evaluations, said = program("whole", 2, **options)

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 Tiny = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("harm", ["deleted", pytest.param("moved", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("harm", ["deleted", "moved"])
 def test_a_folder_that_is_taken_away_ends_the_run_by_name(harm: str, nproc: int, tiny: Tiny, tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
     process = start(tiny(max_steps=100_000, logging_steps=1000), tmp_path, nproc)

@@ -236,7 +236,7 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, paceline: Paceline, tmp_path:
 
 @pytest.mark.parametrize(
     ("precision", "bound"),
-    [pytest.param("bf16", 5e-2, marks=pytest.mark.slow), pytest.param("fp16", 5e-2, marks=pytest.mark.slow)],
+    [("bf16", 5e-2), pytest.param("fp16", 5e-2, marks=pytest.mark.slow)],
 )
 def test_low_precision_follows_fp32(
     tiny: Tiny, paceline: Paceline, tmp_path: Path, precision: str, bound: float
