@@ -29,7 +29,6 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("plan/choose.py", "role in"): "a role",
     ("plan/roles.py", "'reward'"): "a role",
     ("plan/deepspeed_config.py", "'tensorboard'"): "blocks of DeepSpeed's file",
-    ("plan/engine_pipeline.py", "'schedule'"): "a field of a plan's JSON",
     ("plan/fastest.py", "('parallelism', "): "keys of training",
     ("plan/resolve.py", "{**training, 'fsdp'"): "a key of training",
     ("plan/verification.py", "'distributed_strategy': against"): "keys of training",

@@ -14,6 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
+from paceline.plan.engine_options import NO_OPTIONS, EngineOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Decision
 from paceline.plan.shape import ModelShape
@@ -61,7 +62,7 @@ def check_adapter(
     spec: StrategySpec,
     mesh: Mesh,
     compute: str,
-    engine: Mapping[str, Any] | None = None,
+    engine: EngineOptions = NO_OPTIONS,
     installed: Callable[[str], object] = util.find_spec,
     here: bool = True,
 ) -> list[Diagnostic]:
@@ -91,13 +92,13 @@ def check_adapter(
         found.append(
             _not_installed("bitsandbytes", "4-bit weights need bitsandbytes", "lora.quantization_bit", "qlora", here)
         )
-    if not spec.keeps_packed(engine or {}):
+    if not spec.keeps_packed(engine):
         found.append(
             Diagnostic(
                 "plan.quantised_strategy",
                 "4-bit weights are not trained under this strategy: it would cut or cast the packed bytes",
                 "lora.quantization_bit",
-                spec.label(engine or {}),
+                spec.label(engine),
                 f"one of {', '.join(sorted(s.name for s in strategy_specs() if s.quantised_base))}; or adapters on whole weights: quantization_bit: null",
             )
         )

@@ -17,6 +17,7 @@ from paceline.plan.plan import Precision
 
 if TYPE_CHECKING:
     from paceline.plan.engine import Findings, Job
+    from paceline.plan.engine_options import DeepSpeedOptions
 
 KEY = "training.deepspeed"
 
@@ -73,7 +74,7 @@ def offload_device(zero: Mapping[str, Any], part: str) -> str:
 
 def compile_config(
     user: Mapping[str, Any],
-    engine: Mapping[str, Any],
+    engine: DeepSpeedOptions,
     job: Job,
     mesh: Mesh,
     batch: BatchSplit,
@@ -90,13 +91,13 @@ def compile_config(
     made["gradient_accumulation_steps"] = batch.accumulation
     made["gradient_clipping"] = float(job.training["max_grad_norm"] or 0.0)
     _batch(user, batch, findings)
-    _precision(made, user, engine["zero_stage"], precision, findings)
+    _precision(made, user, engine.zero_stage, precision, findings)
     _ownership(user, job, findings)
     made["zero_optimization"] = _zero(user, engine, job, findings)
     made["zero_allow_untested_optimizer"] = True
     made["zero_force_ds_cpu_optimizer"] = False
-    if engine["autotp_size"] > 1:
-        made["tensor_parallel"] = _tensor_parallel(user, engine["autotp_size"], findings)
+    if engine.autotp_size > 1:
+        made["tensor_parallel"] = _tensor_parallel(user, engine.autotp_size, findings)
     _activation_checkpointing(user, job, findings)
     return _without_auto(made, findings)
 
@@ -203,7 +204,7 @@ def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
         findings.say("zero_force_ds_cpu_optimizer", "false", why, granted=False)
 
 
-def _zero(user: Mapping[str, Any], engine: Mapping[str, Any], job: Job, findings: Findings) -> dict[str, Any]:
+def _zero(user: Mapping[str, Any], engine: DeepSpeedOptions, job: Job, findings: Findings) -> dict[str, Any]:
     from paceline.plan.deepspeed_zero import zero_optimization
 
     return zero_optimization(user, engine, job, findings)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.plan.engine import Findings, Job
+    from paceline.plan.engine_options import DeepSpeedOptions
 
 KEY = "training.deepspeed"
 _DEVICES = ("none", "cpu", "nvme")
@@ -36,13 +37,13 @@ _AUTO_FROM_HIDDEN: dict[str, Callable[[int], int]] = {
 
 
 def zero_optimization(
-    user: Mapping[str, Any], engine: Mapping[str, Any], job: Job, findings: Findings
+    user: Mapping[str, Any], engine: DeepSpeedOptions, job: Job, findings: Findings
 ) -> dict[str, Any]:
     """The block as DeepSpeed 0.19 takes it, for the stage that the plan chose."""
     from paceline.plan.engine_deepspeed import zero_block
 
     block = copy.deepcopy(zero_block(user))
-    stage = engine["zero_stage"]
+    stage = engine.zero_stage
     _modern(block, findings)
     _fill(block, job, findings)
     for part in ("offload_optimizer", "offload_param"):
@@ -85,7 +86,7 @@ def _fill(block: dict[str, Any], job: Job, findings: Findings) -> None:
             findings.say(f"zero_optimization.{key}", f"{block[key]:,}", f"auto: from the hidden size {hidden}")
 
 
-def _offload(block: dict[str, Any], part: str, engine: Mapping[str, Any], findings: Findings) -> None:
+def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
     given = block.get(part)
     if not isinstance(given, dict):
         block.pop(part, None)
@@ -95,13 +96,13 @@ def _offload(block: dict[str, Any], part: str, engine: Mapping[str, Any], findin
         findings.refuse(
             "zero.offload", f"{part} knows the devices none, cpu and nvme", KEY, f"device: {device}", '"device": "cpu"'
         )
-    if device == "none" or (part == "offload_param" and engine["zero_stage"] < 3):
+    if device == "none" or (part == "offload_param" and engine.zero_stage < 3):
         if device != "none":
-            why = f"only ZeRO-3 moves weights away; this is ZeRO-{engine['zero_stage']}"
+            why = f"only ZeRO-3 moves weights away; this is ZeRO-{engine.zero_stage}"
             findings.say(f"zero_optimization.{part}", "off", why, granted=False)
         del block[part]
         return
-    if engine["zero_stage"] == 0:
+    if engine.zero_stage == 0:
         findings.refuse(
             "zero.offload",
             f"{part} needs ZeRO-1 or higher",
@@ -117,16 +118,16 @@ def _offload(block: dict[str, Any], part: str, engine: Mapping[str, Any], findin
             f'{part}: {{"device": "nvme"}}',
             '"nvme_path": "/local_nvme"',
         )
-    if device == "nvme" and engine["zero_stage"] < 3:
+    if device == "nvme" and engine.zero_stage < 3:
         findings.refuse(
             "zero.nvme_stage",
             "only ZeRO-3 reads and writes NVMe",
             KEY,
-            f"{part} to nvme with stage {engine['zero_stage']}",
+            f"{part} to nvme with stage {engine.zero_stage}",
             '"stage": 3, or "device": "cpu"',
         )
     ratio = given.get("ratio", 1.0)
-    if isinstance(ratio, (int, float)) and ratio < 1.0 and engine["zero_stage"] != 3:
+    if isinstance(ratio, (int, float)) and ratio < 1.0 and engine.zero_stage != 3:
         findings.refuse(
             "zero.offload_ratio", "a part of the optimizer is offloaded by ZeRO-3 only", KEY, f"ratio: {ratio}", "1.0"
         )

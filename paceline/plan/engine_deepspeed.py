@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.deepspeed_config import compile_config, offload_device
 from paceline.plan.engine import Findings, Job
+from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.families import NO_TENSOR_PLAN
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Precision
@@ -177,23 +179,22 @@ def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
 
 def deepspeed_engine(
     named_stage: int | None, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
-) -> dict[str, Any]:
+) -> DeepSpeedOptions:
     """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
     user = user_config(job.training)
     asked = asked_stage(user) if named_stage is None else named_stage
     stage = _stage_that_counts(asked, mesh, precision, findings)
     zero = zero_block(user)
-    engine: dict[str, Any] = {
-        "zero_stage": stage,
-        "autotp_size": max(mesh.tp, autotp_size(user, findings)),
-        "sequence_parallel_size": mesh.cp,
-        "offload_optimizer": offload_device(zero, "offload_optimizer"),
-        "offload_param": offload_device(zero, "offload_param") if stage == 3 else "none",
-    }
-    _check_stage(stage, engine["autotp_size"], job, precision, findings)
+    engine = DeepSpeedOptions(
+        zero_stage=stage,
+        autotp_size=max(mesh.tp, autotp_size(user, findings)),
+        sequence_parallel_size=mesh.cp,
+        offload_optimizer=offload_device(zero, "offload_optimizer"),
+        offload_param=offload_device(zero, "offload_param") if stage == 3 else "none",
+    )
+    _check_stage(stage, engine.autotp_size, job, precision, findings)
     _say_engine(engine, mesh, findings)
-    engine["config"] = compile_config(user, engine, job, mesh, batch, precision, findings)
-    return engine
+    return replace(engine, config=compile_config(user, engine, job, mesh, batch, precision, findings))
 
 
 def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: Findings) -> int:
@@ -227,29 +228,30 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
         )
 
 
-def _say_engine(engine: Mapping[str, Any], mesh: Mesh, findings: Findings) -> None:
+def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> None:
     shared = {
         0: "whole copies on every rank, gradients averaged",
         1: "optimizer states shared out",
         2: "optimizer states and gradients shared out",
         3: "optimizer states, gradients and weights shared out",
     }
-    findings.say(f"ZeRO-{engine['zero_stage']}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine["zero_stage"]])
-    if engine["autotp_size"] > 1:
+    findings.say(f"ZeRO-{engine.zero_stage}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine.zero_stage])
+    if engine.autotp_size > 1:
         findings.say(
             "AutoTP",
-            f"{engine['autotp_size']} ranks share each matrix",
+            f"{engine.autotp_size} ranks share each matrix",
             "checked at the start: the weights must really be cut, or the run ends",
         )
-    if engine["sequence_parallel_size"] > 1:
+    if engine.sequence_parallel_size > 1:
         findings.say(
             "Ulysses",
-            f"{engine['sequence_parallel_size']} ranks share each row",
+            f"{engine.sequence_parallel_size} ranks share each row",
             "heads are exchanged for sequence around attention",
         )
-    for part, name in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
-        if engine[part] != "none":
-            findings.say(part, engine[part], f"asked for: {name} live there between steps")
+    parts = (("offload_optimizer", "optimizer states"), ("offload_param", "weights"))
+    for (part, name), place in zip(parts, engine.places, strict=True):
+        if place != "none":
+            findings.say(part, place, f"asked for: {name} live there between steps")
 
 
 def _whole(value: Any) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.plan.engine import Findings, Job
+from paceline.plan.engine_options import FsdpOptions, Wrap
 from paceline.plan.families import NO_TENSOR_PLAN
 from paceline.plan.fsdp_options import CONFIG, KEY, FsdpAsked, read_fsdp
 from paceline.plan.mesh import Mesh
@@ -103,7 +102,7 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
     )
 
 
-def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> dict[str, Any]:
+def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
     """The options of FSDP2 on ``mesh`` (``Plan.engine``, also the ``fsdp`` part of a pipeline's)."""
     asked = read_fsdp(job.training)
     sharding, reason = _sharding(asked, mesh)
@@ -117,24 +116,24 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> dict[str, Any]:
             "fsdp: [full_shard, offload]",
         )
     quantised = bool((job.lora or {}).get("quantization_bit"))
-    engine = {
-        "sharding": sharding,
-        "reshard_after_forward": sharding in ("full_shard", "hybrid_shard"),
-        "cpu_offload": asked.offload,
-        "wrap": {
-            "policy": asked.wrap or "transformer",
-            "classes": list(asked.classes) if asked.wrap != "size" else [],
-            "min_num_params": asked.min_num_params if asked.wrap == "size" else 0,
-        },
-        "backward_prefetch": asked.backward_prefetch,
-        "forward_prefetch": asked.forward_prefetch,
-        "meta_start": asked.meta_start and not quantised and mesh.pp == 1,
-        "sequence_parallel": bool(job.parallelism.get("sequence_parallel", False)),
-        "loss_parallel": _loss_parallel(job, mesh, findings),
-        "cp_method": str(job.parallelism.get("cp_method") or "ulysses"),
-    }
+    engine = FsdpOptions(
+        sharding=sharding,
+        reshard_after_forward=sharding in ("full_shard", "hybrid_shard"),
+        cpu_offload=asked.offload,
+        wrap=Wrap(
+            asked.wrap or "transformer",
+            tuple(asked.classes) if asked.wrap != "size" else (),
+            asked.min_num_params if asked.wrap == "size" else 0,
+        ),
+        backward_prefetch=asked.backward_prefetch,
+        forward_prefetch=asked.forward_prefetch,
+        meta_start=asked.meta_start and not quantised and mesh.pp == 1,
+        sequence_parallel=mesh.tp > 1 and bool(job.parallelism.get("sequence_parallel", False)),
+        loss_parallel=_loss_parallel(job, mesh, findings),
+        cp_method=str(job.parallelism.get("cp_method") or "ulysses"),
+    )
     _say_main(engine, asked, job, mesh.pp > 1, findings)
-    _say_axes(engine, mesh, findings)
+    _say_axes(engine, mesh, job, findings)
     _say_settings(asked, job, findings)
     return engine
 
@@ -170,7 +169,7 @@ def _sharding(asked: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     return "full_shard", f"when nothing is asked: {why['full_shard']}"
 
 
-def _say_main(engine: dict[str, Any], asked: FsdpAsked, job: Job, pipeline: bool, findings: Findings) -> None:
+def _say_main(engine: FsdpOptions, asked: FsdpAsked, job: Job, pipeline: bool, findings: Findings) -> None:
     version = "by FSDP2 (torch's fully_shard)"
     if asked.version == 1:
         findings.say(
@@ -180,29 +179,29 @@ def _say_main(engine: dict[str, Any], asked: FsdpAsked, job: Job, pipeline: bool
         )
     else:
         findings.say("fsdp_version", "2", version)
-    wrap = engine["wrap"]
-    if wrap["policy"] == "size":
+    wrap = engine.wrap
+    if wrap.policy == "size":
         findings.say(
             "fsdp wrap",
-            f"modules of {wrap['min_num_params']:,} parameters or more",
+            f"modules of {wrap.min_num_params:,} parameters or more",
             "asked for: each is gathered as one",
         )
-    elif wrap["policy"] == "none":
+    elif wrap.policy == "none":
         findings.say(
             "fsdp wrap", "the whole model at once", "NO_WRAP asked for: all weights are gathered together in a forward"
         )
     else:
-        names = ", ".join(wrap["classes"]) or "the model's own decoder layers"
+        names = ", ".join(wrap.classes) or "the model's own decoder layers"
         said = (
             "asked for"
             if asked.wrap
             else "nothing asked; gathering layer by layer gives the same numbers in less memory"
         )
         findings.say("fsdp wrap", names, said)
-    if engine["cpu_offload"]:
+    if engine.cpu_offload:
         host = "; on a CPU this saves nothing" if job.hardware.device == "cpu" else ""
         findings.say("fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}")
-    _say_start(engine["meta_start"], asked, pipeline, findings)
+    _say_start(engine.meta_start, asked, pipeline, findings)
 
 
 def _say_start(meta_start: bool, asked: FsdpAsked, pipeline: bool, findings: Findings) -> None:
@@ -218,22 +217,21 @@ def _say_start(meta_start: bool, asked: FsdpAsked, pipeline: bool, findings: Fin
     findings.say("fsdp start", "all ranks read", why, granted=not (asked.meta_start and named))
 
 
-def _say_axes(engine: dict[str, Any], mesh: Mesh, findings: Findings) -> None:
+def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
     if mesh.tp > 1:
         parts = ["attention heads and MLP columns are shared out"]
-        parts.append("norms along the sequence too" if engine["sequence_parallel"] else "norms are computed by each")
-        parts.append("head and loss by vocabulary" if engine["loss_parallel"] else "logits are gathered for the loss")
+        parts.append("norms along the sequence too" if engine.sequence_parallel else "norms are computed by each")
+        parts.append("head and loss by vocabulary" if engine.loss_parallel else "logits are gathered for the loss")
         findings.say("tensor parallel", f"{mesh.tp} ranks", "; ".join(parts))
-    elif engine["sequence_parallel"]:
+    elif job.parallelism.get("sequence_parallel"):
         findings.say(f"{PARALLELISM}.sequence_parallel", "off", "it needs tp_size above 1", granted=False)
-        engine["sequence_parallel"] = False
     if mesh.cp > 1:
         how = {
             "ulysses": "heads are exchanged for sequence around attention",
             "allgather": "keys and values are gathered in attention",
         }
         findings.say(
-            "context parallel", f"{mesh.cp} ranks share each row", f"{engine['cp_method']}: {how[engine['cp_method']]}"
+            "context parallel", f"{mesh.cp} ranks share each row", f"{engine.cp_method}: {how[engine.cp_method]}"
         )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_fsdp import PARALLELISM, fsdp_engine
+from paceline.plan.engine_options import PipelineOptions
 from paceline.plan.families import NO_STAGES
 from paceline.plan.mesh import Mesh
 
@@ -14,7 +13,7 @@ from paceline.plan.mesh import Mesh
 MULTI_STAGE = {"interleaved": 2, "zero_bubble": 2, "zbv": 2}
 
 
-def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings) -> dict[str, Any]:
+def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings) -> PipelineOptions:
     """``Plan.engine`` of a pipeline. The micro-batches of an optimizer step are the schedule's micro-batches."""
     schedule = str(job.parallelism.get("pp_schedule") or "1f1b")
     stages = job.parallelism.get("pp_stages_per_rank") or MULTI_STAGE.get(schedule, 1)
@@ -47,7 +46,7 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
         f"{schedule}, {mesh.pp * stages} stages on {mesh.pp} ranks",
         f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; the micro-batches of a step are padded to one shape",
     )
-    return {"schedule": schedule, "stages_per_rank": stages, "fsdp": fsdp_engine(job, mesh, findings)}
+    return PipelineOptions(schedule, stages, fsdp_engine(job, mesh, findings))
 
 
 def _check_stages(schedule: str, stages: int, findings: Findings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.pieces import Piece
 from paceline.plan.plan import Plan
 from paceline.plan.states import SIZES, ModelStates, counter_bytes, moments, shard_of
@@ -15,19 +16,19 @@ SUB_GROUP = 1_000_000_000  # default of sub_group_size
 MASTER = 4
 
 
-def zero_states(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates:
+def zero_states(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], rank: int) -> ModelStates:
     """What ``rank`` keeps. Weights are in the compute dtype, masters and moments in fp32 partitions."""
     ranks, index = shard_of(plan, rank)
     low = SIZES[plan.precision.compute]
-    if plan.engine["zero_stage"] == 3:
-        return _stage3(plan, pieces, ranks, low)
+    if engine.zero_stage == 3:
+        return _stage3(plan, engine, pieces, ranks, low)
     groups = [g for g in ([p for p in pieces if p.trained and p.decays == d] for d in (True, False)) if g]
     flat = [_aligned(sum(p.numel for p in group), ALIGNMENT * ranks) for group in groups]
     frozen = sum(p.numel * (low if p.size >= 4 else p.size) for p in pieces if not p.trained)
     partition = sum(flat) // ranks
     return ModelStates(
         parameters=frozen + low * sum(flat) + MASTER * partition,
-        gradients=_gradients(plan, groups, flat, ranks, index, low),
+        gradients=_gradients(plan, engine, groups, flat, ranks, index, low),
         optimizer=MASTER * moments((partition,), plan.optimizer),
         counters=counter_bytes(plan.optimizer) * len(groups),
     )
@@ -37,12 +38,14 @@ def _aligned(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _gradients(plan: Plan, groups: list[list[Piece]], flat: list[int], ranks: int, index: int, low: int) -> int:
+def _gradients(
+    plan: Plan, engine: DeepSpeedOptions, groups: list[list[Piece]], flat: list[int], ranks: int, index: int, low: int
+) -> int:
     """Between the last backward and the step: the own partition, and what its tensors' storages hold beside it."""
-    sums = accumulation_size(plan.engine, low)
-    if plan.engine.get("offload_optimizer", "none") != "none":
+    sums = accumulation_size(engine, low)
+    if engine.offload_optimizer != "none":
         return MASTER * sum(flat) // ranks
-    if plan.engine["zero_stage"] == 1 and plan.precision.compute == "bfloat16" and sums == 4:
+    if engine.zero_stage == 1 and plan.precision.compute == "bfloat16" and sums == 4:
         # DeepSpeed's BF16_Optimizer: whole fp32 sums, and the bf16 gradients of the last micro-step
         return sums * sum(flat) + low * sum(p.numel for group in groups for p in group)
     if sums != low:
@@ -59,15 +62,15 @@ def _gradients(plan: Plan, groups: list[list[Piece]], flat: list[int], ranks: in
     return low * kept
 
 
-def accumulation_size(engine: Mapping[str, Any], low: int) -> int:
+def accumulation_size(engine: DeepSpeedOptions, low: int) -> int:
     """Bytes an element of the sums over micro-steps (``data_types.grad_accum_dtype``; the weights' own when it is not given)."""
-    given = (engine.get("config", {}).get("data_types") or {}).get("grad_accum_dtype")
+    given = (engine.config.get("data_types") or {}).get("grad_accum_dtype")
     return {"fp32": 4, "bf16": 2, "fp16": 2}.get(str(given), low)
 
 
-def _stage3(plan: Plan, pieces: Sequence[Piece], ranks: int, low: int) -> ModelStates:
+def _stage3(plan: Plan, engine: DeepSpeedOptions, pieces: Sequence[Piece], ranks: int, low: int) -> ModelStates:
     """Every parameter is cut by itself; small ones are kept whole as well (``stage3_param_persistence_threshold``)."""
-    zero = plan.engine.get("config", {}).get("zero_optimization") or {}
+    zero = engine.config.get("zero_optimization") or {}
     trained = [p for p in pieces if p.trained]
     parts = {id(p): -(-p.numel // ranks) for p in pieces}
     own = sum(parts[id(p)] for p in trained)
@@ -82,7 +85,7 @@ def _stage3(plan: Plan, pieces: Sequence[Piece], ranks: int, low: int) -> ModelS
     copied = sum(parts[id(piece)] * ranks // second for piece in pieces) if second else 0
     return ModelStates(
         parameters=low * (sum(parts.values()) + gathered + copied) + MASTER * own,
-        gradients=accumulation_size(plan.engine, low) * own,
+        gradients=accumulation_size(engine, low) * own,
         optimizer=MASTER * moments((own,), plan.optimizer),
         counters=counter_bytes(plan.optimizer) * _sub_groups(trained, parts, zero),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.units import human_bytes
+from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.states import SIZES, moments
@@ -15,13 +16,17 @@ SUB_GROUP = 1_000_000_000
 
 def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     """How much of what is asked to live on NVMe gets there, and what stays in memory; off where nothing does."""
-    zero = plan.engine.get("config", {}).get("zero_optimization") or {}
-    asked = [part for part in ("offload_param", "offload_optimizer") if plan.engine.get(part) == "nvme"]
+    if not isinstance(plan.engine, DeepSpeedOptions):
+        return
+    zero, places = plan.engine.config.get("zero_optimization") or {}, plan.engine.places
+    asked = [
+        part for part, place in zip(("offload_optimizer", "offload_param"), places, strict=True) if place == "nvme"
+    ]
     pieces = None if plan.shape is None else pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master])
     if not asked or pieces is None:
         return
     ranks, low = plan.mesh.dp_shard * plan.mesh.cp, SIZES[plan.precision.compute]
-    block = (plan.engine.get("config", {}).get("aio") or {}).get("block_size")
+    block = (plan.engine.config.get("aio") or {}).get("block_size")
     least = max(SMALLEST, block if isinstance(block, int) else 0)
     if "offload_param" in asked:
         parts = [low * -(-p.numel // ranks) for p in pieces]

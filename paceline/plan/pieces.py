@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.plan.adapter import matches
+from paceline.plan.engine_options import PipelineOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.parameters import SCORE, Parameter, parameters_of
 from paceline.plan.shape import ModelShape
@@ -124,10 +125,10 @@ def layer_ranges(num_layers: int, count: int) -> list[range]:
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def own_stages(engine: Mapping[str, Any], mesh: Mesh, place: int) -> dict[str, Any]:
+def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> dict[str, Any]:
     """The stages that the ``place``-th rank of a row has: every pp-th one, or down and up again in a V."""
-    count = mesh.pp * int(engine.get("stages_per_rank", 1))
-    own = (place, count - 1 - place) if engine.get("schedule") == "zbv" else tuple(range(place, count, mesh.pp))
+    count = mesh.pp * engine.stages_per_rank
+    own = (place, count - 1 - place) if engine.schedule == "zbv" else tuple(range(place, count, mesh.pp))
     return {"own": own, "count": count}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.core.units import human_count
 from paceline.plan.batch import BatchSplit
+from paceline.plan.engine_options import NO_OPTIONS, EngineOptions, options_from_json
 from paceline.plan.mesh import Mesh
 from paceline.plan.shape import ModelShape
 
@@ -44,7 +45,7 @@ class Plan:
 
     ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``optimizer`` holds the
     fields of ``protocols.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
-    ``engine`` holds the strategy's own resolved options (``plan.engine``), ``adapter`` those of LoRA or None (``plan.adapter``).
+    ``engine`` holds the strategy's own resolved options (``plan.engine_options``), ``adapter`` those of LoRA or None (``plan.adapter``).
     ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
     ``models`` are the other models of the algorithm by role: ``trained``, ``model`` (a folder or hub name; None: the one that training starts from) and
     its ``shape`` or None.
@@ -75,7 +76,7 @@ class Plan:
     shape: ModelShape | None
     launcher: str
     paceline_version: str
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineOptions = NO_OPTIONS
     adapter: Mapping[str, Any] | None = None
     memory: Mapping[str, Any] | None = None
     reference: str = ""
@@ -92,7 +93,7 @@ class Plan:
             "decisions": [asdict(decision) for decision in self.decisions],
             "config": dict(self.config),
             "shape": self.shape.to_json() if self.shape else None,
-            "engine": json.loads(json.dumps(dict(self.engine))),
+            "engine": self.engine.to_json(),
             "adapter": dict(self.adapter) if self.adapter else None,
             "memory": dict(self.memory) if self.memory else None,
             "models": {role: dict(model) for role, model in self.models.items()},
@@ -109,6 +110,7 @@ class Plan:
                 "batch": BatchSplit.from_json(data["batch"]),
                 "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
                 "shape": ModelShape.from_json(data["shape"]) if data["shape"] else None,
+                "engine": options_from_json(data.get("engine") or {}),
             }
         )
 

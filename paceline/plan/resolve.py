@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.batch import BatchSplit, split_batch
 from paceline.plan.engine import Findings, Job
+from paceline.plan.engine_options import EngineOptions
 from paceline.plan.family_strategy import check_family
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import optimizer_spec
@@ -33,7 +34,7 @@ class Engine:
 
     mesh: Mesh
     batch: BatchSplit
-    options: dict[str, Any]
+    options: EngineOptions
     decisions: tuple[Decision, ...]
 
 

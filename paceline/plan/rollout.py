@@ -10,6 +10,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.batch import BatchSplit
+from paceline.plan.engine_options import DeepSpeedOptions, FsdpOptions
 from paceline.plan.hardware import Hardware
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.room import placed
@@ -71,7 +72,9 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     whole = asked if asked is not None else need is None or need < MARGIN * room
     reason = words if asked is None else f"{words}; {_KEY}.gather_for_generation: {str(asked).lower()}"
     said = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
-    engine = plan.engine if whole else {**plan.engine, "gather_for_generation": False}
+    engine = plan.engine
+    if not whole and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
+        engine = replace(engine, gather_for_generation=False)
     return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", said, reason)))
 
 

@@ -76,17 +76,11 @@ class Placed:
 
 def placed(plan: Plan, states: ModelStates, on_cpu: bool = False) -> Placed:
     """``states`` by place: offloaded ones in host memory or on a drive. On a CPU the host's memory is the card's, too."""
-    engine = plan.engine
-    if engine.get("cpu_offload"):
-        card, host, disk = 0, states.total, 0
-    else:
-        masters = master_bytes(plan)
-        rest = states.parameters - masters
-        moved = states.optimizer + states.counters + states.gradients + masters
-        where = {"none": 0, "cpu": 0, "nvme": 0}
-        where[engine.get("offload_optimizer", "none")] += moved
-        where[engine.get("offload_param", "none")] += rest
-        card, host, disk = where["none"], where["cpu"], where["nvme"]
+    masters, (optimizer, weights) = master_bytes(plan), plan.engine.places
+    where = {"none": 0, "cpu": 0, "nvme": 0}
+    where[optimizer] += states.optimizer + states.counters + states.gradients + masters
+    where[weights] += states.parameters - masters
+    card, host, disk = where["none"], where["cpu"], where["nvme"]
     return Placed(0, card + host, disk) if on_cpu else Placed(card, host, disk)
 
 
@@ -97,7 +91,7 @@ def _built(plan: Plan, states: ModelStates, on_cpu: bool) -> Placed:
 
 def master_bytes(plan: Plan) -> int:
     """Of a rank's weights those that are an engine's fp32 masters, and go where its optimizer goes."""
-    if not plan.engine.get("zero_stage") or plan.shape is None:
+    if not plan.engine.own_masters or plan.shape is None:
         return 0
     trained = plan.shape.num_parameters if plan.adapter is None else adapter_parameters(plan.shape, plan.adapter) or 0
     return 4 * trained // (plan.mesh.tp * plan.mesh.dp_shard * plan.mesh.cp)

@@ -50,14 +50,14 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
         reasons.append(f"values of its config: {', '.join(odd)}")
     if plan is None:
         return reasons
-    sharded, kind = plan.engine.get("fsdp", plan.engine), plan.shape.model_type if plan.shape else None
-    if (sharded.get("wrap") or {}).get("classes"):
-        reasons.append(f"wrap classes {', '.join(sharded['wrap']['classes'])}")
+    sharded, kind = plan.engine.sharded, plan.shape.model_type if plan.shape else None
+    if sharded is not None and sharded.wrap.classes:
+        reasons.append(f"wrap classes {', '.join(sharded.wrap.classes)}")
     if kind is not None and kind not in FAMILY_SIZES:  # of those a table tells it
         reasons.append(f"family {kind}")
     if not keeps_apart(m.attn_implementation, plan.shape):
         asked = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
-                 "sequence parallelism": sharded.get("sequence_parallel"), "rollouts": algorithm_spec(plan.algorithm).on_policy}  # fmt: skip
+                 "sequence parallelism": sharded is not None and sharded.sequence_parallel, "rollouts": algorithm_spec(plan.algorithm).on_policy}  # fmt: skip
         reasons += (f"{what} on padded rows" for what, is_so in asked.items() if is_so)
     if plan.adapter is not None and plan.adapter["quantization"] and kind in NO_LINEARS:
         reasons.append("4-bit layers")

@@ -88,7 +88,7 @@ def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str,
     config = copy.deepcopy(dict(plan.config))
     model, data, training = config["model"], config["data"], config["training"]
     model["tokenizer"] = model.get("tokenizer") or model.get("name_or_path")
-    stages = max(1, plan.mesh.pp) * int(plan.engine.get("stages_per_rank") or 1)
+    stages = max(1, plan.mesh.pp) * plan.engine.stages_a_rank
     divisor = max(2, plan.mesh.tp, plan.mesh.cp)
     model |= {
         "name_or_path": None,

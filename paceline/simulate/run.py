@@ -16,6 +16,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from paceline.models import head_kernels, norms, swiglu
 from paceline.models.precision import compute_copy
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.engine_options import FsdpOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
@@ -37,7 +38,8 @@ def simulate(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
 
     Of a strategy whose engine reads real memory (DDP's reducer, DeepSpeed) only the module is run, alone: see ``plan.predict.simulation``.
     """
-    plan = replace(plan, engine={**plan.engine, "meta_start": False})  # nothing is to be sent: every rank builds
+    if isinstance(plan.engine, FsdpOptions):
+        plan = replace(plan, engine=replace(plan.engine, meta_start=False))  # nothing is to be sent: every rank builds
     spec = strategy_spec(plan.strategy)
     whole = spec.simulated is Simulated.ALL
     alone = plan if whole else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())

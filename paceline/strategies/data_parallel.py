@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.engine_options import ThreadOptions
 from paceline.plan.plan import Plan
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
@@ -103,7 +104,7 @@ class DataParallel(Strategy):
                 )
             )
         super().__init__(world, plan)
-        self.devices = self.devices_of(int(plan.engine.get("devices") or 1))
+        self.devices = self.devices_of(plan.engine.devices if isinstance(plan.engine, ThreadOptions) else 1)
 
     def devices_of(self, count: int) -> list[torch.device]:
         """The first is where the model, its optimizer and all sums live."""

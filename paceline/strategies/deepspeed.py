@@ -33,7 +33,7 @@ from paceline.strategies import (
     deepspeed_zero3,
 )
 from paceline.strategies.base import Strategy, evaluating
-from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, zero_stage
+from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, options_of
 from paceline.strategies.deepspeed_start import start_engine
 from paceline.strategies.handle import Handle
 from paceline.strategies.optimizer import build_optimizer
@@ -82,14 +82,14 @@ class DeepSpeed(Strategy):
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
-        self.stage = zero_stage(plan)
+        self.stage = options_of(plan).zero_stage
         self._engines: list[Any] = []
         self._context: ContextParallel | None = None
         # Stages 0 to 2 divide by the data-parallel ranks and leave a sequence's ranks a sum; stage 3's reduce-scatter divides by all of them.
         averaged = self.data_parallel_size * (plan.mesh.cp if self.stage == 3 else 1)
-        self.averaging_factor = float(averaged) if averages_gradients(plan.engine.get("config") or {}) else 1.0
+        self.averaging_factor = float(averaged) if averages_gradients(options_of(plan).config) else 1.0
         self.collective_forward = self.stage == 3
-        self.collective_decoding = self.stage == 3 and not plan.engine.get("gather_for_generation", True)
+        self.collective_decoding = self.stage == 3 and not options_of(plan).gather_for_generation
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Under Ulysses this rank's share of the tokens."""

@@ -21,22 +21,19 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.engine_options import DeepSpeedOptions
 
 _OWNED = ("optimizer", "scheduler", "gradient_clipping", "train_batch_size")
 
 
-def zero_stage(plan: Any) -> int:
-    """The ZeRO stage of the plan: 0 to 3."""
-    engine = plan.engine
-    if "zero_stage" in engine:
-        return int(engine["zero_stage"])
-    return strategy_spec(plan.strategy).zero_stage or 0
+def options_of(plan: Any) -> DeepSpeedOptions:
+    """Its options in the plan; of a class of the user's own on top of it, about which the plan knows nothing, the defaults."""
+    return plan.engine if isinstance(plan.engine, DeepSpeedOptions) else DeepSpeedOptions()
 
 
 def engine_config(plan: Any, role: str = "") -> dict[str, Any]:
     """A fresh JSON for ``deepspeed.initialize`` of the model of ``role``. Raises ConfigError for float64 masters, which no ZeRO stage keeps."""
-    stage = zero_stage(plan)
+    stage = options_of(plan).zero_stage
     if stage and plan.precision.master == "float64":
         raise ConfigError(
             Diagnostic(
@@ -47,7 +44,7 @@ def engine_config(plan: Any, role: str = "") -> dict[str, Any]:
                 "model.dtype: float32, or a native strategy (ddp, fsdp) for float64",
             )
         )
-    config: dict[str, Any] = copy.deepcopy(dict(plan.engine.get("config") or minimal(plan)))
+    config: dict[str, Any] = copy.deepcopy(dict(options_of(plan).config or minimal(plan)))
     for key in _OWNED:
         config.pop(key, None)
     if not stage:
@@ -99,7 +96,7 @@ def minimal(plan: Any) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.batch.micro_batch,
         "gradient_accumulation_steps": plan.batch.accumulation,
-        "zero_optimization": zero_section(plan.engine, zero_stage(plan)),
+        "zero_optimization": zero_section(options_of(plan)),
         **({low: {"enabled": True}} if low else {}),
     }
     if plan.mesh.tp > 1:
@@ -107,11 +104,10 @@ def minimal(plan: Any) -> dict[str, Any]:
     return config
 
 
-def zero_section(engine: Mapping[str, Any], stage: int) -> dict[str, Any]:
-    """``zero_optimization`` for a stage and the offload devices of ``engine``."""
-    section: dict[str, Any] = {"stage": stage}
-    for name in ("offload_optimizer", "offload_param"):
-        device = engine.get(name, "none")
+def zero_section(engine: DeepSpeedOptions) -> dict[str, Any]:
+    """``zero_optimization`` for the stage and the offload devices of ``engine``."""
+    section: dict[str, Any] = {"stage": engine.zero_stage}
+    for name, device in zip(("offload_optimizer", "offload_param"), engine.places, strict=True):
         if device != "none":
             section[name] = {"device": device}
     return section

@@ -18,6 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import check_context_parallel, placer
 from paceline.models.materialise import copy_decisions, fill
 from paceline.models.tensor_parallel import apply_tensor_parallel
+from paceline.plan.engine_options import FsdpOptions
 from paceline.plan.plan import Plan
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
@@ -32,13 +33,13 @@ from paceline.strategies.handle import Handle
 from paceline.strategies.norms import squares
 from paceline.strategies.optimizer import build_optimizer
 from paceline.strategies.sharded_state import ShardedHandle, blocks_of
-from paceline.strategies.sharding import Dtypes, Sharding, Units, shard
+from paceline.strategies.sharding import Dtypes, Units, shard
 
 
 class FSDP(Strategy):
     """``fully_shard`` over ``dp_shard × cp``, copies over ``dp_replicate``, inside tensor-parallel groups where the mesh has them.
 
-    full_shard, shard_grad_op, no_shard and the hybrids differ in the mesh and in when parameters are freed (``Sharding.reshard``).
+    full_shard, shard_grad_op, no_shard and the hybrids differ in the mesh and in when parameters are freed (``FsdpOptions.reshard_after_forward``).
     Gradients of a large model are reduced after every micro-batch, so that a rank never keeps more than its piece of them between two;
     where parameters are replicated the sums over the copies are made once a window.
     """
@@ -54,10 +55,10 @@ class FSDP(Strategy):
                 )
             )
         super().__init__(world, plan)
-        self.how = Sharding.of(plan.engine)
+        self.how = plan.engine.sharded or FsdpOptions()
         self.averaging_factor = 1.0  # gradients are summed over the ranks
         self.collective_forward = True
-        self.collective_decoding = not plan.engine.get("gather_for_generation", True)  # the whole model does not fit
+        self.collective_decoding = not self.how.gather_for_generation  # the whole model does not fit
         self._source: RootModule | None = None
 
     @cached_property
@@ -145,7 +146,7 @@ class FSDP(Strategy):
             try:
                 yield handle.root
             finally:
-                units.free(self.how.reshard)
+                units.free(self.how.reshard_after_forward)
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """This rank's blocks."""
@@ -173,7 +174,7 @@ class FSDP(Strategy):
             if whole <= self.how.whole_gradient_bytes:
                 unit.set_requires_gradient_sync(False, recurse=False)
             unit.set_requires_all_reduce(False, recurse=False)
-            unit.set_reshard_after_backward(self.how.reshard, recurse=False)
+            unit.set_reshard_after_backward(self.how.reshard_after_forward, recurse=False)
         try:
             yield
         finally:

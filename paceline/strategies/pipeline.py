@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.roles import RoleModule
 from paceline.models.stages import split, token_ids
 from paceline.models.tensor_parallel import apply_tensor_parallel
+from paceline.plan.engine_options import PipelineOptions
 from paceline.plan.plan import Plan
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
@@ -34,7 +34,7 @@ from paceline.strategies.pipeline_state import PipelineHandle, exchange, sum_gra
 from paceline.strategies.runner import WindowRunner
 from paceline.strategies.schedules import Cut, Running, Wire
 from paceline.strategies.sharded_state import blocks_of
-from paceline.strategies.sharding import Sharding, Units, shard
+from paceline.strategies.sharding import Units, shard
 
 _EVAL_MICRO_BATCHES_A_RANK = 4  # evaluated in one run of the schedule: enough to keep the row busy, few enough to hold
 
@@ -151,12 +151,10 @@ class Pipeline(FSDP):
                     "cp_size: 1, or distributed_strategy: fsdp without pp_size",
                 )
             )
-        engine: Mapping[str, Any] = plan.engine
-        schedule = str(engine.get("schedule", "1f1b"))
-        each = int(engine.get("stages_per_rank") or (1 if schedule in ("1f1b", "gpipe") else 2))
-        self.cut = Cut(schedule, plan.mesh.pp, each)
+        engine = plan.engine if isinstance(plan.engine, PipelineOptions) else PipelineOptions()
+        self.cut = Cut(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
         self.place_in_row = plan.mesh.coordinates(world.rank).pp
-        self.how = replace(Sharding.of(engine.get("fsdp") or {}), reshard=False)
+        self.how = replace(engine.fsdp, reshard_after_forward=False)
         self.collective_forward = self.sharding  # whole stages need no other row
 
     @property

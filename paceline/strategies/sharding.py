@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,61 +16,12 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
+from paceline.plan.engine_options import FsdpOptions
 
 FUSED_LEAVES = (
     FusedAttention,
     FusedSwiGLU,
 )  # their forwards read the weights of their children, which must be gathered then
-KEEPS_GATHERED = frozenset({"shard_grad_op", "no_shard", "hybrid_shard_zero2"})
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """``plan.engine`` of the strategy ``fsdp``; the defaults are full_shard's.
-
-    reshard           parameters are freed after the forward of their unit and gathered again for its backward
-    whole_gradient_bytes  up to this size a rank keeps whole gradients over the micro-batches of a window and reduces them once; above, its piece
-                      after every micro-batch
-    backward_prefetch ``backward_pre`` gathers a unit's parameters before the backward of the unit that runs ahead of it; else after it has been issued
-    """
-
-    sharding: str = "full_shard"
-    reshard: bool = True
-    cpu_offload: bool = False
-    policy: str = "transformer"
-    classes: tuple[str, ...] = ()
-    min_num_params: int = 0
-    backward_prefetch: str = "backward_pre"
-    forward_prefetch: bool = False
-    meta_start: bool = False
-    sequence_parallel: bool = False
-    loss_parallel: bool = False
-    cp_method: str = "ulysses"
-    whole_gradient_bytes: int = 2**30
-
-    @staticmethod
-    def of(engine: Mapping[str, Any]) -> Sharding:
-        """From the plan; what is missing has its default."""
-        wrap = engine.get("wrap") or {}
-        sharding = engine.get("sharding") or "full_shard"
-        plain = (
-            "cpu_offload",
-            "backward_prefetch",
-            "forward_prefetch",
-            "meta_start",
-            "sequence_parallel",
-            "loss_parallel",
-            "cp_method",
-            "whole_gradient_bytes",
-        )
-        return Sharding(
-            sharding=sharding,
-            reshard=bool(engine.get("reshard_after_forward", sharding not in KEEPS_GATHERED)),
-            policy=wrap.get("policy") or "transformer",
-            classes=tuple(wrap.get("classes") or ()),
-            min_num_params=int(wrap.get("min_num_params") or 0),
-            **{name: engine[name] for name in plain if engine.get(name) is not None},
-        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +86,7 @@ class Units:
             state._comm_ctx.post_forward_order.clear()
 
 
-def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: Sharding, dtypes: Dtypes) -> Units:
+def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions, dtypes: Dtypes) -> Units:
     """Shard ``root`` over ``mesh`` in place: the units of ``trunk`` first, the rest as the root's own unit.
 
     Gradients are summed over the mesh, not averaged (contract 2 divides by the global weight already).
@@ -145,7 +96,7 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: Sharding, dt
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if how.cpu_offload else OffloadPolicy()
     inner = [
         fully_shard(
-            unit, mesh=mesh, reshard_after_forward=how.reshard, mp_policy=_precision(dtypes, cast_inputs=True), offload_policy=offload
+            unit, mesh=mesh, reshard_after_forward=how.reshard_after_forward, mp_policy=_precision(dtypes, cast_inputs=True), offload_policy=offload
         )
         for unit in units_of(trunk, how)
     ]  # fmt: skip
@@ -165,7 +116,7 @@ def _precision(dtypes: Dtypes, *, cast_inputs: bool) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=dtypes.compute, reduce_dtype=dtypes.reduce, cast_forward_inputs=cast_inputs)
 
 
-def _prefetch(units: Units, how: Sharding) -> None:
+def _prefetch(units: Units, how: FsdpOptions) -> None:
     """FSDP2 gathers the next unit of the backward early by itself; naming a unit that is already there as the one to gather turns that off."""
     if how.backward_prefetch != "backward_pre":
         for unit in units.all():
@@ -175,13 +126,13 @@ def _prefetch(units: Units, how: Sharding) -> None:
             unit.set_modules_to_forward_prefetch([following])
 
 
-def units_of(trunk: nn.Module, how: Sharding) -> list[nn.Module]:
+def units_of(trunk: nn.Module, how: FsdpOptions) -> list[nn.Module]:
     """The modules that become units of their own, in the model's order. Raises ConfigError for a class the model does not have."""
-    if how.policy == "none":
+    if how.wrap.policy == "none":
         return []
-    if how.policy == "size":
-        return _by_size(trunk, how.min_num_params)
-    found = wrapped_classes(trunk, how.classes) if how.classes else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]  # fmt: skip
+    if how.wrap.policy == "size":
+        return _by_size(trunk, how.wrap.min_num_params)
+    found = wrapped_classes(trunk, how.wrap.classes) if how.wrap.classes else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]  # fmt: skip
     inside = {id(child) for m in found for child in m.modules() if child is not m}
     return [m for m in found if id(m) not in inside]
 

@@ -30,7 +30,7 @@ from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.strategies.deepspeed_tensor_parallel import check_tp_plan
 from paceline.strategies.optimizer import trained_parameters
-from paceline.strategies.sharding import Sharding, wrapped_classes
+from paceline.strategies.sharding import wrapped_classes
 from paceline.training.models_of import Models
 
 _STAGES = 2  # of a small sibling: whether the class can be cut does not depend on how often
@@ -135,24 +135,25 @@ def _is_here(plan: Plan, role: Role) -> bool:
 
 
 def _wrap(config: Config, plan: Plan, root: Any) -> None:
-    wrap = plan.engine.get("fsdp", plan.engine).get("wrap") or {}
-    if wrap.get("classes"):
-        wrapped_classes(root.hf, wrap["classes"])
+    how = plan.engine.sharded
+    if how is not None and how.wrap.classes:
+        wrapped_classes(root.hf, how.wrap.classes)
 
 
 def _context_parallel(config: Config, plan: Plan, root: Any) -> None:
     if plan.mesh.cp > 1:
-        method = ULYSSES if "zero_stage" in plan.engine else Sharding.of(plan.engine).cp_method
+        how = plan.engine.sharded
+        method = ULYSSES if how is None else how.cp_method
         check_context_parallel(root, plan.mesh.cp, method, plan.mesh.tp)
 
 
 def _tensor_parallel(config: Config, plan: Plan, root: Any) -> None:
     if plan.mesh.tp == 1:
         return
-    if "zero_stage" in plan.engine:
+    how = plan.engine.sharded
+    if how is None:
         check_tp_plan(root.hf.config)
     else:
-        how = Sharding.of(plan.engine.get("fsdp", plan.engine))
         how_cut(root, plan.mesh.tp, sequence_parallel=how.sequence_parallel)
 
 

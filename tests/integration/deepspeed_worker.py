@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from engine_stub import engine_of
 from safetensors.torch import load_file, save_file
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
@@ -80,7 +81,7 @@ def plan(wanted: dict[str, Any], world: World) -> Any:
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size),
-        engine=wanted.get("engine", {}),
+        engine=engine_of(wanted.get("engine", {}), wanted["strategy"]),
         world_size=world.world_size,
         run_dir=wanted.get("run_dir", ""),
     )

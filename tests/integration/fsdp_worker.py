@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from engine_stub import engine_of
 from tiny_parts import TinyObjective, make_batch
 from torch.distributed.tensor import DTensor
 
@@ -57,7 +58,7 @@ def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
         precision=SimpleNamespace(scaler=dtype == "float16", compute=dtype, master=wide, reduce=wide),
         num_nodes=1,
         mesh=mesh,
-        engine=engine,
+        engine=engine_of(engine),
         adapter=None,
     )
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from engine_stub import engine_of
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
 from paceline.models.factory import HFModelFactory
@@ -52,7 +53,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(ROWS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size),
-        engine=cell.get("engine", {}),
+        engine=engine_of(cell.get("engine", {}), cell["strategy"]),
         adapter=cell["adapter"],
         world_size=world.world_size,
         run_dir="",

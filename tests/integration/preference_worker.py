@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from engine_stub import engine_of
 from lora_worker import LR, SOURCE, gathered, parameters
 
 from paceline.core.tables import ALGORITHMS
@@ -72,7 +73,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
         num_nodes=1,
         mesh=mesh,
         batch=split_batch(PAIRS // mesh.data_parallel_size // ACCUMULATION, ACCUMULATION, mesh.data_parallel_size),
-        engine=cell.get("engine", {}),
+        engine=engine_of(cell.get("engine", {}), cell["strategy"]),
         adapter=cell.get("adapter"),
         world_size=world.world_size,
         run_dir="",

@@ -77,7 +77,7 @@ def planned(
     )
     plan, found = tried.plan, tried.ruled
     problems += [*missing, *tried.problems]
-    if cluster is None and plan is not None and "nvme" in plan.engine.values():
+    if cluster is None and plan is not None and "nvme" in plan.engine.places:
         problems += op_lock_problems(os.environ)
     looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)
     here = (

@@ -129,13 +129,13 @@ def _rollout(plan: Plan) -> Rollout | None:
 
 def _length(plan: Plan) -> dict[str, Any]:
     """Steps where the config fixes them, checkpoints kept, what is offloaded to disk."""
-    training, engine = plan.config.get("training", {}), plan.engine
+    training = plan.config.get("training", {})
     steps = max(0, int(training.get("max_steps") or 0))
     every = float(training.get("save_steps") or 0)
     saves = 1 if training.get("save_strategy") == "no" or not steps else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)  # fmt: skip
     kept = min(saves, int(training.get("save_total_limit") or saves))
-    places = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
-    nvme = frozenset(part for part, key in places.items() if engine.get(key) == "nvme")
+    parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
+    nvme = frozenset(part for part, place in parts if place == "nvme")
     return {"steps": steps, "kept": kept, "nvme": nvme}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from paceline.core.registry import is_assigned, load_attr
 from paceline.core.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
+from paceline.plan.engine_options import EngineOptions
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh, mesh_for
 from paceline.plan.plan import Plan, Precision
@@ -92,19 +93,19 @@ class StrategySpec:
 
     def options(
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
-    ) -> dict[str, Any]:
+    ) -> EngineOptions:
         """``Plan.engine``; decisions and what stands against the options go to ``findings``."""
-        return {}
+        return EngineOptions()
 
-    def start(self, engine: Mapping[str, Any]) -> Start | None:
+    def start(self, engine: EngineOptions) -> Start | None:
         """Where a start holds the whole model, by the resolved options ``engine``; None where nobody knows."""
         return None
 
-    def label(self, engine: Mapping[str, Any]) -> str:
+    def label(self, engine: EngineOptions) -> str:
         """Its name, or what the options ``engine`` make of it."""
         return self.name
 
-    def keeps_packed(self, engine: Mapping[str, Any]) -> bool:
+    def keeps_packed(self, engine: EngineOptions) -> bool:
         """Whether 4-bit weights stay packed under the options ``engine``."""
         return self.quantised_base
 
@@ -116,11 +117,11 @@ class StrategySpec:
         """Bytes that ``rank`` keeps of ``pieces``; None where nobody knows."""
         return None
 
-    def shares_frozen(self, engine: Mapping[str, Any]) -> bool:
+    def shares_frozen(self, engine: EngineOptions) -> bool:
         """Whether models that are only asked are shared out as the trained one is; else every rank has them whole."""
         return False
 
-    def in_parts(self, mesh: Mesh, engine: Mapping[str, Any]) -> bool:
+    def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
         """Whether each rank holds a part of the weights, so that they are gathered to write answers."""
         return False
 
@@ -128,7 +129,7 @@ class StrategySpec:
         """Its part of the search."""
         return ()
 
-    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
         """What a plan comes to for the cost model; None where memory and speed are not known."""
         return None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_deepspeed import deepspeed_engine, deepspeed_mesh
+from paceline.plan.engine_options import DeepSpeedOptions, EngineOptions
 from paceline.plan.memory_zero import zero_states
 from paceline.plan.mesh import Mesh
 from paceline.plan.pieces import Piece, tp_share
@@ -36,27 +37,32 @@ class DeepSpeed(StrategySpec):
 
     def options(
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
-    ) -> dict[str, Any]:
+    ) -> EngineOptions:
         return deepspeed_engine(self.zero_stage, job, mesh, batch, precision, findings)
 
-    def start(self, engine: Mapping[str, Any]) -> Start | None:
+    def start(self, engine: EngineOptions) -> Start | None:
         return CARD
 
-    def label(self, engine: Mapping[str, Any]) -> str:
-        return f"zero{engine.get('zero_stage', self.zero_stage or 0)}"
+    def label(self, engine: EngineOptions) -> str:
+        return f"zero{self._stage(engine)}"
 
-    def keeps_packed(self, engine: Mapping[str, Any]) -> bool:
-        return bool(engine.get("zero_stage", self.zero_stage) == _KEEPS_PACKED)
+    def keeps_packed(self, engine: EngineOptions) -> bool:
+        return self._stage(engine) == _KEEPS_PACKED
+
+    def _stage(self, engine: EngineOptions) -> int:
+        """Of ``engine``, or that of the name before there are options."""
+        return engine.zero_stage if isinstance(engine, DeepSpeedOptions) else self.zero_stage or 0
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
-        cut = [tp_share(p, int(plan.engine.get("autotp_size", 1)), vocabulary=False) for p in pieces]
-        return zero_states(plan, cut, rank) if plan.engine["zero_stage"] else whole_states(plan, cut)
+        engine = _own(plan.engine)
+        cut = [tp_share(p, engine.autotp_size, vocabulary=False) for p in pieces]
+        return zero_states(plan, engine, cut, rank) if engine.zero_stage else whole_states(plan, cut)
 
-    def shares_frozen(self, engine: Mapping[str, Any]) -> bool:
-        return bool(engine["zero_stage"] == 3)
+    def shares_frozen(self, engine: EngineOptions) -> bool:
+        return _own(engine).zero_stage == 3
 
-    def in_parts(self, mesh: Mesh, engine: Mapping[str, Any]) -> bool:
-        return bool(engine["zero_stage"] == 3)
+    def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
+        return _own(engine).zero_stage == 3
 
     def layouts(self) -> tuple[Layout, ...]:
         if self.zero_stage is not None:
@@ -67,10 +73,10 @@ class DeepSpeed(StrategySpec):
             self._layout("autotp + zero1", 1, tp=True),
         )
 
-    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
-        moved = [part for part in ("offload_optimizer", "offload_param") if engine.get(part, "none") != "none"]
-        offload = "all" if "offload_param" in moved else "optimizer" if moved else "none"
-        return self._layout(self.name, int(engine["zero_stage"]), offload=offload)
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+        optimizer, weights = (place != "none" for place in engine.places)
+        offload = "all" if weights else "optimizer" if optimizer else "none"
+        return self._layout(self.name, _own(engine).zero_stage, offload=offload)
 
     def _layout(self, name: str, stage: int, tp: bool = False, offload: str = "none") -> Layout:
         return Layout(
@@ -99,6 +105,11 @@ class DeepSpeed(StrategySpec):
         if work.cp > 1:
             section["sequence_parallel_size"] = work.cp
         return {"distributed_strategy": self.engine_name, "deepspeed": section}
+
+
+def _own(engine: EngineOptions) -> DeepSpeedOptions:
+    assert isinstance(engine, DeepSpeedOptions)
+    return engine
 
 
 def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeed:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_fsdp import fsdp_engine, fsdp_mesh
+from paceline.plan.engine_options import EngineOptions, FsdpOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.pieces import Piece, pieces_of, tp_share
 from paceline.plan.plan import Plan, Precision
@@ -33,20 +34,20 @@ class Fsdp(StrategySpec):
 
     def options(
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
-    ) -> dict[str, Any]:
+    ) -> EngineOptions:
         return fsdp_engine(job, mesh, findings)
 
-    def start(self, engine: Mapping[str, Any]) -> Start | None:
-        return FIRST if engine.get("meta_start") else HOST
+    def start(self, engine: EngineOptions) -> Start | None:
+        return FIRST if isinstance(engine, FsdpOptions) and engine.meta_start else HOST
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
-        cut = [tp_share(p, plan.mesh.tp, vocabulary=bool(plan.engine.get("loss_parallel"))) for p in pieces]
+        cut = [tp_share(p, plan.mesh.tp, vocabulary=_own(plan.engine).loss_parallel) for p in pieces]
         return sharded_states(plan, cut, rank)
 
-    def shares_frozen(self, engine: Mapping[str, Any]) -> bool:
+    def shares_frozen(self, engine: EngineOptions) -> bool:
         return True
 
-    def in_parts(self, mesh: Mesh, engine: Mapping[str, Any]) -> bool:
+    def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
         return mesh.dp_shard > 1
 
     def layouts(self) -> tuple[Layout, ...]:
@@ -55,9 +56,9 @@ class Fsdp(StrategySpec):
 
         return way("fsdp", packed=True), way("fsdp hybrid", hybrid=True), way("fsdp + cp", cp=True), way("fsdp + tp", tp=True)  # fmt: skip
 
-    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
-        offload = "all" if engine.get("cpu_offload") else "none"
+        offload = "all" if _own(engine).cpu_offload else "none"
         return Layout(self.name, self.name, zero, storage, offload=offload, start=self.start(engine))
 
     def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
@@ -79,8 +80,8 @@ class Fsdp(StrategySpec):
         outside = sum(_padded(p, ranks) for p in pieces) - in_layers
         trained = sum(p.numel for p in pieces if p.trained)
         scattered = sum(_padded(p, ranks) for p in pieces if p.trained)
-        kept = plan.engine.get("sharding") in ("shard_grad_op", "no_shard", "hybrid_shard_zero2")
-        once = 4 * trained <= int(plan.engine.get("whole_gradient_bytes") or 2**30)
+        kept = _own(plan.engine).sharding in ("shard_grad_op", "no_shard", "hybrid_shard_zero2")
+        once = 4 * trained <= _own(plan.engine).whole_gradient_bytes
         passes = 1 if kept else 2
         gathers = (passes * shape.layers + 1, weight * (passes * in_layers + outside))
         scatters = 1 if once else m
@@ -90,6 +91,11 @@ class Fsdp(StrategySpec):
             if plan.mesh.dp_replicate > 1:
                 found["all-reduce"] = (shape.layers + 1, reduce * scattered // ranks)
         return found
+
+
+def _own(engine: EngineOptions) -> FsdpOptions:
+    assert isinstance(engine, FsdpOptions)
+    return engine
 
 
 def _padded(piece: Piece, ranks: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_fsdp import fsdp_mesh
+from paceline.plan.engine_options import EngineOptions, PipelineOptions
 from paceline.plan.engine_pipeline import pipeline_engine
 from paceline.plan.mesh import Mesh
 from paceline.plan.pieces import Piece, own_stages, tp_share
@@ -30,18 +31,18 @@ class Pipeline(StrategySpec):
 
     def options(
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
-    ) -> dict[str, Any]:
+    ) -> EngineOptions:
         return pipeline_engine(job, mesh, batch, findings)
 
-    def start(self, engine: Mapping[str, Any]) -> Start | None:
+    def start(self, engine: EngineOptions) -> Start | None:
         return HOST
 
     def own_stages(self, plan: Plan, rank: int) -> dict[str, Any] | None:
-        return own_stages(plan.engine, plan.mesh, plan.mesh.coordinates(rank).pp)
+        return own_stages(_own(plan.engine), plan.mesh, plan.mesh.coordinates(rank).pp)
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
-        fsdp, mesh = plan.engine.get("fsdp", {}), plan.mesh
-        cut = [tp_share(p, mesh.tp, vocabulary=bool(fsdp.get("loss_parallel"))) for p in pieces]
+        fsdp, mesh = _own(plan.engine).fsdp, plan.mesh
+        cut = [tp_share(p, mesh.tp, vocabulary=fsdp.loss_parallel) for p in pieces]
         return sharded_states(plan, cut, rank) if mesh.dp_shard > 1 or mesh.tp > 1 else whole_states(plan, cut)
 
     def layouts(self) -> tuple[Layout, ...]:
@@ -51,10 +52,14 @@ class Pipeline(StrategySpec):
             Layout("pipeline + fsdp + tp", self.name, 3, SHARDED, pp=True, tp=True, start=HOST),
         )
 
-    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
-        stages = int(engine.get("stages_per_rank") or 1)
-        return Layout(self.name, self.name, zero, storage, pp=True, start=HOST, stages_a_rank=stages)
+        return Layout(self.name, self.name, zero, storage, pp=True, start=HOST, stages_a_rank=engine.stages_a_rank)
+
+
+def _own(engine: EngineOptions) -> PipelineOptions:
+    assert isinstance(engine, PipelineOptions)
+    return engine
 
 
 PIPELINE = Pipeline(

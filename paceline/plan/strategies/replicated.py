@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
+from paceline.plan.engine_options import EngineOptions, ThreadOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.pieces import Piece, tp_share
 from paceline.plan.plan import Plan, Precision
@@ -23,13 +24,13 @@ from paceline.plan.strategies.base import Simulated, StrategySpec
 class Replicated(StrategySpec):
     """Every process moves the whole model to its card."""
 
-    def start(self, engine: Mapping[str, Any]) -> Start | None:
+    def start(self, engine: EngineOptions) -> Start | None:
         return CARD
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
         return whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in pieces])
 
-    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
         return Layout(self.name, self.name, packed=True)
 
     def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
@@ -50,16 +51,16 @@ class Threads(Replicated):
 
     def options(
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
-    ) -> dict[str, Any]:
+    ) -> EngineOptions:
         devices = max(1, job.hardware.num_devices) if job.hardware.device == "cuda" else 1
         findings.say(
             "data_parallel",
             f"{devices} device(s) of one process",
             "nn.DataParallel copies the model in every step and gathers on the first device; ddp is faster on the same devices",
         )
-        return {"devices": devices}
+        return ThreadOptions(devices)
 
-    def layout(self, mesh: Mesh, engine: Mapping[str, Any]) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
         return None
 
 

@@ -54,7 +54,7 @@ def test_processes_by_strategy(
     found = plan(hardware, training, flags)
     assert (found.world_size, found.strategy) == (world, strategy)
     if strategy == "data_parallel":
-        assert found.engine["devices"] == int(hardware.partition("x")[0])
+        assert found.engine.devices == int(hardware.partition("x")[0])
 
 
 def test_a_number_of_nodes_that_the_hardware_has_not(plan: Any) -> None:

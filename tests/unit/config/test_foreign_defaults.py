@@ -87,7 +87,7 @@ def read() -> Any:
 def test_what_deepspeed_is_given_is_what_the_file_means_to_it(read: Any) -> None:
     seen: set[str] = set()
     for written in WRITTEN:
-        theirs, ours = read({**MICRO, **written}), read(plan_of(deepspeed=written).engine["config"])
+        theirs, ours = read({**MICRO, **written}), read(plan_of(deepspeed=written).engine.config)
         assert len(theirs) > 150
         differs = {key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key)}
         unexplained = {key: (theirs.get(key), ours.get(key)) for key in differs - set(DEEPSPEED_DIFFERS)}

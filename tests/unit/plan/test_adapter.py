@@ -11,6 +11,7 @@ import pytest
 from paceline.config.sections.small import LoraSection
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
+from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.shape import ModelShape, shape_from_config
 from paceline.plan.strategies.base import strategy_spec
@@ -89,9 +90,9 @@ def test_what_it_goes_with() -> None:
     for strategy in ("single", "ddp", "fsdp", "zero2"):
         assert codes(qlora, strategy) == []
     assert codes(qlora, "zero3") == ["plan.quantised_strategy"]
-    assert check_adapter(qlora, strategy_spec("deepspeed"), Mesh(dp_shard=2), "float32", {"zero_stage": 2}) == []
+    assert check_adapter(qlora, strategy_spec("deepspeed"), Mesh(dp_shard=2), "float32", DeepSpeedOptions(2)) == []
     assert [
-        d.found for d in check_adapter(qlora, strategy_spec("deepspeed"), Mesh(), "float32", {"zero_stage": 3})
+        d.found for d in check_adapter(qlora, strategy_spec("deepspeed"), Mesh(), "float32", DeepSpeedOptions(3))
     ] == ["zero3"]
     assert codes(qlora, "ddp", compute="float64") == ["plan.quantised_float64"]
     assert codes(lora, "pipeline", Mesh(pp=2)) == codes(lora, mesh=Mesh(tp=2)) == ["plan.adapter_strategy"]

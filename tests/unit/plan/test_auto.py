@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_followed_by_the_next() -> None:
 
 def test_what_cannot_start_is_passed_over_with_its_bytes() -> None:
     found = auto("llama-3-70b", "64xH100")
-    assert found.strategy == "fsdp" and found.engine["sharding"] == "full_shard" and found.engine["meta_start"]
+    assert found.strategy == "fsdp" and found.engine.sharding == "full_shard" and found.engine.meta_start
     reason = found.strategy_reason
     assert "zero3 cannot start" in reason and "262.83 GiB of 78.80 GiB" in reason and "fsdp (full_shard) fits" in reason
     small = auto("llama-2-7b", "8x4090")  # its fp32 weights are 25 GiB, a card has 23.64

@@ -94,7 +94,7 @@ def test_a_row_that_is_too_long_for_one_card_is_planned_over_several() -> None:
     plan = plan_of(4 * LONG)
     assert plan.strategy == "fsdp" and plan.mesh.cp > 1 and plan.mesh.size == 8
     assert plan.batch.global_batch == 8 and plan.config["training"]["parallelism"]["cp_size"] == plan.mesh.cp
-    assert plan.engine["cp_method"] == "ulysses"
+    assert plan.engine.cp_method == "ulysses"
 
 
 def test_attention_that_cannot_be_cut_is_passed_over() -> None:

@@ -65,18 +65,18 @@ def has_auto(value: Any) -> bool:
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs" / "deepspeed").glob("*.json")))
 def test_the_guide_s_files_compile_without_auto(plan_of: Any, name: str) -> None:
     plan = plan_of(str(ROOT / "configs" / "deepspeed" / name), per_device_train_batch_size=2, bf16=True)
-    config = plan.engine["config"]
+    config = plan.engine.config
     assert not has_auto(config) and config["bf16"] == {"enabled": True} and config["fp16"] == {"enabled": False}
     assert not {"optimizer", "scheduler", "train_batch_size"} & set(config)
-    assert config["zero_optimization"]["stage"] == plan.engine["zero_stage"] > 0
+    assert config["zero_optimization"]["stage"] == plan.engine.zero_stage > 0
     assert config["zero_allow_untested_optimizer"] is True and config["zero_force_ds_cpu_optimizer"] is False
 
 
 def test_the_autotp_guide_is_translated_whole(plan_of: Any) -> None:
     plan = plan_of(GUIDE_AUTOTP, bf16=True, per_device_train_batch_size=4, gradient_accumulation_steps=4)
     assert plan.mesh == Mesh(dp_shard=2, tp=2) and plan.batch.global_batch == 4 * 4 * 2
-    assert plan.engine["autotp_size"] == 2 and plan.engine["config"]["tensor_parallel"] == {"autotp_size": 2}
-    assert plan.engine["config"]["comms_logger"]["enabled"] is True and not has_auto(plan.engine["config"])
+    assert plan.engine.autotp_size == 2 and plan.engine.config["tensor_parallel"] == {"autotp_size": 2}
+    assert plan.engine.config["comms_logger"]["enabled"] is True and not has_auto(plan.engine.config)
 
 
 def test_auto_is_filled_from_the_yaml_and_the_hidden_size(plan_of: Any) -> None:
@@ -92,7 +92,7 @@ def test_auto_is_filled_from_the_yaml_and_the_hidden_size(plan_of: Any) -> None:
         {**auto, "zero_optimization": {"stage": 3, "sub_group_size": 1e9, **block}},
         per_device_train_batch_size=3, gradient_accumulation_steps=5, max_grad_norm=0.7,
     )  # fmt: skip
-    config = plan.engine["config"]
+    config = plan.engine.config
     zero = config["zero_optimization"]
     assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (3, 5)
     assert config["gradient_clipping"] == 0.7
@@ -112,39 +112,39 @@ def test_a_batch_that_does_not_multiply_is_repaired_and_said(plan_of: Any) -> No
 
 def test_precision_has_one_owner(plan_of: Any) -> None:
     scaled = {"fp16": {"enabled": "auto", "initial_scale_power": 8}, "zero_optimization": {"stage": 2}}
-    fp16 = plan_of(scaled, fp16=True).engine["config"]
+    fp16 = plan_of(scaled, fp16=True).engine.config
     assert fp16["fp16"]["enabled"] is True and fp16["fp16"]["initial_scale_power"] == 8
     assert fp16["data_types"] == {"grad_accum_dtype": "fp32"} and fp16["communication_data_type"] == "fp32"
-    whole = plan_of(scaled, mixed_precision="no").engine["config"]
+    whole = plan_of(scaled, mixed_precision="no").engine.config
     assert whole["fp16"] == whole["bf16"] == {"enabled": False} and "data_types" not in whole
     zero0 = plan_of({"zero_optimization": {"stage": 0}}, bf16=True)
-    assert zero0.engine["zero_stage"] == 0 and zero0.engine["config"]["bf16"] == {"enabled": False}
+    assert zero0.engine.zero_stage == 0 and zero0.engine.config["bf16"] == {"enabled": False}
     assert "drifts" in said(zero0)["deepspeed precision"].reason
 
 
 def test_offload_by_every_spelling(plan_of: Any) -> None:
     new = plan_of({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
                                          "offload_param": {"device": "nvme", "nvme_path": "/nvme"}}})  # fmt: skip
-    assert (new.engine["offload_optimizer"], new.engine["offload_param"]) == ("cpu", "nvme")
+    assert (new.engine.offload_optimizer, new.engine.offload_param) == ("cpu", "nvme")
     old = plan_of({"zero_optimization": {"stage": 2, "cpu_offload": True}})
-    assert old.engine["offload_optimizer"] == "cpu"
-    assert old.engine["config"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert old.engine.offload_optimizer == "cpu"
+    assert old.engine.config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     low = plan_of({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})
-    assert low.engine["offload_param"] == "none" and not said(low)["zero_optimization.offload_param"].granted
-    assert "offload_param" not in low.engine["config"]["zero_optimization"]
-    assert plan_of(None, distributed_strategy="zero3").engine["offload_optimizer"] == "none"
+    assert low.engine.offload_param == "none" and not said(low)["zero_optimization.offload_param"].granted
+    assert "offload_param" not in low.engine.config["zero_optimization"]
+    assert plan_of(None, distributed_strategy="zero3").engine.offload_optimizer == "none"
 
 
 def test_ulysses_and_autotp_of_the_mesh(plan_of: Any) -> None:
     sp = plan_of({"zero_optimization": {"stage": 1}}, parallelism={"cp_size": 2})
-    assert sp.mesh == Mesh(dp_shard=2, cp=2) and sp.engine["sequence_parallel_size"] == 2
+    assert sp.mesh == Mesh(dp_shard=2, cp=2) and sp.engine.sequence_parallel_size == 2
     first = {"zero_optimization": {"stage": 1}, "sequence_parallel_size": 2}
-    assert plan_of(first).engine["zero_stage"] == 1
+    assert plan_of(first).engine.zero_stage == 1
     low = plan_of({**first, "bf16": {"enabled": True}})
-    assert low.engine["zero_stage"] == low.engine["config"]["zero_optimization"]["stage"] == 2
+    assert low.engine.zero_stage == low.engine.config["zero_optimization"]["stage"] == 2
     assert not said(low)["ZeRO stage"].granted and "gradient norm" in said(low)["ZeRO stage"].reason
     tp = plan_of(None, distributed_strategy="zero1", parallelism={"tp_size": 2})
-    assert tp.mesh == Mesh(dp_shard=2, tp=2) and tp.engine["config"]["tensor_parallel"] == {"autotp_size": 2}
+    assert tp.mesh == Mesh(dp_shard=2, tp=2) and tp.engine.config["tensor_parallel"] == {"autotp_size": 2}
 
 
 def test_two_sizes_for_one_axis_are_refused(plan_of: Any) -> None:

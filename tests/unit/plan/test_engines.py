@@ -12,6 +12,7 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
+from paceline.plan.engine_options import NO_OPTIONS, Wrap
 from paceline.plan.explain import explain
 from paceline.plan.hardware import Hardware
 from paceline.plan.mesh import Mesh
@@ -81,8 +82,8 @@ def test_meshes_of_fsdp(
     plan_of: Any, training: dict[str, Any], world: int, nodes: int, mesh: Mesh, sharding: str
 ) -> None:
     plan = plan_of(training, world, nodes)
-    assert (plan.strategy, plan.mesh, plan.engine["sharding"]) == ("fsdp", mesh, sharding)
-    assert plan.engine["reshard_after_forward"] is (sharding in ("full_shard", "hybrid_shard"))
+    assert (plan.strategy, plan.mesh, plan.engine.sharding) == ("fsdp", mesh, sharding)
+    assert plan.engine.reshard_after_forward is (sharding in ("full_shard", "hybrid_shard"))
     assert plan.batch.global_batch == 2 * mesh.data_parallel_size and mesh.size == world
 
 
@@ -94,45 +95,45 @@ def test_fsdp_s_options_and_what_is_said_of_them(plan_of: Any) -> None:
     }  # fmt: skip
     plan = plan_of({"fsdp": "shard_grad_op offload auto_wrap", "fsdp_config": options})
     engine = plan.engine
-    assert engine["cpu_offload"] and engine["forward_prefetch"] and engine["backward_prefetch"] == "backward_post"
-    assert engine["wrap"] == {"policy": "transformer", "classes": ["LlamaDecoderLayer"], "min_num_params": 0}
-    assert engine["meta_start"] is False and engine["loss_parallel"] is False
+    assert engine.cpu_offload and engine.forward_prefetch and engine.backward_prefetch == "backward_post"
+    assert engine.wrap == Wrap("transformer", ("LlamaDecoderLayer",), 0)
+    assert engine.meta_start is False and engine.loss_parallel is False
     told = said(plan)
     assert told["fsdp_version"].choice == "2" and "1 was asked for" in told["fsdp_version"].reason
     assert not told["fsdp_config.use_orig_params"].granted and told["fsdp_config.sync_module_states"].granted
     assert not told["fsdp_config.state_dict_type"].granted and "saves nothing" in told["fsdp offload"].reason
     by_size = plan_of({"fsdp": "full_shard", "fsdp_config": {"min_num_params": 1000}}).engine
-    assert by_size["wrap"] == {"policy": "size", "classes": [], "min_num_params": 1000}
+    assert by_size.wrap == Wrap("size", (), 1000)
 
 
 def test_a_vocabulary_that_tp_does_not_divide_turns_the_parallel_loss_off_and_says_so(plan_of: Any) -> None:
     odd = {"config": {**MODEL, "vocab_size": 511}}
     plan = plan_of({P: {"tp_size": 2, "sequence_parallel": True}}, model=odd)
-    assert plan.engine["loss_parallel"] is False and not said(plan)["training.parallelism.loss_parallel"].granted
+    assert plan.engine.loss_parallel is False and not said(plan)["training.parallelism.loss_parallel"].granted
     even = plan_of({P: {"tp_size": 2, "sequence_parallel": True}}).engine
-    assert even["loss_parallel"] is True and even["sequence_parallel"] is True
+    assert even.loss_parallel is True and even.sequence_parallel is True
     alone = plan_of({P: {"dp_shard_size": 4, "sequence_parallel": True}})
-    assert alone.engine["sequence_parallel"] is False
+    assert alone.engine.sequence_parallel is False
 
 
 def test_pipelines(plan_of: Any) -> None:
     plan = plan_of({P: {"pp_size": 2, "tp_size": 2}, "gradient_accumulation_steps": 4}, 8)
     assert plan.mesh == Mesh(pp=2, dp_shard=2, tp=2) and plan.batch.global_batch == 2 * 4 * 2
-    assert (plan.engine["schedule"], plan.engine["stages_per_rank"]) == ("1f1b", 1)
-    assert plan.engine["fsdp"]["sharding"] == "shard_grad_op" and "20%" in said(plan)["pipeline"].reason
+    assert (plan.engine.schedule, plan.engine.stages_per_rank) == ("1f1b", 1)
+    assert plan.engine.fsdp.sharding == "shard_grad_op" and "20%" in said(plan)["pipeline"].reason
     for schedule in ("interleaved", "zero_bubble", "zbv"):
-        assert plan_of({P: {"pp_size": 4, "pp_schedule": schedule}}).engine["stages_per_rank"] == 2
+        assert plan_of({P: {"pp_size": 4, "pp_schedule": schedule}}).engine.stages_per_rank == 2
     start = said(plan)["fsdp start"]
-    assert plan.engine["fsdp"]["meta_start"] is False and "its own stages" in start.reason and start.granted
+    assert plan.engine.fsdp.meta_start is False and "its own stages" in start.reason and start.granted
     named = plan_of({P: {"pp_size": 2}, "fsdp_config": {"cpu_ram_efficient_loading": True}})
     assert not said(named)["fsdp start"].granted
     copies = plan_of({P: {"pp_size": 2, "dp_replicate_size": 2}})
-    assert copies.engine["fsdp"]["sharding"] == "no_shard" and copies.mesh == Mesh(pp=2, dp_replicate=2)
+    assert copies.engine.fsdp.sharding == "no_shard" and copies.mesh == Mesh(pp=2, dp_replicate=2)
 
 
 def test_data_parallel_takes_the_devices_of_its_one_process(plan_of: Any) -> None:
-    assert plan_of({"distributed_strategy": "data_parallel"}, 1, hardware=A100).engine == {"devices": 8}
-    assert plan_of({"distributed_strategy": "data_parallel"}, 1).engine == {"devices": 1}
+    assert plan_of({"distributed_strategy": "data_parallel"}, 1, hardware=A100).engine.to_json() == {"devices": 8}
+    assert plan_of({"distributed_strategy": "data_parallel"}, 1).engine.to_json() == {"devices": 1}
 
 
 REFUSED: list[tuple[dict[str, Any], int, int, str]] = [
@@ -174,4 +175,4 @@ def test_every_decision_stands_in_the_text(plan_of: Any) -> None:
         plan = plan_of(training, world, nodes)
         assert all(d.subject in explain(plan) and d.reason for d in plan.decisions)
         assert Plan.from_json(json.loads(plan.dumps())) == plan
-        assert plan.digest() != dataclasses.replace(plan, engine={}).digest()
+        assert plan.digest() != dataclasses.replace(plan, engine=NO_OPTIONS).digest()

@@ -39,18 +39,18 @@ def said(plan: Plan) -> tuple[str, str]:
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp"])
 def test_8b_is_whole_on_a_card_and_70b_is_not(strategy: str) -> None:
     small = plan_of("llama-3-8b", distributed_strategy=strategy)
-    assert "gather_for_generation" not in small.engine and said(small)[0] == "the whole model on every rank"
+    assert "gather_for_generation" not in small.engine.to_json() and said(small)[0] == "the whole model on every rank"
     large = plan_of(LARGE[strategy], "128xH100", distributed_strategy=strategy)
-    assert large.engine["gather_for_generation"] is False and "together" in said(large)[0]
+    assert large.engine.gather_for_generation is False and "together" in said(large)[0]
     assert f"weights {WEIGHTS[strategy]} GiB" in said(large)[1]
 
 
 def test_a_cache_counts_too_and_so_does_the_users_wish() -> None:
     many = plan_of("llama-3-8b", rollout={"generation_rows": 512})  # 2 · 32 · 8 · 128 · 1024 · 512 · 2 bytes: 64 GiB
-    assert "512 answers 64.00 GiB" in said(many)[1] and many.engine["gather_for_generation"] is False
+    assert "512 answers 64.00 GiB" in said(many)[1] and many.engine.gather_for_generation is False
     for wish in (True, False):
         asked = plan_of("llama-3-8b", rollout={"gather_for_generation": wish})
-        assert asked.engine.get("gather_for_generation", True) is wish
+        assert asked.engine.gather_for_generation is wish
         assert f"gather_for_generation: {str(wish).lower()}" in said(asked)[1]
 
 
@@ -59,5 +59,5 @@ def test_nothing_is_said_where_weights_are_whole_or_a_server_writes() -> None:
         plan_of("llama-3.2-1b", distributed_strategy="zero2"),
         plan_of("llama-3-8b", "128xH100", rollout={"server": {"url": "http://127.0.0.1:8000"}}),
     ):
-        assert "gather_for_generation" not in plan.engine
+        assert "gather_for_generation" not in plan.engine.to_json()
         assert not [d for d in plan.decisions if d.subject == "answers are written"]

@@ -117,9 +117,9 @@ def test_auto_on_gpus(config: Any) -> None:
 )
 def test_the_size_rule(config: Any, billions: float, found: str, instead: str | None) -> None:
     plan = plan_of(config(), A100, 4, sized(billions))
-    assert plan.strategy == found and plan.engine.get("zero_stage") == (int(found[-1]) if instead else None)
+    assert plan.strategy == found and plan.engine.to_json().get("zero_stage") == (int(found[-1]) if instead else None)
     bare = plan_of(config(), dataclasses.replace(A100, packages=()), 4, sized(billions))
-    assert bare.strategy == ("fsdp" if instead else "ddp") and bare.engine.get("sharding") == instead
+    assert bare.strategy == ("fsdp" if instead else "ddp") and bare.engine.to_json().get("sharding") == instead
     assert not instead or "DeepSpeed is not installed" in bare.strategy_reason
     assert plan_of(config(), A100, 1, sized(billions)).strategy == "single"
 

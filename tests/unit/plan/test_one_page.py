@@ -111,7 +111,7 @@ def test_what_is_said_twice_is_said_alike(hardware: str, every: bool, tmp_path: 
         assert row.group(1) in (plan.strategy, "single"), case
         assert (int(row.group(3)), int(row.group(4))) == (plan.batch.micro_batch, plan.batch.accumulation), case
         assert bool(row.group(5)) == plan.recompute, case
-        moved = plan.engine.get("cpu_offload") or "none" not in {plan.engine.get("offload_optimizer", "none")}
+        moved = plan.engine.places[0] != "none"
         assert (own.work.offload != "none") == bool(moved), case
         fits = re.search(
             rf"(?:{plan.strategy}|full_shard\)|shard_grad_op\)) fits: (\d+) GiB of (\d+)$", plan.strategy_reason

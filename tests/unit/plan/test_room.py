@@ -10,6 +10,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.catalogue import cluster_of
+from paceline.plan.engine_options import NO_OPTIONS, FsdpOptions
 from paceline.plan.hardware import Hardware, probe_hardware
 from paceline.plan.known import known_models
 from paceline.plan.plan import Plan
@@ -51,10 +52,10 @@ def refusal(*arguments: Any, **training: Any) -> tuple[str, str, str]:
 
 
 def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> None:
-    assert all(spec.start({}) is not None for spec in strategy_specs())
+    assert all(spec.start(NO_OPTIONS) is not None for spec in strategy_specs())
     for layout in layouts():
-        assert layout.start is strategy_spec(layout.strategy).start({"meta_start": True}), layout.name
-    assert strategy_spec("mine:Own").start({}) is None
+        assert layout.start is strategy_spec(layout.strategy).start(FsdpOptions(meta_start=True)), layout.name
+    assert strategy_spec("mine:Own").start(NO_OPTIONS) is None
 
 
 def test_peaks_count_every_model_beside_those_that_are_there_already() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from paceline.config.schema import Config
 from paceline.plan.catalogue import cluster_of
+from paceline.plan.engine_options import FsdpOptions
 from paceline.plan.plan import Plan
 from paceline.plan.predict.from_plan import ask_of, planned_candidate
 from paceline.plan.predict.simulation import Compared, compare, partly, table, why_not
@@ -57,9 +59,8 @@ def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(
 def test_a_large_model_scatters_its_gradients_after_every_micro_batch() -> None:
     plan = plan_of("16xH100", "fsdp")
     small = rows_of(plan, "16xH100")["reduce-scatters a step"]
-    engine = {**plan.engine, "whole_gradient_bytes": 1}
-    from dataclasses import replace
-
+    assert isinstance(plan.engine, FsdpOptions)
+    engine = replace(plan.engine, whole_gradient_bytes=1)
     large = rows_of(replace(plan, engine=engine), "16xH100")["reduce-scatters a step"]
     assert small.apart == large.apart == 0 and large.simulated == 3 * (small.simulated or 0)
 

@@ -10,6 +10,7 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 from torch import nn
 
 from paceline.core.errors import ConfigError
+from paceline.plan.engine_options import ThreadOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.world import World
@@ -32,7 +33,7 @@ class OnTwo(DataParallel):
 
 def plan_of(**training: Any) -> Any:
     made = plan(**training)
-    made.engine = {"devices": 1}
+    made.engine = ThreadOptions(1)
     return made
 
 
@@ -100,7 +101,7 @@ def test_an_import_reaches_the_copies() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_on_two_gpus_the_parts_add_up() -> None:
     made = plan_of()
-    made.engine = {"devices": 2}
+    made.engine = ThreadOptions(2)
     strategy = DataParallel(World.single("cuda"), made)
     assert len(strategy.devices) == 2
     assert_equal_to_single(ten_steps(strategy), 1e-9)

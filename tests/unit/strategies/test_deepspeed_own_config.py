@@ -14,11 +14,13 @@ from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.plan.batch import split_batch
+from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.mesh import Mesh
+from paceline.plan.strategies.base import strategy_spec
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
 from paceline.strategies.deepspeed import check_optimizer
-from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, zero_stage
+from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, options_of
 from paceline.strategies.deepspeed_library import _load_async_io, library
 from paceline.strategies.deepspeed_parts import Place
 from paceline.strategies.deepspeed_start import check_packed
@@ -28,7 +30,7 @@ from paceline.strategies.deepspeed_tensor_parallel import prepare_root
 def plan(strategy: str = "zero2", compute: str = "float32", master: str = "float32", **engine: Any) -> Any:
     return SimpleNamespace(
         strategy=strategy,
-        engine=engine,
+        engine=DeepSpeedOptions(**{"zero_stage": strategy_spec(strategy).zero_stage or 0, **engine}),
         mesh=Mesh(dp_shard=2),
         batch=split_batch(4, 2, 2),
         precision=SimpleNamespace(compute=compute, master=master, scaler=False),
@@ -44,7 +46,7 @@ def code_of(call: Any) -> str:
 
 @pytest.mark.parametrize(("strategy", "engine", "stage"), [("zero1", {}, 1), ("zero3", {}, 3), ("deepspeed", {"zero_stage": 2}, 2), ("deepspeed", {}, 0)])  # fmt: skip
 def test_the_stage(strategy: str, engine: dict[str, Any], stage: int) -> None:
-    assert zero_stage(plan(strategy, **engine)) == stage
+    assert options_of(plan(strategy, **engine)).zero_stage == stage
 
 
 def test_without_a_compiled_json_stage_batch_and_precision_are_the_plan_s() -> None:

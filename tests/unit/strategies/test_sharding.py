@@ -9,12 +9,13 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.models.swap import swapped
 from paceline.models.swiglu import FusedSwiGLU
+from paceline.plan.engine_options import FsdpOptions, Wrap
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
 from paceline.strategies.fsdp import _check_optimizer
 from paceline.strategies.measure import storage_bytes
 from paceline.strategies.registry import make_strategy
-from paceline.strategies.sharding import Sharding, layer_classes, units_of
+from paceline.strategies.sharding import layer_classes, units_of
 
 
 class Mlp(nn.Module):
@@ -46,70 +47,61 @@ class Trunk(nn.Module):
         return self.head
 
 
-def names(trunk: nn.Module, how: Sharding) -> list[str]:
+def names(trunk: nn.Module, how: FsdpOptions) -> list[str]:
     by_id = {id(m): name for name, m in trunk.named_modules()}
     return [by_id[id(m)] for m in units_of(trunk, how)]
+
+
+def wrapped(policy: str = "transformer", classes: tuple[str, ...] = (), min_num_params: int = 0) -> FsdpOptions:
+    return FsdpOptions(wrap=Wrap(policy, classes, min_num_params))
 
 
 def test_decoder_layers_are_units_by_default() -> None:
     trunk = Trunk()
     assert layer_classes(trunk) == ("Layer",)
-    assert names(trunk, Sharding()) == ["layers.0", "layers.1"]
-    assert names(trunk, Sharding(policy="none")) == []
+    assert names(trunk, FsdpOptions()) == ["layers.0", "layers.1"]
+    assert names(trunk, wrapped(policy="none")) == []
 
 
 def test_a_class_named_in_the_config_is_the_unit() -> None:
     trunk = Trunk()
-    assert names(trunk, Sharding(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
-    assert names(trunk, Sharding(classes=("Mlp", "Layer"))) == ["layers.0", "layers.1"]  # the outer one holds the inner
+    assert names(trunk, wrapped(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
+    assert names(trunk, wrapped(classes=("Mlp", "Layer"))) == ["layers.0", "layers.1"]  # the outer one holds the inner
     trunk.layers[0].mlp.__class__ = swapped(FusedSwiGLU, Mlp)  # a kernel's class keeps the old name
-    assert names(trunk, Sharding(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
+    assert names(trunk, wrapped(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
     with pytest.raises(ConfigError, match="GPT2Block") as caught:
-        units_of(trunk, Sharding(classes=("GPT2Block", "Layer")))
+        units_of(trunk, wrapped(classes=("GPT2Block", "Layer")))
     assert caught.value.diagnostics[0].code == "strategy.fsdp_wrap_class"
 
 
 def test_by_size_the_smallest_modules_that_are_large_enough() -> None:
     """Norm 20, each projection 100, Mlp 300, layer 320; embedding and head stay with the root, whatever their size."""
     trunk = Trunk()
-    assert names(trunk, Sharding(policy="size", min_num_params=100)) == [
+    assert names(trunk, wrapped(policy="size", min_num_params=100)) == [
         f"layers.{i}.mlp.{name}" for i in (0, 1) for name in ("gate_proj", "up_proj", "down_proj")
     ]
-    assert names(trunk, Sharding(policy="size", min_num_params=300)) == ["layers.0.mlp", "layers.1.mlp"]
-    assert names(trunk, Sharding(policy="size", min_num_params=320)) == ["layers.0", "layers.1"]
-    assert names(trunk, Sharding(policy="size", min_num_params=10**6)) == []
+    assert names(trunk, wrapped(policy="size", min_num_params=300)) == ["layers.0.mlp", "layers.1.mlp"]
+    assert names(trunk, wrapped(policy="size", min_num_params=320)) == ["layers.0", "layers.1"]
+    assert names(trunk, wrapped(policy="size", min_num_params=10**6)) == []
 
 
 def test_a_fused_module_is_not_cut() -> None:
     trunk = Trunk()
     for layer in trunk.layers:
         layer.mlp.__class__ = swapped(FusedSwiGLU, Mlp)
-    assert names(trunk, Sharding(policy="size", min_num_params=100)) == ["layers.0.mlp", "layers.1.mlp"]
+    assert names(trunk, wrapped(policy="size", min_num_params=100)) == ["layers.0.mlp", "layers.1.mlp"]
 
 
 def test_inner_units_come_before_outer_ones() -> None:
     trunk = Trunk()
     trunk.layers[0].norm = nn.LayerNorm(300)
-    assert names(trunk, Sharding(policy="size", min_num_params=300)) == [
+    assert names(trunk, wrapped(policy="size", min_num_params=300)) == [
         "layers.0.norm",
         "layers.0.mlp",
         "layers.1.mlp",
     ]
-    found = names(trunk, Sharding(policy="size", min_num_params=20))
+    found = names(trunk, wrapped(policy="size", min_num_params=20))
     assert "layers.1.norm" in found and len(found) == len(set(found)) == 8
-
-
-def test_what_is_missing_in_the_plan_has_its_default() -> None:
-    assert Sharding.of({}) == Sharding()
-    assert Sharding.of({"sharding": "shard_grad_op"}).reshard is False
-    assert Sharding.of({"sharding": "hybrid_shard"}).reshard is True
-    asked = {
-        "sharding": "full_shard",
-        "reshard_after_forward": False,
-        "cpu_offload": True,
-        "wrap": {"policy": "size", "min_num_params": 7},
-    }
-    assert Sharding.of(asked) == Sharding(reshard=False, cpu_offload=True, policy="size", min_num_params=7)
 
 
 def test_one_process_and_factored_optimizers_are_refused() -> None:

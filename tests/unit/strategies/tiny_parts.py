@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from paceline.plan.engine_options import NO_OPTIONS
 from paceline.plan.mesh import Mesh
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import RootModule
@@ -127,6 +128,7 @@ def plan(scaler: bool = False, world_size: int = 1, accumulation: int = 2, **tra
         num_nodes=1,
         mesh=Mesh(dp_replicate=world_size),
         batch=SimpleNamespace(accumulation=accumulation),
+        engine=NO_OPTIONS,
     )
 
 
