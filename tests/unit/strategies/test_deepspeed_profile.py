@@ -13,7 +13,8 @@ from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.plan.shape import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Ask, Role
+from paceline.strategies.deepspeed import DeepSpeed, EngineHandle
 from paceline.strategies.deepspeed_profile import SAID, attention_modules, profiled
 
 COMMON = {"vocab_size": 50, "max_position_embeddings": 64}
@@ -41,6 +42,21 @@ def batch() -> Batch:
     labels[0, ends[1:] - 1] = IGNORE_INDEX
     positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
     return Batch(ids, labels, positions, ends.to(torch.int32), max(LENGTHS), torch.arange(3), 3)
+
+
+class Engine(torch.nn.Module):
+    """DeepSpeed's engine as a module: it calls the root, and goes backward."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        super().__init__()
+        self.root = root
+
+    def forward(self, *given: Any) -> Any:
+        return self.root(*given)
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:
+        assert not scale_wrt_gas
+        loss.backward()
 
 
 def engine_of(root: Any, due: bool = True) -> Any:
@@ -88,3 +104,23 @@ def test_other_windows_are_left_alone(capsys: pytest.CaptureFixture[str]) -> Non
     with profiled(engine, root, batch()):
         root(batch(), frozenset({Ask.NLL}))
     assert not engine.flops_profiler.started and SAID not in capsys.readouterr().out
+
+
+def test_a_forward_of_the_engine_begins_the_profile_and_the_backward_ends_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As the program does: nobody else stands around a micro-step."""
+    root = HFModelFactory(ModelSection(config=LLAMA), seed=1)()
+    engine = Engine(root)
+    vars(engine).update(vars(engine_of(root)))
+    handle = EngineHandle(Role.POLICY, root, engine)
+    handle.start_profiles(1)
+    strategy = DeepSpeed.__new__(DeepSpeed)
+    loss = engine(batch(), frozenset({Ask.NLL}))[Ask.NLL.value]
+    assert SAID not in capsys.readouterr().out
+    strategy.backward(handle, loss)
+    assert SAID in capsys.readouterr().out and engine.flops_profiler.get_total_macs() > 0
+    engine.global_steps = 6
+    strategy.backward(handle, engine(batch(), frozenset({Ask.NLL}))[Ask.NLL.value])
+    assert SAID not in capsys.readouterr().out, "another window is left alone"
+    engine.flops_profiler.end_profile()
