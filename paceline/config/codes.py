@@ -76,6 +76,8 @@ _BATCH = {
     "train.optimizer": "Transformers knows the optimizer, and it is not built here. The message says why and what to write instead; the reference lists those that are built.",
     "train.learning_rate": "A rate far outside of what anybody trains with: above it the weights are ruined within a few steps, below it they stay as they are.",
     "train.max_grad_norm": "Gradients are clipped to next to nothing. max_grad_norm: 0 does not clip, 1.0 is usual.",
+    "train.weight_decay": "Weight decay times learning rate is 1 or more: each step would take away all of every weight, or turn it round. weight_decay: 0.01 or 0.1 are usual.",
+    "train.adam_epsilon": "Adam divides by the root of the second moment plus this number; one so large leaves the weights about as they are. adam_epsilon: 1e-8 is usual.",
     "train.optim_args": "optim_args hands options to the optimizer's own class: its names and the kinds of values are those of torch (or of Transformers' Adafactor).",
     "train.schedule": "The learning rate is a function of the step, so that a resumed run repeats it; schedules that follow measured losses are not.",
     "train.schedule_options": "lr_scheduler_kwargs hands options to the schedule: each has its own, some need one.",
@@ -195,6 +197,7 @@ _DATA = {
 _MODEL = {
     "model.missing": "model.name_or_path (weights) or model.config (from scratch) says what is trained.",
     "model.two": "name_or_path loads weights with their own shape; config makes a fresh model.",
+    "model.added_tokens": "A token that is added to the tokenizer is a text, and stands once in model.add_tokens or model.add_special_tokens.",
     "model.tokenizer": "A model from scratch brings no tokenizer.",
     "model.type": "model.config needs model_type, the architecture's name in Transformers (llama, qwen3, …).",
     "model.config_key": "The key is close to one that the family's config class in Transformers declares, and no line of the family's code reads it as written: it would set nothing, without a word.",

@@ -48,7 +48,7 @@ STATEFUL = ("reduce_lr_on_plateau", "greedy")
 _ABOVE_0 = ("cycle_first_step_size", "lr_range_test_step_size", "timescale")
 
 
-def unmet(name: str, options: Mapping[str, Any], learning_rate: float) -> str:
+def unmet(name: str, options: Mapping[str, Any], learning_rate: float, max_steps: int | None) -> str:
     """What values that fit one by one still lack, as words; empty when nothing."""
     needed = NEEDED.get(name, ())
     given = [option for option in needed if options.get(option) is not None]
@@ -61,4 +61,7 @@ def unmet(name: str, options: Mapping[str, Any], learning_rate: float) -> str:
         return (
             f"ends at lr_end ({options.get('lr_end', 1e-7):g}), which must be below learning_rate ({learning_rate:g})"
         )
+    decay = options.get("num_decay_steps") if name == "warmup_stable_decay" else None
+    if decay is not None and max_steps is not None and 0 < max_steps < decay:
+        return f"decays for {decay} steps (num_decay_steps), and training.max_steps is {max_steps}: it would begin far down its decay"
     return ""

@@ -74,7 +74,8 @@ SYNONYMS: dict[str, str] = {
 
 #: a section → names that mean something else inside it than outside
 INSIDE: dict[str, dict[str, str]] = {
-    "training.rollout": {"max_new_tokens": "training.rollout.max_completion_length", "max_tokens": "training.rollout.max_completion_length", "n": "training.rollout.num_generations"},
+    "training.rollout": {"max_new_tokens": "training.rollout.max_completion_length", "max_tokens": "training.rollout.max_completion_length", "n": "training.rollout.num_generations"}
+    | dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function", "reward_functions", "reward_fn"), "training.rollout.rewards"),
     "training.grpo": dict.fromkeys(("kl_coef", "init_kl_coef", "kl_beta", "kl_loss_coef"), "training.grpo.beta")
     | dict.fromkeys(("clip_eps", "clip_range", "cliprange", "eps_clip", "clip_ratio"), "training.grpo.epsilon"),
     "training.ppo": dict.fromkeys(("init_kl_coef", "kl_beta", "beta"), "training.ppo.kl_coef")

@@ -20,6 +20,8 @@ Leaf = tuple[tuple[str, ...], str, str, bool]
 _VARIABLE = re.compile(
     r"(?<![\\$])(\$\{[^{}]*\}|\$\{\{[^{}]*\}\}|\$\([A-Za-z][^()]*\)|\$env:[A-Za-z_]\w*|\$[A-Z_][A-Z0-9_]+(?![a-z])|(?:(?<=/)|^)\$[a-z_]\w*(?=/|$)|%[A-Z][A-Z0-9_]+%)"
 )
+# The environment's NAME in cmd (%NAME%), PowerShell ($env:NAME) and OmegaConf (${oc.env:NAME,default}).
+_ELSEWHERE = re.compile(r"%([A-Z][A-Z0-9_]+)%|\$env:([A-Za-z_]\w*)|\$\{(?:oc\.)?env:([A-Za-z_]\w*)(?:,[^{}]*)?\}")
 _HOME = re.compile(r"~[A-Za-z_][\w.-]*(/|$)")  # of another user: ``~name/…``
 # Keys whose text is the user's own: a dollar sign there belongs to a template, a prompt or a regular expression.
 _TEXT = ("template", "prompt", "pattern", "regex", "text", "stop", "tokens", "special_token", "cls_token", "eos_token", "bos_token", "pad_token", "unk_token", "modules", "delimiter", "separator", "prefix", "suffix", "tags", "system", "instruction")  # fmt: skip
@@ -123,10 +125,23 @@ def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
     elif variable.strip("${}%") in ("HOME", "USERPROFILE", "home"):
         hint = f"{name}: {text.replace(variable, '~', 1)}"
     else:
-        hint = (
-            f'the value itself; or on the command line, where the shell expands it in double quotes: "…{name}={text}"'
-        )
+        of_a_shell = _for_the_shell(variable)
+        line = text.replace(variable, of_a_shell, 1)
+        hint = "the value itself"
+        if of_a_shell:
+            hint += f'; or on the command line, where the shell expands it in double quotes: "…{name}={line}"'
     yield Diagnostic("config.variable", what, place, text if len(text) <= 120 else f"{text[:119]}…", hint)
+
+
+def _for_the_shell(variable: str) -> str:
+    """The variable as a POSIX shell writes it; empty for what no shell expands (another key of the file, a template)."""
+    if match := _ELSEWHERE.fullmatch(variable):
+        return f"${{{match[1] or match[2] or match[3]}}}"
+    return (
+        ""
+        if re.match(r"\$\{(\{|[\w.]*[.:][\w.])", variable) and not re.match(r"\$\{\w+:[-=?+]", variable)
+        else variable
+    )
 
 
 def _may_be_a_path(text: str) -> bool:

@@ -21,7 +21,7 @@ from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, choose, resolve
 from paceline.plan.rollout import gathered_problems, rollout_decisions, with_generation
-from paceline.plan.room import room_decisions, room_of, room_problems
+from paceline.plan.room import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.shape import ModelShape, scoring, trained_shape
 from paceline.plan.strategy import Chosen
 
@@ -69,10 +69,10 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
-    gathered = gathered_problems(plan, hardware)
-    if needed and (problems or gathered):
+    own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]
+    if needed and (problems or own_keys):
         fits = what_fits(plan, hardware) if problems else []
-        raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *gathered)
+        raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
     return replace(plan, decisions=(*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room)))
 
 

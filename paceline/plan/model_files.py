@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file, read_text, special_files
 from paceline.plan.shape import config_from_path
 
 _INDEX = "model.safetensors.index.json"
+_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)")
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _MAX_HEADER_BYTES = 100_000_000  # what the safetensors library reads
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
@@ -54,18 +56,11 @@ def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
     beside = sorted(f.parent.name for f in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
     if not local and (name.count("/") != 1 or not beside):
         return  # a hub name
+    if address := _ADDRESS.match(name):
+        yield Diagnostic("plan.model_missing", "this is an address of the web; a model on the hub goes by its name", key, name, f"{key.rpartition('.')[2]}: {address[1]}")  # fmt: skip
+        return
     found = f"{name}; in {folder.parent}: {', '.join(beside[:6]) or 'no models'}"
     yield Diagnostic("plan.model_missing", "there is no such folder", key, found, "an existing folder, or a hub name like org/model")  # fmt: skip
-
-
-def check_offline(name: str | None, cached: bool, environ: Mapping[str, str]) -> list[Diagnostic]:
-    """A model that would have to be fetched where ``HF_HUB_OFFLINE`` forbids it; a warning, for a plan can do without."""
-    off = [key for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if environ.get(key, "").lower() in ("1", "true", "yes", "on")]  # fmt: skip
-    if not name or cached or not off or Path(name).expanduser().exists():
-        return []
-    what = f"the model is not on this machine, and {off[0]} is set: nothing will be fetched"
-    hint = f"hf download {name}, with the network on; or a folder"
-    return [Diagnostic("model.offline", what, "model.name_or_path", name, hint, Severity.WARNING)]
 
 
 def _adapter(folder: Path, key: str) -> Diagnostic:

@@ -140,6 +140,25 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     return found
 
 
+def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
+    """A micro-batch that no memory here holds, whatever is recomputed or offloaded: the ids of its tokens (8 bytes each), and one hidden state of
+    each in 2 bytes. Of rows that are not packed, whose lengths nobody knows, one token counts; under a pipeline a row's part of a micro-batch."""
+    if plan.shape is None:
+        return []
+    rows = plan.batch.micro_batch / plan.mesh.pp
+    tokens = rows * (plan.seq_len if plan.packing else 1) / (plan.mesh.cp * plan.mesh.tp)
+    need, cpu = round(tokens * (8 + 2 * plan.shape.hidden_size)), hardware.device == "cpu"
+    need *= plan.world_size // plan.num_nodes if cpu else 1
+    room = hardware.host_memory_bytes if cpu else hardware.memory_bytes
+    if not room or need <= room:
+        return []
+    what = f"a micro-batch of {plan.batch.micro_batch:,} rows does not fit: its token ids and one hidden state of each token alone are too much"
+    hint = "per_device_train_batch_size: 8, say; gradient_accumulation_steps makes large batches of small ones"
+    of = "host memory" if cpu else "card"
+    found = f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
+    return [Diagnostic("plan.rows_room", what, "training.per_device_train_batch_size", found, hint)]
+
+
 def _lacks(code: str, what: str, need: int, room: int, of: str, hint: str) -> Diagnostic:
     return Diagnostic(code, what, KEY, f"at least {human_bytes(need)} of {human_bytes(room)} of {of}", hint)
 

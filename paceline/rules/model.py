@@ -233,4 +233,26 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-MODEL_RULES: tuple[Rule, ...] = (given, shape_keys, remote_code, dtype, attention, recompute, compile_options, adapters)
+def added_tokens(c: Context) -> Iterator[Diagnostic]:
+    """model.added_tokens"""
+    m, seen = c.config.model, set[str]()
+    for key in ("add_tokens", "add_special_tokens"):
+        tokens = getattr(m, key)
+        twice = [t for i, t in enumerate(tokens) if t in seen or t in tokens[:i]]
+        wrong = "an empty text" if "" in tokens else f"{twice[0]!r} twice" if twice else ""
+        if wrong:
+            yield c.problem("model.added_tokens", "an added token is a text, named once", f"model.{key}", found=wrong, hint=f"{key} without it")  # fmt: skip
+        seen |= set(tokens)
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    given,
+    added_tokens,
+    shape_keys,
+    remote_code,
+    dtype,
+    attention,
+    recompute,
+    compile_options,
+    adapters,
+)

@@ -61,7 +61,7 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
     wrong = list(misfits(given, OPTIONS[name]))
     for what, found, hint in wrong:
         yield c.problem("train.schedule_options", f"the schedule {name} {what}", _KWARGS, found=found, hint=hint)
-    lacks = "" if wrong else unmet(name, given, t.learning_rate)
+    lacks = "" if wrong else unmet(name, given, t.learning_rate, t.max_steps)
     if lacks:
         found = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none"
         yield c.problem("train.schedule_options", f"the schedule {name} {lacks}", _KWARGS, _SCHEDULE, found=found, hint=f"lr_scheduler_kwargs: {{{', '.join(f'{key}: …' for key in OPTIONS[name])}}}")  # fmt: skip
@@ -111,4 +111,27 @@ def rate(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-OPTIMISATION_RULES: tuple[Rule, ...] = (rate, optimizer, optimizer_options, schedule, schedule_options, best_metric)
+def decay(c: Context) -> Iterator[Diagnostic]:
+    """train.weight_decay, train.adam_epsilon"""
+    t = c.config.training
+    if t.learning_rate * t.weight_decay >= 1:
+        yield c.problem(
+            "train.weight_decay", f"a step takes away weight_decay × learning_rate of each weight, here {t.weight_decay * t.learning_rate:g} of it", "training.weight_decay",
+            hint="weight_decay: 0.01 or 0.1, the usual ones", severity=Severity.WARNING,
+        )  # fmt: skip
+    if t.adam_epsilon >= 1:
+        yield c.problem(
+            "train.adam_epsilon", f"beside an epsilon of {t.adam_epsilon:g} gradients count for nothing: the weights stay about as they are", "training.adam_epsilon",
+            hint="adam_epsilon: 1e-8, the usual one", severity=Severity.WARNING,
+        )  # fmt: skip
+
+
+OPTIMISATION_RULES: tuple[Rule, ...] = (
+    rate,
+    decay,
+    optimizer,
+    optimizer_options,
+    schedule,
+    schedule_options,
+    best_metric,
+)

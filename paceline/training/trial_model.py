@@ -96,7 +96,10 @@ def _frequencies(config: Config, plan: Plan, root: Any) -> None:
     kinds = {
         type(m)
         for m in root.hf.modules()
-        if type(m).__name__.endswith("RotaryEmbedding") and not isinstance(m, DocumentRope) and "config" in vars(m)
+        if type(m).__module__.startswith("transformers.")
+        and type(m).__name__.endswith("RotaryEmbedding")
+        and not isinstance(m, DocumentRope)
+        and "config" in vars(m)
     }
     for kind in kinds:
         made = kind(config=root.hf.config.get_text_config())

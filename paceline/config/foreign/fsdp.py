@@ -71,6 +71,13 @@ def _version(value: Any) -> int:
     return number
 
 
+def _count(value: Any) -> int:
+    number = to_int(value)
+    if number < 0:
+        raise PydanticCustomError("paceline", "{expected}", {"expected": "must be a number of parameters, 0 or more"})
+    return number
+
+
 def sharding_of(value: Any) -> str | None:
     """The sharding that a word or Accelerate's number 1 to 5 names, or None."""
     if isinstance(value, bool):
@@ -85,7 +92,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "version": _version,
     "auto_wrap_policy": _wrap,
     "transformer_layer_cls_to_wrap": lambda value: list(to_texts(value)),
-    "min_num_params": to_int,
+    "min_num_params": _count,
     "backward_prefetch": _one_of(_PREFETCH, {"no_prefetch": "none", "1": "backward_pre", "2": "backward_post"}),
     "state_dict_type": _one_of(_STATE_DICTS, {"1": "full_state_dict", "2": "local_state_dict", "3": "sharded_state_dict"}),
     "xla_fsdp_settings": to_mapping,

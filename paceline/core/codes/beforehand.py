@@ -12,6 +12,8 @@ _MODELS = {
     "model.not_a_folder": "model.name_or_path names a file. A model is a folder with config.json, weights and tokenizer, or a name on the hub.",
     "model.not_found": "The model is no folder here, and the hub did not give it. Correct model.name_or_path, or download it while there is a network.",
     "model.offline": "The model is on the hub, its files are not in this machine's cache, and HF_HUB_OFFLINE forbids to fetch them. A start is refused; a plan can be looked at.",
+    "data.offline": "A tokenizer or a data set is on the hub, not in this machine's cache, and HF_HUB_OFFLINE forbids to fetch it. Fetch it before, or name a folder.",
+    "model.revision_unread": "model.revision names a branch, tag or commit of the hub, and this model is a folder or made from scratch. It sets nothing there. Remove it.",
     "model.pickled": "The weights are pickle files (.bin), which can run code when they are read. The message has a line that converts them with Transformers, for where you trust them.",
     "model.weights_index": "model.safetensors.index.json says which file holds which weight; it cannot be read. Fetch it again.",
 }

@@ -50,6 +50,7 @@ _ROOM = {
     "plan.start_host": "The start reads the whole model into the host memory of a node, once or in each of its processes, and the node has less. Take a strategy of which one process reads (fsdp), or fewer processes.",
     "plan.states_card": "Weights, gradients and optimizer that a rank keeps are more than its card, before any activation. Share them out over more cards, offload, or train an adapter.",
     "plan.states_host": "What the processes of a node keep in its memory (offloaded states; on a CPU all states) and their interpreters are more than it has, or than its cgroup allows. The message names what would fit.",
+    "plan.rows_room": "The tokens of one micro-batch are more than a card (on a CPU: the host) holds, before any layer is computed. Lower per_device_train_batch_size or data.max_length.",
     "rollout.server_room": "Weights for a server that writes answers are gathered whole on every card, and a card has less room. Let the ranks answer together, or take more cards.",
     "rollout.gather_room": "gather_for_generation: true wants the whole model on every card, and a card has less room. Leave it out: the plan decides by the room there is.",
 }

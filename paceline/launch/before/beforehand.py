@@ -108,6 +108,7 @@ def check_bytes(where: str, run: RunDir) -> None:
 
 def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A process of ours that is quiet, leads its own group and fetches nothing."""
+    from paceline.launch.processes import die_with_parent
     from paceline.launch.spec import import_path, module_argv
 
     return subprocess.Popen(
@@ -117,6 +118,7 @@ def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=die_with_parent(),  # noqa: PLW1509 (one prctl call): a signal that ends us before _wait leaves nothing behind
     )
 
 

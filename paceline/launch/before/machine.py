@@ -25,14 +25,13 @@ def of_machine(
     loaded: Loaded, hardware: Hardware, processes: int, known: bool, run: RunDir, *, met: bool = False
 ) -> list[Diagnostic]:
     """Findings; ``known``: the model's config.json is on this machine; ``met``: a launcher has told the processes where they meet."""
-    from paceline.plan.model_files import check_offline
+    from paceline.launch.before.hub import hub_findings
     from paceline.plan.packages import check_packages
 
     config = loaded.config
     found = [*meeting_place(loaded, processes, met=met), *([] if met else _port(loaded)), *_folder(loaded, run), *_cache(loaded)]  # fmt: skip
     found += check_packages(config, loaded.provenance, os.environ, hardware.device)
-    name = None if config.model.config is not None else config.model.name_or_path
-    found += check_offline(name, known, os.environ)
+    found += hub_findings(config, known, os.environ)
     return [replace(d, severity=Severity.WARNING) if d.code in OF_ANOTHER_RUN else d for d in found]
 
 

@@ -76,7 +76,8 @@ def planned(
         facts=known,
     )
     plan, found = tried.plan, tried.ruled
-    problems += [*missing, *tried.problems]
+    unread = [replace(d, severity=Severity.ERROR) for d in loaded.notes if d.code == "config.foreign_missing"]
+    problems += [*missing, *tried.problems, *unread]
     if cluster is None and plan is not None and "nvme" in plan.engine.places:
         problems += op_lock_problems(os.environ)
     looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)

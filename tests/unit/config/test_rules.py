@@ -68,6 +68,10 @@ CASES = [
     *[case("train.learning_rate", _t(learning_rate=bad, optim=name), _t(learning_rate=good, optim=name), severity=WARNING)
       for name, bad, good in (("adamw_torch_fused", 1000, 0.1), ("adamw_torch", 0.5, 1e-3), ("sgd", 1e6, 30), ("sgd", 0, 1e-6), ("adagrad", 2, 0.5), ("rmsprop", 1, 1e-3), ("adafactor", 1, 1e-3))],
     case("train.max_grad_norm", _t(max_grad_norm=1e-12), _t(max_grad_norm=1e-3), severity=WARNING),
+    case("train.weight_decay", _t(weight_decay=1e10), _t(weight_decay=0.1), severity=WARNING),
+    case("train.adam_epsilon", _t(adam_epsilon=1e5), _t(adam_epsilon=1e-6), severity=WARNING),
+    case("train.schedule_options", _t(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs={"num_decay_steps": 5}, max_steps=4), _t(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs={"num_decay_steps": 5}, max_steps=5)),
+    case("model.added_tokens", {"model.add_tokens": ["", ""]}, {"model.add_tokens": ["<a>", "<b>"]}),
     case("train.max_grad_norm", _t(max_grad_norm=1e-10), _t(max_grad_norm=0), severity=WARNING),
     case("train.max_steps", _t(max_steps=0), _t(max_steps=-1)),
     case("train.warmup", _t(warmup_steps=1.5), _t(warmup_steps=0.5)),

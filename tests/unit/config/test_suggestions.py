@@ -136,3 +136,8 @@ def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
 def test_capitals_never_lead_to_another_section(name: str, where: str) -> None:
     plain = name.lower().replace("-", "_")
     assert suggestion(name, where, ("path", plain)) == f"did you mean '{plain}'?"
+
+
+def test_a_key_of_one_section_is_not_sent_to_another_of_its_name() -> None:
+    """``training.reward`` is a section; inside ``training.rollout`` rewards are meant."""
+    assert suggestion("reward", "training.rollout", known("training.rollout")) == "did you mean 'rewards'?"

@@ -127,6 +127,17 @@ def test_a_variable_is_refused_by_name(refuse, tmp_path, variable: str, value: s
     assert found.where.endswith(places[where])
 
 
+@pytest.mark.parametrize(
+    ("written", "expands"),
+    [("%USERNAME%", "${USERNAME}"), ("${oc.env:USER_DIR}", "${USER_DIR}"), ("${env:SCRATCH}", "${SCRATCH}"), ("$SCRATCH", "$SCRATCH"), ("${model.name}", ""), ("${{ x.y }}", "")],
+)  # fmt: skip
+def test_the_command_line_that_is_offered_is_one_that_a_shell_expands(written: str, expands: str, refuse) -> None:
+    (found,) = [
+        d for d in refuse(f"training:\n  output_dir: '/runs/{written}/a'\n").diagnostics if d.code == "config.variable"
+    ]
+    assert found.hint.endswith(f'"…output_dir=/runs/{expands}/a"' if expands else "the value itself")
+
+
 def test_a_token_by_its_variable_is_refused_too(refuse) -> None:
     (found,) = refuse(BASE + "training: {hub_token: '${HF_TOKEN}'}\n").diagnostics
     assert (found.code, found.hint[:15]) == ("config.variable", "remove the line")

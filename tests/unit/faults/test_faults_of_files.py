@@ -279,6 +279,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("a cache of the kernel", lambda job: {"data.cache_dir": "/proc/x"}, "data.cache_write"),
     ("output is a file", _output_is_a_file, "run.not_a_directory"),
     ("output below a file", lambda job: {"training.output_dir": str(job.root / "rows.json" / "run")}, "run.not_writable"),
+    ("no such accelerate file", lambda job: {"training.accelerate_config": "no.yaml"}, "config.foreign_missing"),
     ("no such deepspeed file", lambda job: {"training.deepspeed": "no.json"}, "config.foreign_missing"),
     ("no checkpoint there", lambda job: {"training.resume_from_checkpoint": "/no/such"}, "resume.not_a_checkpoint"),
     ("a model as checkpoint", lambda job: {"training.resume_from_checkpoint": str(job.model)}, "resume.not_a_checkpoint"),

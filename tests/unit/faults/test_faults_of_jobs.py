@@ -62,6 +62,10 @@ def of_shape(job: Job, **changed: Any) -> None:
         ({"launch.nnodes": 2, "launch.node_rank": 1, "launch.master_port": 29500}, "launch.master_addr"),
         ({"lora.quantization_bit": 4, "training.distributed_strategy": "zero3", "launch.nproc": 2}, "plan.quantised_strategy"),
         ({"training.algorithm": "grpo", "training.rollout": {"max_completion_length": 32}}, "rollout.no_rewards"),
+        ({"training.per_device_train_batch_size": 10**12}, "plan.rows_room"),
+        ({"training.fsdp": "full_shard", "training.fsdp_config": {"min_num_params": -5}, "launch.nproc": 2}, "fsdp.value"),
+        ({"model.add_tokens": ["", ""]}, "model.added_tokens"),
+        ({"model.add_tokens": ["<a>"], "model.add_special_tokens": ["<a>"]}, "model.added_tokens"),
     ],
 )  # fmt: skip
 def test_a_fault_is_found_by_plan(job: Job, settings: dict[str, Any], code: str) -> None:
@@ -120,6 +124,33 @@ def test_a_model_that_must_be_fetched_offline(job: Job, monkeypatch: pytest.Monk
     assert found.severity.value == "warning" and at_start([found])
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert "model.offline" not in job.found({"model.name_or_path": "some-org/some-model"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "key"),
+    [
+        ({"data.train": "some-org/some-rows"}, "data.offline", "data.train"),
+        ({"model.tokenizer": "some-org/some-model"}, "data.offline", "model.tokenizer"),
+        ({"model.revision": "main"}, "model.revision_unread", "model.revision"),
+        ({"training.weight_decay": 1e10}, "train.weight_decay", "training.weight_decay"),
+        ({"training.adam_epsilon": 1e5}, "train.adam_epsilon", "training.adam_epsilon"),
+    ],
+)
+def test_what_changes_nothing_or_is_not_here_is_warned_of(job: Job, settings: dict[str, Any], code: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = job.found(settings)
+    assert found[code].severity.value == "warning" and found[code].hint
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    sound = {"model.revision": None, "training.weight_decay": 0.1, "training.adam_epsilon": 1e-6}.get(key)
+    assert code not in job.found(settings if sound is None and key != "model.revision" else {key: sound})
+
+
+def test_the_address_of_a_model_is_told_as_its_name(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fault_jobs import tried_here
+
+    tried_here(monkeypatch)
+    found = job.found({"model.name_or_path": "https://huggingface.co/Qwen/Qwen3-0.6B"})["plan.model_missing"]
+    assert found.hint == "name_or_path: Qwen/Qwen3-0.6B"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import types
 from pathlib import Path
@@ -152,6 +154,21 @@ def test_a_try_that_dies_is_told(mine: Job) -> None:
         "trial.unfinished"
     ]
     assert "-9" in found.found and REWARDS in found.what
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal to a child whose parent died is Linux's")
+def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
+    """Between the start of the process and the wait for it nobody else would end it."""
+    import subprocess
+
+    (tmp_path / "waits.py").write_text("import threading\nthreading.Event().wait()\n")
+    code = "from paceline.launch.before.beforehand import _started; import os; print(_started('waits').pid, flush=True); os.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)  # fmt: skip
+    pid = int(done.stdout)
+    opened = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
+    if opened is not None:  # it ends by the kernel's signal, and nobody else's
+        assert select.select([opened], [], [], 30)[0]
+        os.close(opened)
 
 
 def test_every_try_has_a_key_and_a_function() -> None:

@@ -1,0 +1,61 @@
+"""Names on the hub: what would have to be fetched where nothing may be, and a revision of what is not fetched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.diagnostics import Diagnostic, Severity
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_ROWS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt")
+
+
+def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Warnings, for a plan can do without. ``known``: the model's config.json is on this machine."""
+    m, off = config.model, [k for k in _OFFLINE if environ.get(k, "").lower() in ("1", "true", "yes", "on")]
+    name = None if m.config is not None else m.name_or_path
+    here = name is None or Path(name).expanduser().exists()
+    if m.revision and here and not m.trust_remote_code:
+        what = (
+            "the model is "
+            + ("made from scratch" if name is None else "a folder")
+            + ", and a revision is of the hub: it changes nothing"
+        )
+        yield Diagnostic(
+            "model.revision_unread",
+            what,
+            "model.revision",
+            m.revision,
+            "remove it, or name the model on the hub",
+            Severity.WARNING,
+        )
+    if not off:
+        return
+    if name and not known and not here:
+        yield _offline("model.offline", "the model", "model.name_or_path", name, off[0])
+    home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
+    if m.tokenizer and _of_hub(m.tokenizer) and not (cache / f"models--{m.tokenizer.replace('/', '--')}").is_dir():
+        yield _offline("data.offline", "the tokenizer", "model.tokenizer", m.tokenizer, off[0])
+    kept = Path(environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    for key, sections in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
+        for path in dict.fromkeys(section.path for section in sections):
+            if _of_hub(path) and not (kept / path.replace("/", "___")).is_dir():
+                yield _offline("data.offline", "the data set", key, path, off[0])
+
+
+def _of_hub(name: str) -> bool:
+    """``owner/name``, where no such path is on this machine."""
+    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None
+    return plain and Path(name).suffix.lower() not in _ROWS and not Path(name).exists()
+
+
+def _offline(code: str, which: str, key: str, name: str, variable: str) -> Diagnostic:
+    what = f"{which} is not on this machine, and {variable} is set: nothing will be fetched"
+    return Diagnostic(code, what, key, name, f"hf download {name}, with the network on; or a folder", Severity.WARNING)
