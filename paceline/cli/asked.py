@@ -16,7 +16,7 @@ class Asked:
     master_port: int | None = None
     algorithm: str | None = None
     resume: str | None = None
-    use_torchrun: bool = False
+    launcher: str | None = None
 
     def flags(self) -> dict[str, object]:
         """The same as config keys: the command-line layer."""

@@ -18,6 +18,7 @@ import typer
 
 from paceline.cli.asked import Asked
 from paceline.cli.joined import alone, drives_a_node, on_its_node
+from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
 from paceline.cli.report import reported
 from paceline.cli.start import outside_arguments, start
@@ -108,6 +109,7 @@ def run_distributed_command(
     resume: ResumeOption = None,
     deepspeed_config: DeepSpeedOption = None,
     mode: Annotated[str, typer.Option(help="train")] = "train",
+    launcher: LauncherOption = None,
     use_torchrun: Annotated[
         bool,
         typer.Option(
@@ -118,7 +120,16 @@ def run_distributed_command(
     """Start the processes of this node (and of the others, with the same command there) and wait for them."""
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
-    asked = Asked(nproc_per_node, nnodes, node_rank, master_addr, master_port, algorithm, resume, use_torchrun)
+    asked = Asked(
+        nproc_per_node,
+        nnodes,
+        node_rank,
+        master_addr,
+        master_port,
+        algorithm,
+        resume,
+        "torchrun" if use_torchrun else launcher,
+    )
     if not drives_a_node(asked):
         alone("scripts/run_distributed.py")
     raise typer.Exit(start(config, settings, on_its_node(asked)))
@@ -169,6 +180,7 @@ def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
     def told(text: str) -> str:
         if name != "main.py":
             return re.sub(r"(?<![\w-])--nproc(?![\w-])", "--nproc_per_node", text)
+        text = re.sub(rf"--launcher(?: [a-z0-9]+)?{_END}", "scripts/run_distributed.py", text)
         text = re.sub(rf"(?<!torchrun )--{_NPROC} (\S+?){_END}", r"torchrun --nproc_per_node \1 main.py …", text)
         text = re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES}) (\S+?){_END}", _as_key, text)
         return re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES})(?![\w-])", _as_key, text)

@@ -82,8 +82,8 @@ def refuse_own_processes(asked: Asked, size: int) -> None:
     """Raises ConfigError when the command asks for processes or nodes, and a launcher has started ``size`` of it already."""
     given = {"--nproc": asked.nproc, "--nnodes": asked.nnodes, "--node-rank": asked.node_rank}
     named = [f"{name} {value}" for name, value in given.items() if value is not None]
-    if asked.use_torchrun:
-        named.append("--use_torchrun")
+    if asked.launcher is not None:
+        named.append(f"--launcher {asked.launcher}")
     if not named:
         return
     launcher = started_by(os.environ)

@@ -21,6 +21,13 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Values that win over the YAML, e.g. training.learning_rate=1e-4."),
 ]
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        help="What starts the ranks: spawn (Paceline itself), torchrun, mpirun, accelerate or deepspeed [default: spawn].",
+    ),
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, e.g. outputs/demo.")]
 
 

@@ -45,7 +45,7 @@ def start(
     if one_process and loaded.config.launch.nproc is None:
         asked = replace(asked, nproc=1)
         loaded = load_to_start(config_file, overrides, asked.flags())
-    plan, warnings = planned(loaded, use_torchrun=asked.use_torchrun)
+    plan, warnings = planned(loaded, launcher=asked.launcher)
     if refused := at_start(warnings):
         raise ConfigError(*refused)
     cluster = cluster_of(loaded.config, plan)
@@ -55,7 +55,7 @@ def start(
         check_claim(run_dir, overwrite=training.overwrite_output_dir, resume=resume)
     tell((*loaded.notes, *warnings))
     print(explain(plan), end="", flush=True)
-    launcher, cores = launcher_for(cluster, use_torchrun=asked.use_torchrun), cpu_count()
+    launcher, cores = launcher_for(cluster, asked.launcher), cpu_count()
     settings = roomy_heap(os.environ) if plan.device == "cpu" else {}
     if dry_run:  # no plan.json is written, so the lines name the YAML: they can be started as they stand
         arguments = outside_arguments(config_file, overrides, replace(asked, node_rank=None))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import ConfigFile, Overrides
+from paceline.cli.options import ConfigFile, LauncherOption, Overrides
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,6 +41,7 @@ def train(
         str | None, typer.Option(help="sft, reward, dpo, ppo or grpo: wins over training.algorithm.")
     ] = None,
     resume: Annotated[str | None, typer.Option(help="latest, auto, or a checkpoint's path: go on from there.")] = None,
+    launcher: LauncherOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "--dry_run", help="Print the plan and the commands, start nothing.")
     ] = False,
@@ -53,7 +54,7 @@ def train(
     from paceline.cli.joined import join, on_its_node, rehearsed
     from paceline.cli.start import Asked, start
 
-    asked = Asked(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume)
+    asked = Asked(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
     if not dry_run:
         join(config, overrides or [], asked, local_rank)
     asked = rehearsed(asked) if dry_run else on_its_node(asked)

@@ -23,7 +23,9 @@ def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str
         *(rendezvous if cluster.world_size > 1 else ()),
         "--mixed_precision=no",  # precision is the config's; accelerate only asks when this is left out
         "--dynamo_backend=no",
-        *(("--cpu",) if use_cpu else ()),
-        *(("--multi_gpu",) if not use_cpu and cluster.world_size > 1 else ()),
+        *(("--cpu",) if use_cpu and cluster.world_size == 1 else ()),
+        *(
+            ("--multi_gpu",) if cluster.world_size > 1 else ()
+        ),  # on CPUs too: with --cpu it starts one process, whatever is asked
         *script,
     )

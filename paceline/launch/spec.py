@@ -15,13 +15,17 @@ WORKER_MODULE = "paceline.training.rank"
 
 @dataclass(frozen=True)
 class Cluster:
-    """``nproc`` processes on each of ``num_nodes`` nodes; this is node ``node_rank``; node 0 is reached at ``master_addr:master_port``."""
+    """``nproc`` processes on each of ``num_nodes`` nodes; this is node ``node_rank``; node 0 is reached at ``master_addr:master_port``.
+
+    ``on_cpu``: what launchers of others ask, who would look for GPUs.
+    """
 
     nproc: int = 1
     num_nodes: int = 1
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
+    on_cpu: bool = False
 
     @property
     def world_size(self) -> int:

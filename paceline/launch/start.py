@@ -10,7 +10,7 @@ from typing import Protocol
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch import single, spawn, torchrun
+from paceline.launch import others, single, spawn, torchrun
 from paceline.launch.addresses import await_node_0
 from paceline.launch.ports import check_cluster, resolve_port
 from paceline.launch.record import Record
@@ -28,14 +28,28 @@ class Specs(Protocol):
     ) -> tuple[LaunchSpec, ...]: ...
 
 
-LAUNCHERS: Mapping[str, Specs] = {"single": single.specs, "spawn": spawn.specs, "torchrun": torchrun.specs}
+#: The worker itself, where there is one.
+ALONE = "single"
+LAUNCHERS: Mapping[str, Specs] = {
+    ALONE: single.specs,
+    "spawn": spawn.specs,
+    "torchrun": torchrun.specs,
+    "mpirun": others.mpirun_specs,
+    "accelerate": others.accelerate_specs,
+    "deepspeed": others.deepspeed_specs,
+}
+OFFERED = tuple(name for name in LAUNCHERS if name != ALONE)
 
 
-def launcher_for(cluster: Cluster, *, use_torchrun: bool = False) -> str:
-    """The launcher's name: torchrun when asked for, else ``single`` for one process and ``spawn`` for more."""
-    if use_torchrun:
-        return "torchrun"
-    return "single" if cluster.world_size == 1 else "spawn"
+def launcher_for(cluster: Cluster, asked: str | None = None) -> str:
+    """The launcher's name: the one ``asked`` for, else ``single`` for one process and ``spawn`` for more. Raises ConfigError for one that is not offered."""
+    if asked is None:
+        return ALONE if cluster.world_size == 1 else "spawn"
+    if asked not in OFFERED:
+        near = difflib.get_close_matches(asked, OFFERED, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(OFFERED)}"
+        raise ConfigError(Diagnostic("launch.unknown", f"no launcher is called '{asked}'", "--launcher", asked, hint))
+    return asked
 
 
 def make_specs(
@@ -47,14 +61,8 @@ def make_specs(
     cores: int,
     settings: Mapping[str, str] | None = None,
 ) -> tuple[LaunchSpec, ...]:
-    """This node's processes, ``settings`` added to the environment of each. Raises ConfigError for an unknown launcher or impossible numbers. Touches nothing but the route table."""
+    """This node's processes, ``settings`` added to the environment of each. Raises ConfigError for impossible numbers, or a launcher that is not installed. Touches nothing but the route table."""
     check_cluster(cluster)
-    if launcher not in LAUNCHERS:
-        near = difflib.get_close_matches(launcher, LAUNCHERS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(LAUNCHERS)}"
-        raise ConfigError(
-            Diagnostic("launch.unknown", f"no launcher is called '{launcher}'", "launcher", launcher, hint)
-        )
     specs = LAUNCHERS[launcher](worker, cluster, environ=environ, cores=cores)
     return tuple(replace(spec, env_additions={**(settings or {}), **spec.env_additions}) for spec in specs)
 
@@ -75,7 +83,7 @@ def launch(
     ``run_dir``: where it is written how the ranks ended.
     """
     check_cluster(cluster)
-    if launcher != "single":
+    if launcher != ALONE:
         cluster = resolve_port(cluster)
     if cluster.num_nodes > 1:
         say(f"node {cluster.node_rank} of {cluster.num_nodes} meets the others at {cluster.master_addr}:{cluster.master_port}; address and port are the same on every node")  # fmt: skip

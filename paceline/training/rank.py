@@ -22,7 +22,7 @@ from paceline.runlog.stacks import stacks_to
 from paceline.runtime.leaving import leave
 from paceline.runtime.rank_env import RankEnv
 from paceline.training.said import tell
-from paceline.training.start import looked_at, parse_start, plan_here
+from paceline.training.start import looked_at, parse_start, plan_here, same_size
 
 STDERR = 2  # where native crashes are told until the log of this rank is open
 _LATER_SECONDS = 2.0  # how long the other ranks wait while the first one says what is wrong
@@ -51,6 +51,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
         start = looked_at(start, env, environ)
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)
+        same_size(plan, env)
         from paceline.training.worker import worker_of  # torch, Transformers
 
         worker = worker_of(start, env, plan, environ, line)

@@ -105,6 +105,18 @@ def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
     return replace(start, notes=(*start.notes, *found))
 
 
+def same_size(plan: Plan, env: RankEnv) -> None:
+    """Raises ConfigError where a launcher has started other ranks than the plan is for: each would train on rows of its own choice."""
+    if (env.world_size, env.num_nodes) == (plan.world_size, plan.num_nodes):
+        return
+    what = "the launcher has started other ranks than the plan is for"
+    found = (
+        f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on {plan.num_nodes}"
+    )
+    hint = "as many ranks as planned, or start with the YAML in place of plan.json: the plan is then made for the ranks that there are"
+    raise ConfigError(Diagnostic("training.plan_ranks", what, "plan.json", found, hint))
+
+
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
     """The plan as this rank sees it, when no parent made one. Rank 0's is the one that counts."""
     config = start.config

@@ -72,7 +72,7 @@ LATE = {
         checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.permission checkpoint.read_only checkpoint.save_failed
         checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.worker_died rollout.server_weights
         run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost training.best_checkpoint training.out_of_memory
-        training.plan_file training.system_refused
+        training.plan_file training.plan_ranks training.system_refused
     """,
     "every byte of a checkpoint: its hashes and tensors are read once, by the ranks that load it": """
         checkpoint.missing_tensor checkpoint.no_tensor checkpoint.shape checkpoint.tensor_incomplete

@@ -25,6 +25,8 @@ _STARTING = {
     "launch.store_secret": "What the ranks tell each other is signed with a secret, and the one that was named cannot be used: no file, readable for everybody, or too short. Make one with openssl rand -hex 32 > FILE and chmod 600 FILE.",
     "launch.store_unsigned": "Ranks on several nodes, or started by another program, have no secret in common, so whoever reaches the port where they meet can speak for a rank and end the run. Name a secret on every node by PACELINE_STORE_SECRET_FILE or PACELINE_STORE_SECRET.",
     "launch.torch_debug": "torch refuses this value of TORCH_DISTRIBUTED_DEBUG when it is imported. Use OFF, INFO or DETAIL.",
+    "launch.not_installed": "The program that --launcher names is not installed here. Install it as shown, or let Paceline start the ranks (--launcher spawn).",
+    "launch.one_node": "mpirun, accelerate and deepspeed reach several nodes by means of their own (a host list, ssh, a hostfile): start them by their own command as shown, which Paceline's ranks join. On one node --launcher starts them.",
     "launch.unknown": "No launcher has this name. The known ones are listed.",
     "launch.worker_killed": "A rank was ended by a signal, and the run answers 128 and its number. Whether SIGKILL came from the kernel for want of memory is read from the count of the memory cgroup; SIGSEGV, SIGABRT, SIGBUS and SIGFPE come from a library's native code, and the stack of each thread is in the rank's log. events/exits.json has every rank's end.",
     "launch.out_of_memory": "The kernel's out-of-memory killer has ended a rank: the memory cgroup of the process has counted it (oom_kill). The run answers 137. Take a smaller batch or shorter rows, turn on gradient checkpointing, or give the job more memory.",

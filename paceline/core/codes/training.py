@@ -14,6 +14,7 @@ _RUN = {
     "training.no_steps": "The data cannot fill one step. Set dataloader_drop_last: false, take a smaller batch, or start fewer processes.",
     "training.rows_differ": "Ranks that share one copy of the model were given different rows. With a strategy of your own, data_parallel_rank has to be equal within a tp, cp or pp group; otherwise this is a defect to report.",
     "training.weights_differ": "Ranks that hold copies of the same weights hold different numbers. A strategy of your own has to average every gradient once, in the same order on all ranks; otherwise this is a defect to report.",
+    "training.plan_ranks": "A launcher has started more or fewer ranks than the plan given to them is for. Start as many as planned, or start from the YAML.",
     "training.plan_file": "The plan that the parent process writes for its ranks cannot be read. Start with `paceline train config.yaml`.",
 }
 _SETTINGS = {

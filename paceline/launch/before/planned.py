@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def planned(
     loaded: Loaded,
     *,
-    use_torchrun: bool = False,
+    launcher: str | None = None,
     cluster: PlannedCluster | None = None,
     needs_room: bool = True,
     imports: bool = True,
@@ -56,7 +56,7 @@ def planned(
     else:
         hardware = cluster.hardware()
         processes = Cluster(processes_of(loaded, cluster), cluster.nodes)
-    launcher = ranks.launcher if ranks else launcher_for(processes, use_torchrun=use_torchrun)
+    launcher = ranks.launcher if ranks else launcher_for(processes, launcher)
     run = RunDir.at(config.run_directory())
     shape, problems = _shape(config, cluster)
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
@@ -221,4 +221,5 @@ def cluster_of(config: Config, plan: Plan) -> Cluster:
     from paceline.launch.spec import Cluster
 
     c = config.launch
-    return Cluster(plan.world_size // plan.num_nodes, plan.num_nodes, c.node_rank, c.master_addr, c.master_port)
+    on_cpu = plan.device == "cpu"
+    return Cluster(plan.world_size // plan.num_nodes, plan.num_nodes, c.node_rank, c.master_addr, c.master_port, on_cpu)

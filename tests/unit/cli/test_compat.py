@@ -143,7 +143,7 @@ def test_the_launcher_script(run: Callable[[str], int], seen: Seen) -> None:
 def test_the_launcher_script_on_two_nodes_with_torchrun(run: Callable[[str], int], seen: Seen) -> None:
     line = "--use_torchrun --nproc_per_node 4 --nnodes 2 --node_rank 1 --master_addr 192.168.1.100 --master_port 29500 --config c.yaml"
     assert run(f"scripts/run_distributed.py {line}") == 0
-    assert seen.started == (Path("c.yaml"), [], Asked(4, 2, 1, "192.168.1.100", 29500, use_torchrun=True))
+    assert seen.started == (Path("c.yaml"), [], Asked(4, 2, 1, "192.168.1.100", 29500, launcher="torchrun"))
 
 
 def test_preparing(run: Callable[[str], int], seen: Seen) -> None:

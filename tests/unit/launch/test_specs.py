@@ -85,9 +85,9 @@ def test_the_launcher_s_name() -> None:
         and launcher_for(Cluster(2)) == "spawn"
         and launcher_for(Cluster(1, 2)) == "spawn"
     )
-    assert launcher_for(Cluster(), use_torchrun=True) == "torchrun"
+    assert launcher_for(Cluster(), "torchrun") == "torchrun"
     with pytest.raises(ConfigError, match="did you mean 'torchrun'"):
-        make_specs("torch-run", WORKER, Cluster(), environ={}, cores=1)
+        launcher_for(Cluster(), "torch-run")
 
 
 def test_threads_are_shared_out_unless_somebody_said_how() -> None:
@@ -172,3 +172,35 @@ def test_settings_reach_every_process_and_a_user_s_own_stay() -> None:
 def test_port_0_is_any_free_one() -> None:
     chosen = resolve_port(Cluster(2, master_port=0)).master_port
     assert chosen is not None and chosen > 0
+
+
+def test_launchers_of_others_start_the_same_worker_on_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path=None: f"/usr/bin/{name}")
+    cluster = Cluster(2, master_port=29511, on_cpu=True)
+    told = {}
+    for name in ("mpirun", "accelerate", "deepspeed"):
+        (spec,) = make_specs(name, WORKER, cluster, environ=HERE, cores=8)
+        assert spec.rank is None and spec.ranks == 2 and spec.env_additions["OMP_NUM_THREADS"] == "4"
+        assert spec.argv[-len(WORKER) + 2 :] == WORKER[2:], "the module and its arguments, whole"
+        told[name] = " ".join(spec.argv)
+    assert (
+        "-np 2 --bind-to none" in told["mpirun"]
+        and "--multi_gpu" in told["accelerate"]
+        and "--cpu" not in told["accelerate"]
+    )
+    assert "--num_gpus=2 --master_port=29511 --module" in told["deepspeed"]
+
+
+@pytest.mark.parametrize("name", ["mpirun", "accelerate", "deepspeed"])
+def test_several_nodes_are_left_to_a_launcher_s_own_command(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.one_node") as caught:
+        make_specs(name, WORKER, Cluster(2, 2, 0, "10.0.0.1", 29500), environ=HERE, cores=2)
+    assert "main.py --config" in caught.value.diagnostics[0].hint
+
+
+def test_a_launcher_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("mpirun", "accelerate", "deepspeed"):
+        with pytest.raises(ConfigError, match=r"launch\.not_installed"):
+            make_specs(name, WORKER, Cluster(2), environ=HERE, cores=2)

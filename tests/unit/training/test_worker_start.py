@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import worker_environment
@@ -17,7 +18,7 @@ from paceline.launch.line import Line
 from paceline.launch.processes import MARK
 from paceline.runtime.rank_env import RankEnv
 from paceline.training import rank as rank_module
-from paceline.training.start import Start, looked_at, other_processes, parse_start, restarts
+from paceline.training.start import Start, looked_at, other_processes, parse_start, restarts, same_size
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCHRUN = {
@@ -139,3 +140,16 @@ def test_what_a_look_remarks_is_said_by_the_run(tmp_path: Path, monkeypatch: pyt
 
 WRONG = Diagnostic("data.missing", "there is no such file", "data.train", "/nowhere", "another")
 NOTE = replace(WRONG, severity=Severity.NOTE)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (4, 2), (4, 1)])
+def test_other_ranks_than_the_plan_is_for_are_refused(ranks: int, nodes: int) -> None:
+    plan, env = (
+        SimpleNamespace(world_size=2, num_nodes=1),
+        SimpleNamespace(world_size=2, num_nodes=1, launcher="mpirun"),
+    )
+    same_size(plan, env)
+    env.world_size, env.num_nodes = ranks, nodes
+    with pytest.raises(ConfigError, match=r"training\.plan_ranks") as caught:
+        same_size(plan, env)
+    assert f"{ranks} on {nodes}" in caught.value.diagnostics[0].found
