@@ -17,6 +17,7 @@ from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, keeps_apart, knob_decisions
 from paceline.plan.memory import memory_of
 from paceline.plan.nvme import nvme_decisions
+from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, choose, resolve
@@ -114,7 +115,7 @@ def _assembled(
         attention=attention.choice, recompute=training["gradient_checkpointing"], compile=training["torch_compile"],
         optimizer=resolved.optimizer, decisions=said, config=values, config_digest=config.digest(), shape=shape,
         paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,
-        models={role: {**other, "shape": _shape_of(role, other, shape, others)} for role, other in models.items()},
+        models={role: replace(other, shape=_shape_of(role, other, shape, others)) for role, other in models.items()},
         **start,
     )  # fmt: skip
 
@@ -127,13 +128,11 @@ def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
 
 
 def _shape_of(
-    role: str, model: Mapping[str, Any], own: ModelShape | None, others: Mapping[str, ModelShape | None]
-) -> dict[str, Any] | None:
-    """JSON of the shape of another model than the policy, under the head that its role has."""
-    found = own if model["model"] is None else others.get(model["model"])
-    if found is not None and role in ("value", "reward"):
-        found = scoring(found)
-    return None if found is None else found.to_json()
+    role: str, model: OtherModel, own: ModelShape | None, others: Mapping[str, ModelShape | None]
+) -> ModelShape | None:
+    """The shape of another model than the policy, under the head that its role has."""
+    found = own if model.model is None else others.get(model.model)
+    return scoring(found) if found is not None and role in ("value", "reward") else found
 
 
 def _main_decisions(hardware: Hardware, start: Mapping[str, Any], resolved: Resolved) -> tuple[Decision, ...]:

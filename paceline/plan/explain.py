@@ -21,7 +21,7 @@ def explain(plan: Plan) -> str:
         mark = "" if decision.granted else "NOT GRANTED: "
         lines += _entry(decision.subject, mark + decision.choice, decision.reason)
     lines += _memory(plan)
-    lines += _entry("optimizer", f"{plan.optimizer['name']}, learning rate {plan.optimizer['learning_rate']:g}", "")
+    lines += _entry("optimizer", f"{plan.optimizer.name}, learning rate {plan.optimizer.learning_rate:g}", "")
     lines += _entry("run directory", plan.run_dir, "")
     return "\n".join(lines) + "\n"
 
@@ -39,12 +39,12 @@ def _model(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> list[str]:
     """What a rank keeps from step to step, as a small table."""
-    largest, smallest = ((plan.memory or {}).get(which) for which in ("largest", "smallest"))
-    if largest is None or smallest is None:
+    memory = plan.memory
+    if memory is None or memory.largest is None or memory.smallest is None:
         why = "the model's size is not known yet" if plan.shape is None else "not counted for this strategy or adapter"
         return _entry("model states", "unknown", why) + _roles(plan)
     about = "" if plan.shape is not None and plan.shape.exact else "about "
-    most, least = sum(largest.values()), sum(smallest.values())
+    most, least = memory.largest.total, memory.smallest.total
     every = (
         "on every rank"
         if most == least
@@ -52,7 +52,7 @@ def _memory(plan: Plan) -> list[str]:
     )
     lines = _entry("model states", f"{about}{human_bytes(most)}", f"{every}, without activations and buffers")
     for part in ("parameters", "gradients", "optimizer"):
-        count = largest[part] + (largest["counters"] if part == "optimizer" else 0)
+        count = getattr(memory.largest, part) + (memory.largest.counters if part == "optimizer" else 0)
         lines.append(f"    {part:<{SUBJECT_WIDTH - 2}}{human_bytes(count):>10}   {count:>18,} bytes")
     return lines + _roles(plan)
 
@@ -60,10 +60,10 @@ def _memory(plan: Plan) -> list[str]:
 def _roles(plan: Plan) -> list[str]:
     """Of the models of an algorithm that has several."""
     lines = []
-    for role, states in ((plan.memory or {}).get("roles") or {}).items():
+    for role, states in (plan.memory.roles if plan.memory else {}).items():
         model = plan.models.get(role)
-        kind = "trained" if model is None or model["trained"] else "frozen"
-        count = sum(states.values()) if states else 0
+        kind = "trained" if model is None or model.trained else "frozen"
+        count = states.total if states else 0
         size = f"{human_bytes(count):>10}   {count:>18,} bytes" if states else f"{'unknown':>10}"
         lines.append(f"    {f'of them the {role}, {kind}':<{SUBJECT_WIDTH - 2}}{size}")
     return lines

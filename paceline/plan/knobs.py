@@ -10,6 +10,7 @@ from paceline.config.optimizers import parse_optim_args
 from paceline.config.schema import Config, field_of
 from paceline.plan.hardware import Hardware
 from paceline.plan.model_shape import PACKED, ModelShape
+from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.strategies.base import strategy_spec
 
@@ -62,16 +63,16 @@ def choose_attention(asked: str, hardware: Hardware, precision: Precision, shape
     )
 
 
-def optimizer_spec(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``protocols.optimizer.OptimizerSpec`` as plain JSON."""
-    return {
-        "name": training["optim"],
-        "learning_rate": training["learning_rate"],
-        "weight_decay": training["weight_decay"],
-        "betas": [training["adam_beta1"], training["adam_beta2"]],
-        "eps": training["adam_epsilon"],
-        "args": parse_optim_args(training.get("optim_args")),
-    }
+def optimizer_spec(training: Mapping[str, Any]) -> OptimizerSpec:
+    """The optimizer that the config asks for. Raises ConfigError for ``optim_args`` that it does not take."""
+    return OptimizerSpec(
+        name=training["optim"],
+        learning_rate=training["learning_rate"],
+        weight_decay=training["weight_decay"],
+        betas=(training["adam_beta1"], training["adam_beta2"]),
+        eps=training["adam_epsilon"],
+        args=parse_optim_args(training.get("optim_args")),
+    )
 
 
 def knob_decisions(

@@ -14,10 +14,11 @@ from typing import Any
 
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.hardware import Hardware
+from paceline.plan.parts import Memory, ModelStates
 from paceline.plan.pieces import pieces_of, scale_bytes, tp_share
 from paceline.plan.plan import Plan
 from paceline.plan.shape import ModelShape
-from paceline.plan.states import SIZES, ModelStates, sum_of, whole_states
+from paceline.plan.states import SIZES, sum_of, whole_states
 from paceline.plan.strategies.base import strategy_spec
 
 MANY_RANKS = 64  # above, only the first and the last ranks of each stage are computed
@@ -53,9 +54,8 @@ def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
     own = algorithm_spec(plan.algorithm).trains
     found = {own: model_states(replace(plan, models={}), rank)}
     for role, model in plan.models.items():
-        shape = ModelShape.from_json(model["shape"]) if model["shape"] else None
-        alone = replace(plan, shape=shape, models={})
-        found[role] = model_states(alone, rank) if model["trained"] else _frozen_states(alone, model["model"], rank)
+        alone = replace(plan, shape=model.shape, models={})
+        found[role] = model_states(alone, rank) if model.trained else _frozen_states(alone, model.model, rank)
     return found
 
 
@@ -73,13 +73,9 @@ def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | No
     return None if kept is None else _with_scales(ModelStates(kept.parameters, 0, 0), plan.shape, adapter)
 
 
-def memory_of(plan: Plan, hardware: Hardware) -> dict[str, Any]:
+def memory_of(plan: Plan, hardware: Hardware) -> Memory:
     """``Plan.memory``: whether copies are kept, and the states of the rank that keeps most and of the one that keeps least."""
-    found: dict[str, Any] = {
-        "copies": keeps_copies(hardware, plan.precision.compute),
-        "largest": None,
-        "smallest": None,
-    }
+    found = Memory(keeps_copies(hardware, plan.precision.compute))
     planned = replace(plan, memory=found)
     ranks: Sequence[int] = range(plan.world_size)
     if plan.world_size > MANY_RANKS:
@@ -89,9 +85,9 @@ def memory_of(plan: Plan, hardware: Hardware) -> dict[str, Any]:
     if plan.models:
         kept = {rank: states_by_role(planned, rank) for rank in ranks}
         known = {rank: by for rank, by in kept.items() if None not in by.values()} or kept
-        fullest = max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None))
-        found["roles"] = {role: None if s is None else s.to_json() for role, s in fullest.items()}
-    if states:
-        found["largest"] = max(states, key=lambda s: s.total).to_json()
-        found["smallest"] = min(states, key=lambda s: s.total).to_json()
-    return found
+        found = replace(
+            found, roles=max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None))
+        )
+    if not states:
+        return found
+    return replace(found, largest=max(states, key=lambda s: s.total), smallest=min(states, key=lambda s: s.total))

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.plan.engine_options import DeepSpeedOptions
+from paceline.plan.parts import ModelStates
 from paceline.plan.pieces import Piece
 from paceline.plan.plan import Plan
-from paceline.plan.states import SIZES, ModelStates, counter_bytes, moments, shard_of
+from paceline.plan.states import SIZES, counter_bytes, moments, shard_of
 
 ALIGNMENT = 2  # nccl_start_alignment_factor: a flat group's length is a multiple of it times the ranks
 PERSISTENCE = 100_000  # default of stage3_param_persistence_threshold

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.units import human_count
+from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine_options import NO_OPTIONS, EngineOptions, options_from_json
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import Memory, OptimizerSpec, OtherModel
 from paceline.plan.shape import ModelShape
 
 #: What a decision's ``choice`` begins with that only warns.
@@ -43,13 +45,10 @@ class Precision:
 class Plan:
     """Config and hardware resolved.
 
-    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``optimizer`` holds the
-    fields of ``protocols.optimizer.OptimizerSpec``; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
+    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
     ``engine`` holds the strategy's own resolved options (``plan.engine_options``), ``adapter`` those of LoRA or None (``plan.adapter``).
     ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
-    ``models`` are the other models of the algorithm by role: ``trained``, ``model`` (a folder or hub name; None: the one that training starts from) and
-    its ``shape`` or None.
-    ``memory`` holds the model states a rank (``plan.memory``): ``copies``, and bytes of the ``largest`` and ``smallest`` rank or None; where there are other models also ``roles``, those of each on the largest.
+    ``models`` are the other models of the algorithm by role, ``memory`` the model states a rank (``plan.memory``; None before they are counted).
     """
 
     algorithm: str
@@ -68,7 +67,7 @@ class Plan:
     attention: str
     recompute: bool
     compile: bool
-    optimizer: Mapping[str, Any]
+    optimizer: OptimizerSpec
     decisions: tuple[Decision, ...]
     config: Mapping[str, Any]
     config_digest: str
@@ -78,41 +77,18 @@ class Plan:
     paceline_version: str
     engine: EngineOptions = NO_OPTIONS
     adapter: Mapping[str, Any] | None = None
-    memory: Mapping[str, Any] | None = None
+    memory: Memory | None = None
     reference: str = ""
-    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    models: Mapping[str, OtherModel] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
-            **{name: getattr(self, name) for name in self.__dataclass_fields__},
-            "mesh": self.mesh.to_json(),
-            "precision": asdict(self.precision),
-            "batch": self.batch.to_json(),
-            "optimizer": json.loads(json.dumps(dict(self.optimizer))),
-            "decisions": [asdict(decision) for decision in self.decisions],
-            "config": dict(self.config),
-            "shape": self.shape.to_json() if self.shape else None,
-            "engine": self.engine.to_json(),
-            "adapter": dict(self.adapter) if self.adapter else None,
-            "memory": dict(self.memory) if self.memory else None,
-            "models": {role: dict(model) for role, model in self.models.items()},
-        }
+        return {**codec.to_json(replace(self, engine=NO_OPTIONS)), "engine": self.engine.to_json()}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
         """The inverse of ``to_json``."""
-        return Plan(
-            **{
-                **data,
-                "mesh": Mesh.from_json(data["mesh"]),
-                "precision": Precision(**data["precision"]),
-                "batch": BatchSplit.from_json(data["batch"]),
-                "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
-                "shape": ModelShape.from_json(data["shape"]) if data["shape"] else None,
-                "engine": options_from_json(data.get("engine") or {}),
-            }
-        )
+        return codec.from_json(Plan, {**data, "engine": options_from_json(data.get("engine") or {})})
 
     def dumps(self) -> str:
         """The text of ``plan.json``."""

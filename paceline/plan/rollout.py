@@ -12,9 +12,10 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine_options import DeepSpeedOptions, FsdpOptions
 from paceline.plan.hardware import Hardware
+from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.room import placed
-from paceline.plan.states import SIZES, ModelStates
+from paceline.plan.states import SIZES
 from paceline.plan.strategies.base import strategy_spec
 
 _KEY = "training.rollout"
@@ -85,7 +86,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     """
     options = plan.config["training"].get("rollout") or {}
     server = bool(options.get("server"))
-    shape, states = plan.shape, (plan.memory or {}).get("largest")
+    shape, states = plan.shape, plan.memory and plan.memory.largest
     if (
         not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
         or shape is None
@@ -96,7 +97,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
         return []
     weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
     card = hardware.memory_bytes / (1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes))
-    held = placed(plan, ModelStates(states["parameters"], 0, states["optimizer"])).card
+    held = placed(plan, ModelStates(states.parameters, 0, states.optimizer)).card
     if weights + held <= card:
         return []
     what = "every rank gathers the whole model" + (" to send it to the server that writes answers" if server else "")
@@ -113,13 +114,13 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
     """(bytes of a rank that holds the whole model and the keys and values of ``rows`` answers beside its states, those there are, in words)."""
     local = max(1, plan.world_size // plan.num_nodes)
     room = hardware.memory_bytes / (1 if hardware.device == "cuda" else local)
-    shape, states = plan.shape, (plan.memory or {}).get("largest")
+    shape, states = plan.shape, plan.memory and plan.memory.largest
     if shape is None or not states:
         return None, room, "the model's size is not known"
     size = SIZES[plan.precision.compute]
     weights = shape.num_parameters * size / plan.mesh.tp
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
-    kept = ModelStates(states["parameters"], states["gradients"], states["optimizer"])
+    kept = replace(states, counters=0)
     on_cpu = hardware.device == "cpu"
     held = float(kept.total if on_cpu else placed(plan, kept).card)
     parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"

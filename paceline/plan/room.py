@@ -6,7 +6,7 @@ forecast tells (``predict``), which is measured to be off by some per cent and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ from paceline.core.units import human_bytes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import states_by_role
+from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.shape import ModelShape
 from paceline.plan.starts import INTERPRETER, Role, Start, card_peak, host_peak
-from paceline.plan.states import SIZES, ModelStates
+from paceline.plan.states import SIZES
 from paceline.plan.strategies.base import strategy_spec
 
 KEY = "training.distributed_strategy"
@@ -47,7 +47,7 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
         return None
     processes = plan.world_size // plan.num_nodes
     on_cpu = hardware.device == "cpu"
-    shapes = {"": plan.shape, **{role: _shape(model["shape"]) for role, model in plan.models.items()}}
+    shapes = {"": plan.shape, **{role: model.shape for role, model in plan.models.items()}}
     states = _fullest(plan)
     parts = [placed(plan, s, on_cpu) for s in states] if states is not None else None
     size = SIZES[plan.precision.master]
@@ -100,15 +100,11 @@ def master_bytes(plan: Plan) -> int:
 def _fullest(plan: Plan) -> list[ModelStates] | None:
     """States of each model on the rank that keeps most (rank 0's for several models); None where they cannot be counted."""
     if not plan.models:
-        largest = (plan.memory or {}).get("largest")
-        return None if largest is None else [ModelStates(**largest)]
+        largest = None if plan.memory is None else plan.memory.largest
+        return None if largest is None else [largest]
     found = list(states_by_role(plan, 0).values())
     known = [s for s in found if s is not None]
     return known if len(known) == len(found) else None
-
-
-def _shape(data: Mapping[str, Any] | None) -> ModelShape | None:
-    return None if data is None else ModelShape.from_json(data)
 
 
 def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Diagnostic]:

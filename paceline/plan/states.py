@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
 
 from paceline.config.optimizers import BUILT
+from paceline.plan.parts import ModelStates, OptimizerSpec
 from paceline.plan.pieces import Piece
 from paceline.plan.plan import Plan
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True)
-class ModelStates:
-    """Bytes that one rank keeps from step to step."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    counters: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.parameters + self.gradients + self.optimizer + self.counters
-
-    def to_json(self) -> dict[str, int]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 def sum_of(states: Sequence[ModelStates]) -> ModelStates:
@@ -39,7 +20,7 @@ def sum_of(states: Sequence[ModelStates]) -> ModelStates:
 
 def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
     """Whole copies (single, ddp, data_parallel, ZeRO-0, stages that are not sharded)."""
-    copies = bool(plan.memory and plan.memory["copies"])
+    copies = plan.memory is not None and plan.memory.copies
     trained = [p for p in pieces if p.trained]
     return ModelStates(
         parameters=sum(p.numel * _size(p, copies) for p in pieces),
@@ -89,11 +70,11 @@ def _padded(shape: tuple[int, ...], ranks: int) -> int:
     return count
 
 
-def moments(shape: tuple[int, ...], optimizer: Mapping[str, Any]) -> int:
+def moments(shape: tuple[int, ...], optimizer: OptimizerSpec) -> int:
     """Numbers that the optimizer keeps for a tensor of ``shape``, by the table that it is built from."""
-    return BUILT[optimizer["name"]].kept(shape, optimizer.get("args") or {})
+    return BUILT[optimizer.name].kept(shape, optimizer.args)
 
 
-def counter_bytes(optimizer: Mapping[str, Any]) -> int:
+def counter_bytes(optimizer: OptimizerSpec) -> int:
     """Bytes of a tensor's number of steps, a float32 scalar."""
-    return 4 if BUILT[optimizer["name"]].counts else 0
+    return 4 if BUILT[optimizer.name].counts else 0

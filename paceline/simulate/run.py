@@ -23,7 +23,6 @@ from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
 from paceline.plan.strategies.replicated import SINGLE
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Ask
 from paceline.runtime.world import World
 from paceline.simulate.counting import Answers, Collectives, Kept, held_bytes
@@ -74,7 +73,7 @@ def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOpt
     with (
         nullcontext() if strategy_spec(plan.strategy).shards_weights else mode
     ):  # fully_shard asks meshes for ranks, which are real numbers
-        handle = strategy.prepare(factory.role, factory, OptimizerSpec(**plan.optimizer))
+        handle = strategy.prepare(factory.role, factory, plan.optimizer)
     with mode, Answers():
         _micro_step(
             strategy, handle, batch, plan, None

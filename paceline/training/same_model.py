@@ -12,6 +12,7 @@ from typing import Any
 from paceline.config.optimizers import BUILT
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Plan
 from paceline.plan.shape import shape_from_config
 
@@ -31,21 +32,22 @@ def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any
     return [*_optimizer(state.get("optimizer"), plan.optimizer), *_adapters(state, plan.adapter), *_sizes(saved, plan)]
 
 
-def _optimizer(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[Diagnostic]:
-    if before is None or _keeps(before) == _keeps(now):  # checkpoints of before do not say
+def _optimizer(before: Mapping[str, Any] | None, now: OptimizerSpec) -> list[Diagnostic]:
+    saved = None if before is None else OptimizerSpec(name=before["name"], args=before["args"])
+    if saved is None or _keeps(saved) == _keeps(now):  # checkpoints of before do not say
         return []
-    what, hint = "the checkpoint holds the state of another optimizer than this run's", f"optim: {_named(before)}; or {_EXPORT}, whose optimizer begins anew"  # fmt: skip
-    return [Diagnostic("resume.other_optimizer", what, "training.optim", f"{_named(before)} in the checkpoint, {_named(now)} now", hint)]  # fmt: skip
+    what, hint = "the checkpoint holds the state of another optimizer than this run's", f"optim: {_named(saved)}; or {_EXPORT}, whose optimizer begins anew"  # fmt: skip
+    return [Diagnostic("resume.other_optimizer", what, "training.optim", f"{_named(saved)} in the checkpoint, {_named(now)} now", hint)]  # fmt: skip
 
 
-def _named(optimizer: Mapping[str, Any]) -> str:
-    args = ", ".join(f"{key}={value}" for key, value in optimizer["args"].items())
-    return f"{optimizer['name']} with optim_args: {args}" if args else str(optimizer["name"])
+def _named(optimizer: OptimizerSpec) -> str:
+    args = ", ".join(f"{key}={value}" for key, value in optimizer.args.items())
+    return f"{optimizer.name} with optim_args: {args}" if args else optimizer.name
 
 
-def _keeps(optimizer: Mapping[str, Any]) -> tuple[str, int]:
-    built = BUILT.get(optimizer["name"])
-    return (optimizer["name"], 0) if built is None else (built.made_by, built.kept(_MATRIX, optimizer["args"]))
+def _keeps(optimizer: OptimizerSpec) -> tuple[str, int]:
+    built = BUILT.get(optimizer.name)
+    return (optimizer.name, 0) if built is None else (built.made_by, built.kept(_MATRIX, optimizer.args))
 
 
 def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None) -> list[Diagnostic]:

@@ -45,7 +45,7 @@ def run_state(
         "world_size": plan.world_size,
         "data_parallel_size": plan.batch.data_parallel_size,
         "strategy": plan.strategy,
-        "optimizer": {key: plan.optimizer[key] for key in ("name", "args")},
+        "optimizer": {"name": plan.optimizer.name, "args": dict(plan.optimizer.args)},
         "plan_digest": plan.digest(),
     }
 

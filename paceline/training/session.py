@@ -23,7 +23,6 @@ from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
@@ -100,7 +99,7 @@ class Session:
             where = "training.distributed_strategy"
             raise ConfigError(Diagnostic("strategy.pipeline_generation", what, where, self.plan.strategy, hint))
         factories = {role: self.models.trained(role) for role in algorithm.trains}
-        handles = {role: strategy.prepare(role, build, self.optimizer()) for role, build in factories.items()}
+        handles = {role: strategy.prepare(role, build, self.plan.optimizer) for role, build in factories.items()}
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
         if self.plan.reference == "cached":
@@ -138,11 +137,6 @@ class Session:
         section = getattr(self.config.training, self.plan.algorithm, None)
         options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
-
-    def optimizer(self) -> OptimizerSpec:
-        spec = dict(self.plan.optimizer)
-        spec["betas"] = tuple(spec["betas"])
-        return OptimizerSpec(**spec)
 
     def check_data(self, root: Any) -> None:
         """Every token has a row in the embedding. Raises DataError."""

@@ -23,7 +23,6 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.memory import model_states
 from paceline.plan.plan import Plan
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.window import StepOutcome
 from paceline.rules.planning import make_plan
@@ -100,7 +99,7 @@ def moments(handle: Handle, scalars: bool) -> Iterator[Tensor | None]:
 def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     plan = plan_of(case, world, out)
     strategy = make_strategy(plan.strategy, world, plan)
-    spec = OptimizerSpec(**{**plan.optimizer, "betas": tuple(plan.optimizer["betas"])})
+    spec = plan.optimizer
     compute = getattr(torch, plan.precision.compute)
     source = load_config(str(out / f"config{world.rank}.json")).config.model
     handle = strategy.prepare(
@@ -126,7 +125,7 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     }
     planned = model_states(plan, world.rank)
     told = handle.state_bytes()
-    return {"measured": found, "planned": None if planned is None else planned.to_json(), "told": told}
+    return {"measured": found, "planned": None if planned is None else dataclasses.asdict(planned), "told": told}
 
 
 def main() -> None:

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
+from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
 Training = Mapping[str, Any]  # ``Config.to_json()["training"]``
 Adapter = Mapping[str, Any] | None
-NO_MODELS: tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]] = ("", {}, ())
+NO_MODELS: tuple[str, dict[str, OtherModel], tuple[Decision, ...]] = ("", {}, ())
 
 
 class Rows(Protocol):
@@ -102,9 +103,7 @@ class AlgorithmSpec:
         name = self.options_of(training).get(self.named.get(role, ""))
         return None if name is None else str(name)
 
-    def models(
-        self, training: Training, adapter: Adapter
-    ) -> tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]]:
+    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         """(``Plan.reference``: where log-probabilities of the reference come from, ``Plan.models`` without their shapes, what there is to say)."""
         return NO_MODELS
 

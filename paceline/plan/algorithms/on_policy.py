@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, switched_off
+from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
 
@@ -22,22 +22,20 @@ class OnPolicy(AlgorithmSpec):
         judge = judges[0]["options"].get("model") if judges else None
         return None if judge is None else str(judge)
 
-    def models(
-        self, training: Training, adapter: Adapter
-    ) -> tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]]:
+    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         reference, said = self._reference(training, adapter)
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, OtherModel] = {}
         if reference == "live":
-            found["reference"] = {"trained": False, "model": self.model_named(training, "reference")}
+            found["reference"] = OtherModel(False, self.model_named(training, "reference"))
         if self.value_model:
             name = self.model_named(training, "value")
-            found["value"] = {"trained": True, "model": name}
+            found["value"] = OtherModel(True, name)
             start = name or "the model that training starts from, with a fresh head"
             own = ", with an adapter of its own" if adapter is not None else ""
             said += (Decision("value model", "trained", f"{start}{own}"),)
         judge = self.model_named(training, "reward")
         if judge is not None:
-            found["reward"] = {"trained": False, "model": judge}
+            found["reward"] = OtherModel(False, judge)
             said += (Decision("reward model", "frozen", judge),)
         return reference, found, said
 

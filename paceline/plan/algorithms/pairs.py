@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, switched_off
+from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
 _KEY = "training.dpo"
@@ -15,9 +15,7 @@ _KEY = "training.dpo"
 class Dpo(AlgorithmSpec):
     """Its reference is asked in training, before it, or not at all."""
 
-    def models(
-        self, training: Training, adapter: Adapter
-    ) -> tuple[str, dict[str, dict[str, Any]], tuple[Decision, ...]]:
+    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         options = self.options_of(training)
         if options.get("reference_free"):
             why = f"{_KEY}.reference_free: every answer is equally likely"
@@ -31,7 +29,7 @@ class Dpo(AlgorithmSpec):
             why = "the policy itself with its adapter switched off: no second model"
             return "adapter", {}, (Decision("reference", "adapter off", why),)
         why = f"{named}, frozen beside the policy; {_KEY}.precompute_ref_log_probs: true spares its memory and its forward"
-        return "live", {"reference": {"trained": False, "model": model}}, (Decision("reference", "live", why),)
+        return "live", {"reference": OtherModel(False, model)}, (Decision("reference", "live", why),)
 
 
 REWARD = AlgorithmSpec(

@@ -164,14 +164,14 @@ def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
     if layout is None:
         return None
     candidate = predicted(layout, work_of(plan, ask, layout), plan.mesh, ask)
-    states = (plan.memory or {}).get("largest")
+    states = plan.memory and plan.memory.largest
     if not states or plan.mesh.pp > 1:
         return candidate
     peak = replace(
         candidate.peak,
-        parameters=float(states["parameters"]),
-        gradients=float(states["gradients"]),
-        optimizer=float(states["optimizer"] + states["counters"]),
+        parameters=float(states.parameters),
+        gradients=float(states.gradients),
+        optimizer=float(states.optimizer + states.counters),
         others=0.0,  # the states above are those of all models
     )
     offload = candidate.work.offload

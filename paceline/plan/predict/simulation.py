@@ -62,7 +62,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> li
     peak = candidate.peak
     states: Mapping[str, int] = measured.get("states") or {}
     rows = [Compared(name, states.get(name), getattr(peak, name)) for name in ("parameters", "gradients", "optimizer")]
-    counters = ((plan.memory or {}).get("largest") or {}).get("counters", 0)
+    counters = plan.memory.largest.counters if plan.memory and plan.memory.largest else 0
     rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
     rows.append(Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints))
     chunked = algorithm_spec(plan.algorithm).sums_tokens

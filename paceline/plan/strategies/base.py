@@ -23,9 +23,9 @@ from paceline.plan.starts import Start
 from paceline.plan.state_form import StateForm
 
 if TYPE_CHECKING:
+    from paceline.plan.parts import ModelStates
     from paceline.plan.pieces import Piece
     from paceline.plan.predict.work import Work
-    from paceline.plan.states import ModelStates
 
 
 class Simulated(Enum):

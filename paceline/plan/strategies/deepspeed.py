@@ -12,13 +12,14 @@ from paceline.plan.engine_deepspeed import deepspeed_engine, deepspeed_mesh
 from paceline.plan.engine_options import DeepSpeedOptions, EngineOptions
 from paceline.plan.memory_zero import zero_states
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
 from paceline.plan.pieces import Piece, tp_share
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.predict.layout import WHOLE, Layout, Storage
 from paceline.plan.predict.work import Work
 from paceline.plan.starts import CARD, Start
 from paceline.plan.state_form import DEEPSPEED as FORM
-from paceline.plan.states import ModelStates, whole_states
+from paceline.plan.states import whole_states
 from paceline.plan.strategies.base import Simulated, StrategySpec
 
 ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)  # 16-bit weights, sums in fp32, fp32 masters and moments

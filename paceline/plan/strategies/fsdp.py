@@ -12,13 +12,14 @@ from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_fsdp import fsdp_engine, fsdp_mesh
 from paceline.plan.engine_options import EngineOptions, FsdpOptions
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
 from paceline.plan.pieces import Piece, pieces_of, tp_share
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.predict.layout import WHOLE, Layout, Storage
 from paceline.plan.predict.work import Work
 from paceline.plan.starts import FIRST, HOST, Start
 from paceline.plan.state_form import TORCH
-from paceline.plan.states import ModelStates, sharded_states
+from paceline.plan.states import sharded_states
 from paceline.plan.strategies.base import Simulated, StrategySpec
 
 SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # fp32 shards, gathered in 16 bit

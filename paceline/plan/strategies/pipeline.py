@@ -12,12 +12,13 @@ from paceline.plan.engine_fsdp import fsdp_mesh
 from paceline.plan.engine_options import EngineOptions, PipelineOptions
 from paceline.plan.engine_pipeline import pipeline_engine
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
 from paceline.plan.pieces import Piece, own_stages, tp_share
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.predict.layout import WHOLE, Layout
 from paceline.plan.starts import HOST, Start
 from paceline.plan.state_form import TORCH
-from paceline.plan.states import ModelStates, sharded_states, whole_states
+from paceline.plan.states import sharded_states, whole_states
 from paceline.plan.strategies.base import StrategySpec
 from paceline.plan.strategies.fsdp import SHARDED
 

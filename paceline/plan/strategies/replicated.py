@@ -10,13 +10,14 @@ from paceline.plan.batch import BatchSplit
 from paceline.plan.engine import Findings, Job
 from paceline.plan.engine_options import EngineOptions, ThreadOptions
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
 from paceline.plan.pieces import Piece, tp_share
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.predict.layout import Layout
 from paceline.plan.predict.work import Work
 from paceline.plan.starts import CARD, Start
 from paceline.plan.state_form import TORCH
-from paceline.plan.states import ModelStates, whole_states
+from paceline.plan.states import whole_states
 from paceline.plan.strategies.base import Simulated, StrategySpec
 
 

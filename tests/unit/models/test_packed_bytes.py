@@ -40,7 +40,7 @@ def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> N
     assert scale_bytes(shape, None) == 0
     plan = make_plan(_config(section), CPU, world_size=1, launcher="single", run_dir="")
     assert plan.memory is not None
-    assert plan.memory["largest"]["parameters"] == sum(p.nbytes for p in hf.parameters()) + scales
+    assert plan.memory.largest.parameters == sum(p.nbytes for p in hf.parameters()) + scales
 
 
 def _scales(state: Any) -> int:

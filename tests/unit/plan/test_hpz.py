@@ -25,7 +25,7 @@ def plan_of(size: int, stage: int = 3, **more: Any) -> Plan:
 
 def parameters(plan: Plan) -> int:
     assert plan.memory is not None
-    return int(plan.memory["largest"]["parameters"])
+    return int(plan.memory.largest.parameters)
 
 
 @pytest.mark.parametrize("size", [2, 8, 32, 64])

@@ -278,8 +278,8 @@ def test_what_is_asked_and_granted_is_said_too(config: Any) -> None:
 
 def test_optimizer_arguments_as_transformers_writes_them(config: Any) -> None:
     plan = plan_of(config({"optim": "sgd", "optim_args": "momentum=0.9,nesterov=True", "adam_beta2": 0.95}))
-    assert plan.optimizer["name"] == "sgd" and plan.optimizer["args"] == {"momentum": 0.9, "nesterov": True}
-    assert plan.optimizer["betas"] == [0.9, 0.95]
+    assert plan.optimizer.name == "sgd" and plan.optimizer.args == {"momentum": 0.9, "nesterov": True}
+    assert plan.optimizer.betas == (0.9, 0.95)
 
 
 def test_the_text_is_at_most_a_hundred_columns_and_tells_every_decision(config: Any) -> None:

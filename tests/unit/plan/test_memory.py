@@ -18,11 +18,12 @@ from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import memory_of, model_states
 from paceline.plan.parameters import parameters_of
+from paceline.plan.parts import Memory, ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
 from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_candidate
 from paceline.plan.roles import named_shapes
 from paceline.plan.shape import scoring, shape_from_config
-from paceline.plan.states import moments
+from paceline.plan.states import moments, sum_of
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.strategies.measure import storage_bytes
@@ -69,7 +70,7 @@ def test_weights_and_their_copies_are_those_of_the_built_model(
         assert planned is not None
         autocast = family == "mixtral"  # its experts have no low-precision form: torch.autocast, no copies
         if autocast:
-            planned = model_states(dataclasses.replace(plan, memory={"copies": False}), 0)
+            planned = model_states(dataclasses.replace(plan, memory=Memory(False)), 0)
         assert planned is not None
         assert planned.parameters == storage_bytes([*held, *map(precision.compute_copy, held)]), sections
         assert planned.gradients == sum(p.numel() * p.element_size() for p in held if p.requires_grad)
@@ -86,7 +87,7 @@ def test_shards_are_padded_rows_and_moments_are_not(plan_of: Any) -> None:
     assert first.optimizer == 8 * padded
     short = {100: 32, 64: 20, 32: 10, 96: 32}
     assert last.optimizer == 8 * (sum(short[a] * b for a, b in matrices) + 3 * 20)
-    assert plan.memory["largest"] == first.to_json() and plan.memory["smallest"] == last.to_json()
+    assert plan.memory.largest == first and plan.memory.smallest == last
 
 
 def test_zero_shares_out_flat_groups_with_their_alignment(plan_of: Any) -> None:
@@ -111,9 +112,9 @@ def test_zero_shares_out_flat_groups_with_their_alignment(plan_of: Any) -> None:
 
 def test_a_large_world_is_counted_by_its_corners_and_an_unknown_size_is_said(plan_of: Any) -> None:
     plan = plan_of({"fsdp": "full_shard"}, 128)
-    assert plan.memory is not None and plan.memory["largest"]["parameters"] >= plan.memory["smallest"]["parameters"]
+    assert plan.memory is not None and plan.memory.largest.parameters >= plan.memory.smallest.parameters
     unknown = dataclasses.replace(plan, shape=None)
-    assert memory_of(unknown, CPU)["largest"] is None
+    assert memory_of(unknown, CPU).largest is None
     assert "not known yet" in explain(dataclasses.replace(unknown, memory=memory_of(unknown, CPU)))
 
 
@@ -122,7 +123,7 @@ def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> No
     text = explain(plan)
     assert plan.memory is not None
     for part in ("parameters", "gradients"):
-        assert f"{plan.memory['largest'][part]:,} bytes" in text
+        assert f"{getattr(plan.memory.largest, part):,} bytes" in text
     assert max(map(len, text.splitlines())) <= WIDTH and Plan.from_json(json.loads(plan.dumps())) == plan
 
 
@@ -139,10 +140,9 @@ def test_the_table_stands_in_the_plan_s_text_and_in_its_json(plan_of: Any) -> No
     ],
 )
 def test_moments_are_those_that_the_optimizers_make(optimizer: dict[str, Any], found: int) -> None:
-    from paceline.protocols.optimizer import OptimizerSpec
     from paceline.strategies.optimizer import build_optimizer
 
-    assert moments((4, 6), optimizer) == found
+    assert moments((4, 6), OptimizerSpec(**optimizer)) == found
     parameter = torch.nn.Parameter(torch.ones(4, 6))
     built = build_optimizer(
         OptimizerSpec(name=optimizer["name"], args=optimizer.get("args", {})), [("layer.weight", parameter)]
@@ -194,20 +194,20 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
     judged = [p.numel for p in parameters_of(scoring(shape_from_config(larger)))]
     for strategy, world in (("single", 1), ("ddp", 2), ("zero1", 2), ("fsdp", 2)):
         plan = plan_of({**asked, "distributed_strategy": strategy}, world)
-        assert {role: m["trained"] for role, m in plan.models.items()} == {"reference": False, "value": True, "reward": False}  # fmt: skip
+        assert {role: m.trained for role, m in plan.models.items()} == {"reference": False, "value": True, "reward": False}  # fmt: skip
         assert plan.memory is not None
-        roles = plan.memory["roles"]
-        assert plan.memory["largest"] == {k: sum(r[k] for r in roles.values()) for k in roles["policy"]}
+        roles = plan.memory.roles
+        assert plan.memory.largest == sum_of(list(roles.values()))
         shared = 2 if strategy == "fsdp" else 1
-        assert roles["reference"] == {"parameters": 4 * sum(own) // shared, "gradients": 0, "optimizer": 0, "counters": 0}  # fmt: skip
-        assert roles["reward"]["parameters"] == pytest.approx(4 * sum(judged) / shared, abs=4 * 64)
-        assert roles["value"]["optimizer"] == pytest.approx(8 * sum(judged) / (1 if strategy in ("single", "ddp") else 2), abs=8 * 64)  # fmt: skip
+        assert roles["reference"] == ModelStates(4 * sum(own) // shared, 0, 0)  # fmt: skip
+        assert roles["reward"].parameters == pytest.approx(4 * sum(judged) / shared, abs=4 * 64)
+        assert roles["value"].optimizer == pytest.approx(8 * sum(judged) / (1 if strategy in ("single", "ddp") else 2), abs=8 * 64)  # fmt: skip
         assert Plan.from_json(json.loads(plan.dumps())) == plan
         ask = ask_of(plan, cluster_of_cpu(CPU, world))
         candidate = planned_candidate(plan, ask) if ask else None
         assert candidate is not None  # what is foretold of a rank's memory counts each model once
         peak = candidate.peak
-        assert peak.parameters + peak.gradients + peak.optimizer + peak.others == sum(plan.memory["largest"].values())
+        assert peak.parameters + peak.gradients + peak.optimizer + peak.others == plan.memory.largest.total
     told = explain(plan)
     for role, kind in (("policy", "trained"), ("reference", "frozen"), ("value", "trained"), ("reward", "frozen")):
         assert f"of them the {role}, {kind}" in told
@@ -218,9 +218,9 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
         load_config(None, flags={"model.name_or_path": str(judge)}).config.model.model_copy(update={"config": larger, "name_or_path": None}),
         role=Role.VALUE, adapter=adapted.adapter,
     )()  # fmt: skip
-    assert adapted.memory["roles"]["value"]["gradients"] == sum(4 * p.numel() for p in value.parameters() if p.requires_grad)  # fmt: skip
+    assert adapted.memory.roles["value"].gradients == sum(4 * p.numel() for p in value.parameters() if p.requires_grad)  # fmt: skip
     unknown = plan_of({**asked, "ppo": {"ref_model": "somebody/else"}}, 1)
-    assert unknown.memory is not None and unknown.memory["roles"]["reference"] is None
+    assert unknown.memory is not None and unknown.memory.roles["reference"] is None
     assert model_states(unknown, 0) is None and "of them the reference, frozen" in explain(unknown)
 
 

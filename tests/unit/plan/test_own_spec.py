@@ -47,7 +47,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("examples")
 def test_a_spec_of_ones_own_is_planned_as_a_built_in_one() -> None:
     own, ddp = plan_of("custom_strategy_spec:SPEC"), plan_of("ddp")
-    assert own.memory == ddp.memory and own.memory is not None and own.memory["largest"] is not None
+    assert own.memory == ddp.memory and own.memory is not None and own.memory.largest is not None
     mine, theirs = predicted_plan(own, H100), predicted_plan(ddp, H100)
     assert mine is not None and theirs is not None and mine.speed == theirs.speed
     assert state_form("custom_strategy_spec:SPEC") == state_form("ddp")
@@ -58,7 +58,7 @@ def test_a_spec_of_ones_own_is_planned_as_a_built_in_one() -> None:
 def test_of_a_class_alone_the_plan_says_that_nothing_is_known() -> None:
     plan = plan_of("custom_strategy:CompressedDDP")
     assert "memory and speed are not known" in plan.strategy_reason and predicted_plan(plan, H100) is None
-    assert plan.memory is not None and plan.memory["largest"] is None
+    assert plan.memory is not None and plan.memory.largest is None
     assert state_form("custom_strategy:CompressedDDP") != state_form("ddp")
     assert "custom_strategy" not in sys.modules, "a class is not imported where a plan is made"
 

@@ -1,0 +1,60 @@
+"""Parts of a plan: the optimizer, what a rank keeps from step to step, models beside the one that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.plan.codec import UNLESS_DEFAULT
+from paceline.plan.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """``name`` is Transformers' ``optim`` (``adamw_torch_fused``, ``sgd``, …); betas, eps and weight_decay as in ``TrainingArguments``.
+
+    Weight decay applies to matrices only (biases and norm weights are left out), as ``transformers.Trainer`` does.
+    """
+
+    name: str = "adamw_torch_fused"
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """Bytes that one rank keeps from step to step."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    counters: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameters + self.gradients + self.optimizer + self.counters
+
+
+@dataclass(frozen=True)
+class Memory:
+    """``copies``: whether low-precision copies of fp32 weights are kept; the states of the rank that keeps most and of the one that keeps least (None: not
+    known), and those of each role on the largest, where there are several."""
+
+    copies: bool
+    largest: ModelStates | None = None
+    smallest: ModelStates | None = None
+    roles: Mapping[str, ModelStates | None] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model beside the one that is trained first; ``model``: a folder or hub name (None: the one that training starts from)."""
+
+    trained: bool
+    model: str | None = None
+    shape: ModelShape | None = None
