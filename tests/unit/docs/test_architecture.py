@@ -1,0 +1,44 @@
+"""``docs/architecture.md`` says what the sources say: rooms and their docstrings, the contracts that comments cite, files that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+_ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
+
+
+def _rooms() -> dict[str, str]:
+    """Room → the first line of its docstring."""
+    found = {}
+    for file in sorted((ROOT / "paceline").glob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+        assert text, file
+        found[file.parent.name] = text.splitlines()[0]
+    return found
+
+
+def test_each_room_stands_there_with_its_own_words() -> None:
+    assert dict(_ROW.findall(PAGE)) == _rooms()
+
+
+def test_rooms_stand_in_the_order_of_imports() -> None:
+    listed = re.search(r"^ROOMS = \((.*?)\)", (ROOT / "tests/architecture/sources.py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)  # fmt: skip
+    assert listed
+    order = [name for name in re.findall(r'"(\w+)"', listed[1]) if name in _rooms()]
+    assert [name for name, _ in _ROW.findall(PAGE)] == order
+
+
+def test_every_contract_that_a_comment_cites_is_written() -> None:
+    written = {int(n) for n in re.findall(r"^(\d+)\. \*\*", PAGE, re.MULTILINE)}
+    cited = {int(n) for file in (ROOT / "paceline").rglob("*.py") for n in re.findall(r"[Cc]ontract (\d+)", file.read_text(encoding="utf-8"))}  # fmt: skip
+    assert written == set(range(1, 15)) and cited and cited <= written
+
+
+def test_files_that_are_named_are_there() -> None:
+    named = re.findall(r"`((?:paceline|tests|docs)/[\w./-]+?)/?`", PAGE)
+    assert len(named) > 12
+    assert [name for name in named if not (ROOT / name).exists()] == []
