@@ -15,6 +15,13 @@ from support import worker_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
+
+@pytest.fixture(autouse=True)
+def warm_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under --fresh-processes."""
+    monkeypatch.setattr(warm.Popen, "allowed", True)
+
+
 PROGRAMS = {
     "argv": "import sys; print(sys.argv[1:], __name__, __file__, sys.path[0], sys.stdin.read())",
     "code": "import sys; sys.exit(7)",
