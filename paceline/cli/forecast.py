@@ -29,6 +29,7 @@ def forecast_of_model(
     from paceline.core.tables import ALGORITHMS
     from paceline.plan.catalogue import cluster_of
     from paceline.plan.known import model_shape
+    from paceline.plan.parts import AdapterSpec, Quantization
     from paceline.plan.predict.from_plan import adapter_work
     from paceline.plan.predict.report import forecast
     from paceline.plan.predict.search import Ask
@@ -67,17 +68,8 @@ def forecast_of_model(
     shape = model_shape(model)
     adapter = None
     if lora is not None:
-        quantization = {"bits": bits, "double_quant": True} if bits else None
-        adapter = adapter_work(
-            shape,
-            {
-                "r": lora,
-                "target_modules": list(ALL_LINEAR),
-                "modules_to_save": [],
-                "bias": "none",
-                "quantization": quantization,
-            },
-        )
+        quantization = Quantization(bits) if bits else None
+        adapter = adapter_work(shape, AdapterSpec(lora, 2 * lora, target_modules=ALL_LINEAR, quantization=quantization))
     return forecast(
         model, Ask(shape, cluster_of(hardware), seq_len, rows or 0, adapter, algorithm=algorithm, tokens=tokens or 0.0)
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
 from paceline.plan.engine_options import NO_OPTIONS, EngineOptions
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.plan.plan import Decision
 from paceline.plan.shape import ModelShape
 from paceline.plan.strategies.base import StrategySpec, strategy_specs
@@ -25,8 +27,8 @@ ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
-def adapter_of(lora: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """``Plan.adapter`` from the config's ``lora`` section (as JSON); None without one.
+def adapter_of(lora: Mapping[str, Any] | None) -> AdapterSpec | None:
+    """``Plan.adapter`` from the config's ``lora`` section; None without one.
 
     With ``adapter_name_or_path`` rank, scale and targets are those of that folder's ``adapter_config.json``. Raises ConfigError when it
     cannot be read, is no LoRA, or uses what is not built.
@@ -34,31 +36,23 @@ def adapter_of(lora: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if lora is None:
         return None
     bits = lora.get("quantization_bit")
-    adapter: dict[str, Any] = {
-        "r": lora["r"],
-        "alpha": 2 * lora["r"] if lora.get("alpha") is None else lora["alpha"],
-        "dropout": lora["dropout"],
-        "target_modules": list(lora["target_modules"]),
-        "modules_to_save": list(lora["modules_to_save"]),
-        "bias": lora["bias"],
-        "use_rslora": lora["use_rslora"],
-        "start": None,
-        "quantization": None,
-    }
+    adapter = AdapterSpec(
+        r=lora["r"],
+        alpha=2 * lora["r"] if lora.get("alpha") is None else lora["alpha"],
+        dropout=lora["dropout"],
+        target_modules=tuple(lora["target_modules"]),
+        modules_to_save=tuple(lora["modules_to_save"]),
+        bias=lora["bias"],
+        use_rslora=lora["use_rslora"],
+        quantization=Quantization(bits, lora["quantization_type"], lora["double_quant"]) if bits else None,
+    )
     if lora.get("adapter_name_or_path"):
-        adapter |= _started(Path(lora["adapter_name_or_path"]).expanduser())
-    if bits:
-        adapter["quantization"] = {
-            "bits": bits,
-            "type": lora["quantization_type"],
-            "double_quant": lora["double_quant"],
-            "storage": "uint8",
-        }
+        return _started(Path(lora["adapter_name_or_path"]).expanduser(), adapter)
     return adapter
 
 
 def check_adapter(
-    adapter: Mapping[str, Any] | None,
+    adapter: AdapterSpec | None,
     spec: StrategySpec,
     mesh: Mesh,
     compute: str,
@@ -86,7 +80,7 @@ def check_adapter(
                 "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights: remove the lora section",
             )
         )
-    if adapter["quantization"] is None:
+    if adapter.quantization is None:
         return found
     if installed("bitsandbytes") is None:
         found.append(
@@ -115,70 +109,70 @@ def check_adapter(
     return found
 
 
-def adapter_decisions(adapter: Mapping[str, Any] | None, shape: ModelShape | None) -> tuple[Decision, ...]:
+def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> tuple[Decision, ...]:
     """What the plan says of the adapter."""
     if adapter is None:
         return ()
-    scale = adapter["alpha"] / (adapter["r"] ** 0.5 if adapter["use_rslora"] else adapter["r"])
-    choice = f"r {adapter['r']}, scale {scale:g}, on {', '.join(adapter['target_modules'])}"
+    scale = adapter.alpha / (adapter.r**0.5 if adapter.use_rslora else adapter.r)
+    choice = f"r {adapter.r}, scale {scale:g}, on {', '.join(adapter.target_modules)}"
     count = None if shape is None else adapter_parameters(shape, adapter)
     trained = "the number of trained parameters is counted when the model is built"
     if shape is not None and count is not None:
         trained = f"{human_count(count)} parameters trained beside {human_count(shape.num_parameters)} ({100 * count / shape.num_parameters:.2g} %)"
     reason = f"{trained}; everything else is frozen and not saved: checkpoints hold the adapter, `paceline export --merge` a whole model"
     made = [Decision("lora", choice, reason)]
-    if shape is not None and shape.experts and adapter["target_modules"] == [ALL_LINEAR]:
+    if shape is not None and shape.experts and adapter.target_modules == (ALL_LINEAR,):
         why = "experts and routers are tensors of their own in Transformers, which take no adapter"
         made.append(Decision("lora.target_modules", "the linear layers beside the experts", why))
-    if adapter["start"]:
+    if adapter.start:
         made.append(
-            Decision("lora.adapter_name_or_path", str(adapter["start"]), "rank, scale and targets are read from it")
+            Decision("lora.adapter_name_or_path", str(adapter.start), "rank, scale and targets are read from it")
         )
-    if adapter["modules_to_save"]:
-        made.append(Decision("lora.modules_to_save", ", ".join(adapter["modules_to_save"]), "trained in full"))
-    quantised = adapter["quantization"]
+    if adapter.modules_to_save:
+        made.append(Decision("lora.modules_to_save", ", ".join(adapter.modules_to_save), "trained in full"))
+    quantised = adapter.quantization
     if quantised:
-        double = ", its scales quantised too" if quantised["double_quant"] else ""
+        double = ", its scales quantised too" if quantised.double_quant else ""
         made.append(
             Decision(
                 "lora.quantization_bit",
-                f"{quantised['bits']} ({quantised['type']}{double})",
+                f"{quantised.bits} ({quantised.type}{double})",
                 "every frozen linear layer but the head, quantised by bitsandbytes as it is loaded; a merged export adds the adapter to these very weights",
             )
         )
     return tuple(made)
 
 
-def adapter_parameters(shape: ModelShape, adapter: Mapping[str, Any]) -> int | None:
+def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     """Parameters that the adapter trains, exactly; None for a family whose linear layers are not listed here, or with trained biases."""
     of_layer = linears(shape)
-    if of_layer is None or adapter["bias"] != "none":
+    if of_layer is None or adapter.bias != "none":
         return None
-    targets = adapter["target_modules"]
-    rank = adapter["r"]
+    targets = adapter.target_modules
+    rank = adapter.r
     count = 0
     for layer in range(shape.layers):
         for name, (inside, outside) in of_layer.items():
             if matches(targets, f"model.layers.{layer}.{name}"):
                 count += rank * (inside + outside)
-    saved = {"embed_tokens", "lm_head"} & set(adapter["modules_to_save"])
-    if set(adapter["modules_to_save"]) - saved:
+    saved = {"embed_tokens", "lm_head"} & set(adapter.modules_to_save)
+    if set(adapter.modules_to_save) - saved:
         return None
     head = shape.hidden_size if shape.scalar_head else 0  # fresh: trained in full
     return head + count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
 
 
-def matches(targets: list[str], name: str) -> bool:
+def matches(targets: Sequence[str], name: str) -> bool:
     """Whether a linear layer is a target, as peft decides it: ends of names, one expression for whole names, or all."""
-    if targets == [ALL_LINEAR]:
+    if list(targets) == [ALL_LINEAR]:
         return True
     if len(targets) == 1 and is_pattern(targets[0]):
         return re.fullmatch(targets[0], name) is not None
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _started(folder: Path) -> dict[str, Any]:
-    """What an adapter folder says of itself."""
+def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
+    """``adapter`` with what its folder says of itself."""
     file = folder / "adapter_config.json"
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
@@ -197,7 +191,8 @@ def _started(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         config = {}
     targets: Any = config.get("target_modules")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
+    rank: Any = config.get("r")
+    alpha: Any = config.get("lora_alpha")
     whole = isinstance(rank, int) and rank > 0 and isinstance(alpha, (int, float)) and targets
     other = sorted(key for key in _PLAIN if config.get(key))
     if config.get("peft_type") != "LORA" or not whole or other:
@@ -210,15 +205,16 @@ def _started(folder: Path) -> dict[str, Any]:
                 "an adapter with r, lora_alpha and target_modules alone",
             )
         )
-    return {
-        "r": rank,
-        "alpha": alpha,
-        "target_modules": [targets] if isinstance(targets, str) else sorted(map(str, targets)),
-        "modules_to_save": sorted(map(str, config.get("modules_to_save") or [])),
-        "bias": str(config.get("bias") or "none"),
-        "use_rslora": bool(config.get("use_rslora")),
-        "start": str(folder.absolute()),
-    }
+    return replace(
+        adapter,
+        r=rank,
+        alpha=alpha,
+        target_modules=(targets,) if isinstance(targets, str) else tuple(sorted(map(str, targets))),
+        modules_to_save=tuple(sorted(map(str, config.get("modules_to_save") or []))),
+        bias=str(config.get("bias") or "none"),
+        use_rslora=bool(config.get("use_rslora")),
+        start=str(folder.absolute()),
+    )
 
 
 # Settings of peft that change what an adapter computes, or where it is, beyond plain LoRA.

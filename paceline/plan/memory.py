@@ -8,13 +8,12 @@ Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.hardware import Hardware
-from paceline.plan.parts import Memory, ModelStates
+from paceline.plan.parts import AdapterSpec, Memory, ModelStates
 from paceline.plan.pieces import pieces_of, scale_bytes, tp_share
 from paceline.plan.plan import Plan
 from paceline.plan.shape import ModelShape
@@ -44,7 +43,7 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
     return None if states is None else _with_scales(states, plan.shape, plan.adapter)
 
 
-def _with_scales(states: ModelStates, shape: ModelShape, adapter: Mapping[str, Any] | None) -> ModelStates:
+def _with_scales(states: ModelStates, shape: ModelShape, adapter: AdapterSpec | None) -> ModelStates:
     """The scales of packed weights lie beside them whole on every rank, whatever is shared out."""
     return replace(states, parameters=states.parameters + scale_bytes(shape, adapter))
 

@@ -26,6 +26,31 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """Weights of ``bits`` each, of a ``type`` of bitsandbytes' (nf4, fp4); ``double_quant``: their scales are packed too; ``storage``: torch's name."""
+
+    bits: int
+    type: str = "nf4"
+    double_quant: bool = True
+    storage: str = "uint8"
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """LoRA of rank ``r``, by peft's names; ``start``: the folder whose weights it goes on from; ``quantization`` of the frozen layers below it."""
+
+    r: int
+    alpha: float
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = ()
+    modules_to_save: tuple[str, ...] = ()
+    bias: str = "none"
+    use_rslora: bool = False
+    start: str | None = None
+    quantization: Quantization | None = None
+
+
+@dataclass(frozen=True)
 class ModelStates:
     """Bytes that one rank keeps from step to step."""
 

@@ -12,6 +12,7 @@ from paceline.plan.adapter import matches
 from paceline.plan.engine_options import PipelineOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.parameters import SCORE, Parameter, parameters_of
+from paceline.plan.parts import AdapterSpec
 from paceline.plan.shape import ModelShape
 
 # Columns (dim 0) and rows (dim 1) of the tensor-parallel plans of Transformers 5.23 (``base_model_tp_plan``), by the end of a module's name.
@@ -43,7 +44,7 @@ class Piece:
 
 
 def pieces_of(
-    shape: ModelShape, adapter: Mapping[str, Any] | None, master_bytes: int, stages: Mapping[str, Any] | None = None
+    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: Mapping[str, Any] | None = None
 ) -> tuple[Piece, ...] | None:
     """All tensors of the model (of the given ``stages`` of a pipeline) in the order of ``named_parameters()``.
 
@@ -54,16 +55,16 @@ def pieces_of(
         listed = _of_stages(listed, shape, **stages)
     if adapter is None:
         return tuple(Piece(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
-    if adapter["modules_to_save"] or adapter["bias"] != "none":
+    if adapter.modules_to_save or adapter.bias != "none":
         return None
     made: list[Piece] = []
     for parameter in listed:
         module, _, leaf = parameter.name.rpartition(".")
         linear = leaf == "weight" and len(parameter.shape) == 2 and parameter.layer is not None and not _is_router(shape, module)  # fmt: skip
         made.append(_frozen(parameter, adapter, master_bytes, linear))
-        if linear and matches(list(adapter["target_modules"]), module):
+        if linear and matches(adapter.target_modules, module):
             outside, inside = parameter.shape if shape.model_type != "gpt2" else parameter.shape[::-1]
-            rank = int(adapter["r"])
+            rank = adapter.r
             made.append(Piece(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
             made.append(Piece(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
     return tuple(made)
@@ -73,19 +74,19 @@ def _is_router(shape: ModelShape, module: str) -> bool:
     return bool(shape.experts) and module.endswith(("mlp.gate", "mlp.router"))
 
 
-def _frozen(parameter: Parameter, adapter: Mapping[str, Any], master_bytes: int, linear: bool) -> Piece:
+def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> Piece:
     """A weight of the base model: as it is, or packed to half a byte (its scales lie beside: ``scale_bytes``). A fresh head is trained."""
     if parameter.name == SCORE:
         return Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
-    if linear and adapter.get("quantization"):
+    if linear and adapter.quantization:
         return Piece(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
     return Piece(parameter.name, parameter.shape, False, parameter.decays, master_bytes)
 
 
-def scale_bytes(shape: ModelShape, adapter: Mapping[str, Any] | None) -> int:
+def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
     """What lies beside the packed weights of a 4-bit base on every rank: a scale a block of 64 numbers (fp32; with double quantisation a byte,
     and an fp32 scale a block of 256 of those), as bitsandbytes keeps them."""
-    quantization = (adapter or {}).get("quantization")
+    quantization = adapter.quantization if adapter else None
     if not quantization:
         return 0
     found = 0
@@ -98,7 +99,7 @@ def scale_bytes(shape: ModelShape, adapter: Mapping[str, Any] | None) -> int:
             and not _is_router(shape, module)
         ):
             blocks = -(-parameter.numel // 64)
-            found += blocks + 4 * -(-blocks // 256) if quantization.get("double_quant") else 4 * blocks
+            found += blocks + 4 * -(-blocks // 256) if quantization.double_quant else 4 * blocks
     return found
 
 

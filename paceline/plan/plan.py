@@ -13,7 +13,7 @@ from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.engine_options import NO_OPTIONS, EngineOptions, options_from_json
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import Memory, OptimizerSpec, OtherModel
+from paceline.plan.parts import AdapterSpec, Memory, OptimizerSpec, OtherModel
 from paceline.plan.shape import ModelShape
 
 #: What a decision's ``choice`` begins with that only warns.
@@ -76,7 +76,7 @@ class Plan:
     launcher: str
     paceline_version: str
     engine: EngineOptions = NO_OPTIONS
-    adapter: Mapping[str, Any] | None = None
+    adapter: AdapterSpec | None = None
     memory: Memory | None = None
     reference: str = ""
     models: Mapping[str, OtherModel] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from paceline.plan.family_strategy import check_family
 from paceline.plan.hardware import Hardware
 from paceline.plan.knobs import optimizer_spec
 from paceline.plan.mesh import Mesh
-from paceline.plan.parts import OptimizerSpec
+from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
 from paceline.plan.rollout import check_rollout
@@ -64,7 +64,7 @@ class Resolved:
     """Strategy, adapter, optimizer, precision, and what the engine makes of them."""
 
     chosen: Chosen
-    adapter: dict[str, Any] | None
+    adapter: AdapterSpec | None
     optimizer: OptimizerSpec
     precision: Precision
     engine: Engine

@@ -167,7 +167,7 @@ def _smaller(plan: Plan) -> str:
 def _startable(plan: Plan) -> str:
     """What starts with less, under this version."""
     reads = "distributed_strategy: fsdp with fsdp: full_shard (rank 0 alone reads, no card holds more than its share)"
-    quantised = plan.adapter is not None and plan.adapter.get("quantization") is not None
+    quantised = plan.adapter is not None and plan.adapter.quantization is not None
     if quantised:
         return f"adapters on weights of 16 bits (quantization_bit: null) under {reads}, or a smaller model"
     one = strategy_spec(plan.strategy).start(plan.engine)

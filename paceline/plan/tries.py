@@ -59,7 +59,7 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
         asked = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
                  "sequence parallelism": sharded is not None and sharded.sequence_parallel, "rollouts": algorithm_spec(plan.algorithm).on_policy}  # fmt: skip
         reasons += (f"{what} on padded rows" for what, is_so in asked.items() if is_so)
-    if plan.adapter is not None and plan.adapter["quantization"] and kind in NO_LINEARS:
+    if plan.adapter is not None and plan.adapter.quantization and kind in NO_LINEARS:
         reasons.append("4-bit layers")
     if plan.mesh.tp > 1 and _says(config, environ, "base_model_tp_plan"):
         reasons.append("a tensor-parallel plan of its own")

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan.model_shape import ModelShape
+from paceline.plan.parts import AdapterSpec
 from paceline.plan.weights_files import header_of, weights_of
 
 LLAMA_LIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"})
@@ -71,9 +72,9 @@ def _misfits(tensors: Mapping[str, Mapping[str, Any]], shape: ModelShape) -> Ite
         yield f"{len(layers)} layers, num_hidden_layers is {shape.layers}"
 
 
-def adapter_sizes(folder: Path, adapter: Mapping[str, Any], shape: ModelShape) -> list[Diagnostic]:
+def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list[Diagnostic]:
     """What of an adapter's weights does not fit the model it is to be trained on, or its own ``adapter_config.json``."""
-    inside, rank = linears(shape), adapter["r"]
+    inside, rank = linears(shape), adapter.r
     if inside is None:
         return []
     try:

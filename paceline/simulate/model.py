@@ -16,6 +16,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.plan.shrink import shrunk
 from paceline.protocols.model import WHOLE, BuildOptions, RootModule
@@ -63,7 +64,7 @@ class FakeFactory:
             "attention": plan.config.get("model", {}).get("attn_implementation") or "auto",
             "recompute": plan.recompute,
             "master_dtype": getattr(torch, plan.precision.master),
-            "adapter": plan.adapter,
+            "adapter": to_json(plan.adapter),
         }
 
 

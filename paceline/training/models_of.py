@@ -12,6 +12,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.models.factory import HFModelFactory
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
 from paceline.training.rollout.judge import check_reward_model
@@ -39,7 +40,7 @@ class Models:
 
     def trained(self, role: Role) -> HFModelFactory:
         """A model that is trained: from the weights named for it, or those that training starts from. An adapter to go on with is the policy's."""
-        named, adapter = self._named(role), self.plan.adapter
+        named, adapter = self._named(role), to_json(self.plan.adapter)
         if role is not Role.VALUE:
             return self._factory(role)
         own = adapter if adapter is None else {**adapter, "start": None}
@@ -78,7 +79,7 @@ class Models:
             "compile": self.plan.compile,
             "compile_options": self._compile_options(),
             "master_dtype": DTYPES[precision.master],
-            "adapter": self.plan.adapter,
+            "adapter": to_json(self.plan.adapter),
             "temperature": self._temperature(),
         }
         return HFModelFactory(**{**values, **changed})

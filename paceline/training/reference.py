@@ -19,6 +19,7 @@ from paceline.algorithms.pairs import document_sums
 from paceline.core.units import human_seconds
 from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED
+from paceline.plan.codec import to_json
 from paceline.protocols.roles import Ask, Role
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
@@ -39,11 +40,11 @@ def ask_reference(
     """
     config, plan = session.config, session.plan
     options = config.training.dpo
-    start = (plan.adapter or {}).get("start")
+    start = plan.adapter.start if plan.adapter else None
     key = {
         "data": session.prepared.fingerprint,
         "weights": weights_identity(options.ref_model, None) if options.ref_model else policy.fingerprint,
-        "adapter": None if options.ref_model else plan.adapter,
+        "adapter": None if options.ref_model else to_json(plan.adapter),
         "adapter_weights": weights_identity(start, None) if start else None,
         "numbers": [plan.precision.compute, plan.precision.master, plan.attention],
     }

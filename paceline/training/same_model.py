@@ -12,6 +12,7 @@ from typing import Any
 from paceline.config.optimizers import BUILT
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.codec import to_json
 from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Plan
 from paceline.plan.shape import shape_from_config
@@ -29,7 +30,11 @@ def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any
         what = f"the checkpoint is of a run by '{before}', and this one trains by '{plan.algorithm}'"
         hint = f"algorithm: {before}; or to go on from its weights, {_EXPORT}"
         return [Diagnostic("resume.other_algorithm", what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint)]  # fmt: skip
-    return [*_optimizer(state.get("optimizer"), plan.optimizer), *_adapters(state, plan.adapter), *_sizes(saved, plan)]
+    return [
+        *_optimizer(state.get("optimizer"), plan.optimizer),
+        *_adapters(state, to_json(plan.adapter)),
+        *_sizes(saved, plan),
+    ]
 
 
 def _optimizer(before: Mapping[str, Any] | None, now: OptimizerSpec) -> list[Diagnostic]:

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
+from paceline.plan.codec import to_json
 from paceline.plan.hardware import probe_hardware
 from paceline.plan.memory import model_states
 from paceline.plan.plan import Plan
@@ -103,7 +104,7 @@ def measured(case: dict[str, Any], world: World, out: Path) -> dict[str, Any]:
     compute = getattr(torch, plan.precision.compute)
     source = load_config(str(out / f"config{world.rank}.json")).config.model
     handle = strategy.prepare(
-        Role.POLICY, HFModelFactory(source, seed=5, compute_dtype=compute, adapter=plan.adapter), spec
+        Role.POLICY, HFModelFactory(source, seed=5, compute_dtype=compute, adapter=to_json(plan.adapter)), spec
     )
     seen: dict[str, int] = {}
     finish = strategy.finish

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
-from paceline.plan.parts import OtherModel
+from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import Decision
 
 Training = Mapping[str, Any]  # ``Config.to_json()["training"]``
-Adapter = Mapping[str, Any] | None
+Adapter = AdapterSpec | None
 NO_MODELS: tuple[str, dict[str, OtherModel], tuple[Decision, ...]] = ("", {}, ())
 
 
@@ -121,4 +121,4 @@ def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
 
 def switched_off(adapter: Adapter, named: object) -> bool:
     """Whether the policy with its adapter switched off is the reference: none is ``named``, and the adapter started from nothing."""
-    return adapter is not None and not named and not adapter["start"] and not adapter["modules_to_save"]
+    return adapter is not None and not named and not adapter.start and not adapter.modules_to_save

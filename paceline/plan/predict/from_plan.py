@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.catalogue import FULL_PRECISION, Cluster, card_named
 from paceline.plan.hardware import Hardware
+from paceline.plan.parts import AdapterSpec
 from paceline.plan.pieces import pieces_of
 from paceline.plan.plan import Plan
 from paceline.plan.predict.layout import Layout, Storage
@@ -88,15 +88,15 @@ def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
     return candidate.bytes + resident, candidate.work.step_tokens / candidate.step
 
 
-def adapter_work(shape: ModelShape, adapter: Mapping[str, Any] | None) -> Adapter | None:
+def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> Adapter | None:
     """What LoRA adds and what its base takes."""
     if adapter is None:
         return None
-    pieces = pieces_of(shape, {**adapter, "modules_to_save": [], "bias": "none"}, 4) or ()
-    quantization = adapter.get("quantization")
+    pieces = pieces_of(shape, replace(adapter, modules_to_save=(), bias="none"), 4) or ()
+    quantization = adapter.quantization
     base = 2.0
     if quantization:
-        base = int(quantization["bits"]) / 8 + (0.016 if quantization.get("double_quant") else 0.0625)
+        base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
     return Adapter(sum(p.numel for p in pieces if p.trained), base)
 
 

@@ -47,7 +47,7 @@ def why_not(plan: Plan) -> str:
         return "torch fails on tensor-parallel weights under fake tensors (aten.nonzero has no size there)"
     if mesh.cp > 1:
         return "blocks of a sequence are exchanged by numbers that a simulation does not have"
-    if plan.adapter is not None and plan.adapter.get("quantization"):
+    if plan.adapter is not None and plan.adapter.quantization:
         return "bitsandbytes packs real weights only"
     return ""
 

@@ -12,6 +12,7 @@ from paceline.config.sections.small import LoraSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import scales_of
 from paceline.plan.adapter import adapter_of
+from paceline.plan.codec import to_json
 from paceline.plan.hardware import Hardware
 from paceline.plan.pieces import pieces_of, scale_bytes
 from paceline.plan.shape import shape_from_config
@@ -28,9 +29,9 @@ def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> N
     modules = pytest.importorskip("bitsandbytes.nn.modules")
     section = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "modules_to_save": [], "bias": "none",
                "quantization_bit": 4, "quantization_type": "nf4", "double_quant": double}  # fmt: skip
-    adapter: dict[str, Any] | None = adapter_of(_config(section).to_json()["lora"])
+    adapter = adapter_of(_config(section).to_json()["lora"])
     shape = shape_from_config(CONFIG)
-    hf = HFModelFactory(Source(config=CONFIG), adapter=adapter)().hf
+    hf = HFModelFactory(Source(config=CONFIG), adapter=to_json(adapter))().hf
     packed = [m for m in hf.modules() if isinstance(m, modules.Linear4bit)]
     scales = sum(_scales(layer.weight.quant_state) for layer in packed)
     weights = sum(layer.weight.nbytes for layer in packed)

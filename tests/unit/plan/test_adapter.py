@@ -11,8 +11,10 @@ import pytest
 from paceline.config.sections.small import LoraSection
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
+from paceline.plan.codec import from_json, to_json
 from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.plan.shape import ModelShape, shape_from_config
 from paceline.plan.strategies.base import strategy_spec
 
@@ -57,7 +59,7 @@ def test_the_trained_parameters_are_counted_as_they_are_built(targets: str, whol
     assert lora.subject == "lora" and "scale 2" in lora.choice and "parameters trained" in lora.reason
 
 
-def built(adapter: dict[str, Any]) -> int:
+def built(adapter: AdapterSpec) -> int:
     """What the model's factory trains."""
     from types import SimpleNamespace
 
@@ -67,16 +69,16 @@ def built(adapter: dict[str, Any]) -> int:
     source = SimpleNamespace(
         config=LLAMA, name_or_path=None, revision=None, trust_remote_code=False, resize_embeddings="auto", embedding_multiple=1
     )  # fmt: skip
-    return sum(p.numel() for _, p in HFModelFactory(source, adapter=adapter)().plain_named_parameters())
+    return sum(p.numel() for _, p in HFModelFactory(source, adapter=to_json(adapter))().plain_named_parameters())
 
 
 def test_the_section_as_data_and_what_is_not_counted() -> None:
     assert adapter_of(None) is None
     adapter = adapter_of(section(r=16, alpha=4, quantization_bit=4, quantization_type="fp4", double_quant=False))
     assert adapter is not None
-    assert (adapter["r"], adapter["alpha"], adapter["target_modules"]) == (16, 4, ["all-linear"])
-    assert adapter["quantization"] == {"bits": 4, "type": "fp4", "double_quant": False, "storage": "uint8"}
-    assert json.loads(json.dumps(adapter)) == adapter
+    assert (adapter.r, adapter.alpha, adapter.target_modules) == (16, 4, ("all-linear",))
+    assert adapter.quantization == Quantization(4, "fp4", False, "uint8")
+    assert from_json(AdapterSpec, json.loads(json.dumps(to_json(adapter)))) == adapter
     gpt2 = shape_from_config({"model_type": "gpt2"})
     assert adapter_parameters(gpt2, adapter) is None
     assert "counted when the model is built" in adapter_decisions(adapter, gpt2)[0].reason
@@ -101,7 +103,7 @@ def test_what_it_goes_with() -> None:
 
 
 def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
-    def adapter(**config: Any) -> dict[str, Any] | None:
+    def adapter(**config: Any) -> AdapterSpec | None:
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
         return adapter_of(section(r=8, adapter_name_or_path=str(tmp_path)))
 
@@ -114,13 +116,8 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
     }
     found = adapter(**plain)
     assert found is not None
-    assert (found["r"], found["alpha"], found["target_modules"], found["use_rslora"]) == (
-        32,
-        7.5,
-        ["q_proj", "v_proj"],
-        True,
-    )
-    assert found["start"] == str(tmp_path) and found["bias"] == "none"
+    assert (found.r, found.alpha, found.target_modules, found.use_rslora) == (32, 7.5, ("q_proj", "v_proj"), True)
+    assert found.start == str(tmp_path) and found.bias == "none"
     for change in ({"peft_type": "IA3"}, {"use_dora": True}, {"rank_pattern": {"q_proj": 2}}, {"target_modules": None}):
         with pytest.raises(ConfigError, match="plan.adapter_kind"):
             adapter(**{**plain, **change})

@@ -212,7 +212,7 @@ def test_rows_longer_than_the_positions_are_refused(config: Any) -> None:
 
 def test_an_adapter_is_in_the_plan(config: Any) -> None:
     plan = plan_of(config(lora={"r": 4}))
-    assert plan.adapter is not None and plan.adapter["r"] == 4
+    assert plan.adapter is not None and plan.adapter.r == 4
     assert Plan.from_json(json.loads(plan.dumps())) == plan
 
 

@@ -14,6 +14,7 @@ import torch
 from paceline.config.load import load_config
 from paceline.models import precision
 from paceline.models.factory import HFModelFactory
+from paceline.plan.codec import to_json
 from paceline.plan.explain import WIDTH, explain
 from paceline.plan.hardware import Hardware
 from paceline.plan.memory import memory_of, model_states
@@ -64,7 +65,7 @@ def test_weights_and_their_copies_are_those_of_the_built_model(
     for sections in ({}, *adapted):
         plan = plan_of({"bf16": True, "distributed_strategy": "single"}, 1, sizes, **sections)
         source = load_config(str(tmp_path / "config.json")).config.model
-        root = HFModelFactory(source, seed=5, compute_dtype=torch.bfloat16, adapter=plan.adapter)()
+        root = HFModelFactory(source, seed=5, compute_dtype=torch.bfloat16, adapter=to_json(plan.adapter))()
         held = list(root.parameters())
         planned = model_states(plan, 0)
         assert planned is not None
@@ -216,7 +217,7 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
     assert set(adapted.models) == {"value", "reward"} and adapted.reference == "adapter" and adapted.memory is not None
     value = HFModelFactory(
         load_config(None, flags={"model.name_or_path": str(judge)}).config.model.model_copy(update={"config": larger, "name_or_path": None}),
-        role=Role.VALUE, adapter=adapted.adapter,
+        role=Role.VALUE, adapter=to_json(adapted.adapter),
     )()  # fmt: skip
     assert adapted.memory.roles["value"].gradients == sum(4 * p.numel() for p in value.parameters() if p.requires_grad)  # fmt: skip
     unknown = plan_of({**asked, "ppo": {"ref_model": "somebody/else"}}, 1)
@@ -231,7 +232,7 @@ def test_a_reward_model_s_head_is_trained_beside_its_adapters(plan_of: Any) -> N
     source = HFModelFactory(
         load_config(None, flags={"model.config": json.dumps(plan.config["model"]["config"])}).config.model,
         role=Role.REWARD,
-        adapter=plan.adapter,
+        adapter=to_json(plan.adapter),
     )()
     trained = [p for p in source.parameters() if p.requires_grad]
     assert states.gradients == sum(p.numel() * 4 for p in trained)
