@@ -17,7 +17,6 @@ from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware import probe_hardware
 from paceline.protocols.batch import Batch
-from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Ask, Role
 from paceline.rules.planning import make_plan
 from paceline.runtime.world import RankEnv, World, environment
@@ -49,9 +48,7 @@ def ours(name: str, world: World) -> Step:
     plan = make_plan(config, hardware, world_size=world.world_size, launcher="torchrun", run_dir="none")
     strategy, algorithm = make_strategy(plan.strategy, world, plan), SFT()
     runner = make_runner(strategy)
-    spec = dict(plan.optimizer)
-    spec["betas"] = tuple(spec["betas"])
-    handle = strategy.prepare(Role.POLICY, HFModelFactory(Source(LLAMA)), OptimizerSpec(**spec))
+    handle = strategy.prepare(Role.POLICY, HFModelFactory(Source(LLAMA)), plan.optimizer)
     handles = {Role.POLICY: handle}
 
     def step(batches: Sequence[Batch]) -> float:
