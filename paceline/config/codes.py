@@ -97,6 +97,7 @@ _PRECISION = {
 }
 _BACKEND = {
     "strategy.unknown": "distributed_strategy is a built-in name or module:Class.",
+    "algorithm.options": "algorithm_options are handed to an algorithm of your own (module:SPEC): each is one that its spec names, with a value of the default's type. Built-in algorithms have sections of their own.",
     "strategy.options": "strategy_options are handed to a strategy of your own (module:Class); built-in ones have keys of their own.",
     "back.fsdp_ds": "FSDP and DeepSpeed both shard the model; one run uses one of them.",
     "back.strategy_vs_file": "distributed_strategy contradicts the DeepSpeed or FSDP settings that are given.",

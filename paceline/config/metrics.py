@@ -9,7 +9,8 @@ from paceline.core.tables import ALGORITHMS
 
 def evaluation_metrics(algorithm: str, rewards: Sequence[str] = ()) -> tuple[str, ...]:
     """Names with their prefix ``eval_``; ``rewards`` are the reward functions of an algorithm that answers prompts."""
-    own: tuple[str, ...] = ALGORITHMS.spec(algorithm).evaluated
+    spec = ALGORITHMS.spec(algorithm)
+    own: tuple[str, ...] = spec.evaluated or (() if spec.on_policy else ("eval_loss",))
     if own:
         return own
     of_each = (f"eval_reward/{label}" for label in reward_labels(rewards))

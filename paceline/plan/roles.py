@@ -23,7 +23,7 @@ def models_named(training: Mapping[str, Any]) -> dict[str, str]:
         if name is not None:
             key = spec.named.get(role, "")
             of_its_own = spec.options_of(training).get(key) is not None
-            found.setdefault(name, f"training.{spec.name}.{key}" if of_its_own else "training.rollout.rewards")
+            found.setdefault(name, f"{spec.key}.{key}" if of_its_own else "training.rollout.rewards")
     return found
 
 

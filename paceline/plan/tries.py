@@ -15,6 +15,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.unusual import unusual
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
+ALGORITHM = "algorithm class"
 DATASETS, TOKENIZER = "saved datasets", "tokenizer"  # asked for by what the look reads: ``training.questions``
 #: ``attn_implementation`` that every model class of Transformers has
 _ATTENTION = ("auto", "paceline", "eager", "sdpa")
@@ -28,6 +29,8 @@ def things_to_try(config: Config, plan: Plan | None, environ: Mapping[str, str])
         found[REWARDS] = ", ".join(named)
     if ":" in t.distributed_strategy:
         found[STRATEGY] = t.distributed_strategy
+    if algorithm_spec(t.algorithm).own:
+        found[ALGORITHM] = t.algorithm
     options = [o for o in (t.torch_compile_backend, t.torch_compile_mode) if o not in (None, "inductor", "default")]
     if t.torch_compile and options:
         found[COMPILE] = ", ".join(map(str, options))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, Severity, errors
+from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
 from paceline.rules.base import Context, Facts, Rule
 from paceline.rules.batch import BATCH_RULES
@@ -30,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     *BACKEND_RULES,
     *PARALLEL_RULES,
     *STRATEGY_RULES,
+    *ALGORITHM_RULES,
     *PREFERENCE_RULES,
     *ROLLOUT_RULES,
     *SERVER_RULES,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source, shown
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
 from paceline.plan.strategies.base import StrategySpec, strategy_spec
@@ -65,8 +66,12 @@ class Context:
 
     @property
     def algorithm(self) -> AlgorithmSpec:
-        """What this run's algorithm is."""
-        return algorithm_spec(self.config.training.algorithm)
+        """What this run's algorithm is. Raises ConfigError, at its line, for a user's own that cannot be had: nothing else can be told of that job."""
+        try:
+            return algorithm_spec(self.config.training.algorithm)
+        except ConfigError as error:
+            where = self.place("training.algorithm")
+            raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
 
     @property
     def algorithms(self) -> tuple[AlgorithmSpec, ...]:

@@ -19,6 +19,7 @@ from paceline.algorithms.pairs import document_sums
 from paceline.core.units import human_seconds
 from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
 from paceline.protocols.roles import Ask, Role
 from paceline.strategies.base import Runner
@@ -39,21 +40,22 @@ def ask_reference(
     ``policy`` is the factory that the policy was built by: unless another model is named, the policy as it is now is the reference. Collective.
     """
     config, plan = session.config, session.plan
-    options = config.training.dpo
+    spec, training = algorithm_spec(plan.algorithm), plan.config["training"]
+    named = spec.model_named(training, "reference")
     start = plan.adapter.start if plan.adapter else None
     key = {
         "data": session.prepared.fingerprint,
-        "weights": weights_identity(options.ref_model, None) if options.ref_model else policy.fingerprint,
-        "adapter": None if options.ref_model else to_json(plan.adapter),
+        "weights": weights_identity(named, None) if named else policy.fingerprint,
+        "adapter": None if named else to_json(plan.adapter),
         "adapter_weights": weights_identity(start, None) if start else None,
         "numbers": [plan.precision.compute, plan.precision.master, plan.attention],
     }
     splits = {"train": True} | ({"eval": False} if session.prepared.eval is not None else {})
     sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
-    rows = options.precompute_ref_batch_size or config.training.per_device_train_batch_size
+    rows = spec.options_of(training).get("precompute_ref_batch_size") or config.training.per_device_train_batch_size
     strategy = runner.strategy
     cut = session.cut(strategy, rows, 1)
-    role = Role.REFERENCE if options.ref_model else Role.POLICY
+    role = Role.REFERENCE if named else Role.POLICY
     built = dict(handles)
 
     def compute(source: PackedSource) -> Column:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from paceline.algorithms.registry import algorithm_class
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
@@ -15,7 +16,6 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.rundir import RunDir
-from paceline.core.tables import ALGORITHMS
 from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
@@ -90,7 +90,7 @@ class Session:
         """Model, strategy, algorithm, data, checkpoint: all that is trained, standing at the step to go on from."""
         if self.world.device.type == "cpu":
             keep_heap()
-        algorithm = ALGORITHMS.load(self.plan.algorithm)(**self.algorithm_options())
+        algorithm: Any = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)
         if algorithm_spec(self.plan.algorithm).on_policy and not strategy.can_generate:
@@ -132,10 +132,14 @@ class Session:
 
     def algorithm_options(self) -> dict[str, Any]:
         """The algorithm's own section under ``training``, and what the plan has decided of it."""
-        if algorithm_spec(self.plan.algorithm).on_policy:
+        spec = algorithm_spec(self.plan.algorithm)
+        if spec.on_policy:
             return rollout_options(self.config.training, self.plan)
-        section = getattr(self.config.training, self.plan.algorithm, None)
-        options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
+        if spec.own:
+            options = spec.without_models(self.plan.config["training"])
+        else:
+            section = getattr(self.config.training, spec.name, None)
+            options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
     def check_data(self, root: Any) -> None:

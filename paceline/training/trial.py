@@ -20,9 +20,10 @@ from paceline.data.look import look_at_sets, saved_sets
 from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model_config import model_config
 from paceline.plan.plan import Plan
-from paceline.plan.tries import COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
+from paceline.plan.tries import ALGORITHM, COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
 from paceline.training.look import look, look_in_doubt, reading_of
 from paceline.training.questions import open_questions
 
@@ -77,6 +78,7 @@ def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str]
     tries: dict[str, Callable[[Config, Plan | None], Iterable[Diagnostic]]] = {
         REWARDS: _rewards,
         STRATEGY: _strategy,
+        ALGORITHM: _algorithm,
         COMPILE: _compile,
         MODEL: _model,
         TOKENIZER: lambda config, plan: _tokenizer(config, formats),
@@ -94,6 +96,7 @@ def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str]
 _KEYS = {
     REWARDS: "training.rollout.rewards",
     STRATEGY: "training.distributed_strategy",
+    ALGORITHM: "training.algorithm",
     COMPILE: "training.torch_compile_backend",
     MODEL: "model.name_or_path",
     TOKENIZER: "model.tokenizer",
@@ -123,6 +126,17 @@ def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     from paceline.strategies.registry import strategy_class
 
     strategy_class(config.training.distributed_strategy)
+    yield from ()
+
+
+def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    """The class of one's own; an offline one is made with its options, an on-policy one takes what the run decides besides."""
+    from paceline.algorithms.registry import algorithm_class
+
+    spec = algorithm_spec(config.training.algorithm)
+    made = algorithm_class(spec.name)
+    if not spec.on_policy:
+        made(**spec.without_models(config.to_json()["training"]))
     yield from ()
 
 

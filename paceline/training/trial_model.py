@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from paceline.algorithms.registry import algorithm_class
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.tables import ALGORITHMS
 from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
 from paceline.generation.local import cache_for
 from paceline.launch.environ import current
@@ -52,7 +52,7 @@ def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
     try:
         roots = [
             _build(config, plan, role, tokens)
-            for role in ALGORITHMS.load(plan.algorithm).trains
+            for role in algorithm_class(plan.algorithm).trains
             if _is_here(plan, role)
         ]
         for root in roots:

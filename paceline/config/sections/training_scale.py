@@ -82,7 +82,10 @@ class Parallelism(Section):
 class ScaleFields(Section):
     """Algorithm, strategy, batch and precision."""
 
-    algorithm: Annotated[str, Word(*ALGORITHMS.names())] = Field(default="sft", description="What is learnt.")
+    algorithm: Annotated[str, Word(*ALGORITHMS.names(), own=True)] = Field(
+        default="sft", description="What is learnt: a name, or an algorithm of your own as module:SPEC."
+    )
+    algorithm_options: Mapping = Field(default={}, description="Options of an algorithm of your own (module:SPEC).")
     reward: RewardOptions | None = Field(default=None, description="Options of algorithm: reward.")
     dpo: DpoOptions | None = Field(default=None, description="Options of algorithm: dpo.")
     grpo: GrpoOptions | None = Field(default=None, description="Options of algorithm: grpo.")

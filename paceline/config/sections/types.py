@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -130,16 +131,20 @@ def optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else convert(value)
 
 
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
 @dataclass(frozen=True)
 class OneOf:
     """Converts to one of ``choices`` (case does not matter); ``false``: the word that a YAML 1.1 ``no`` read as false means.
 
-    ``known``: words that are read as well, for a rule to refuse with its reason.
+    ``known``: words that are read as well, for a rule to refuse with its reason; ``own``: ``module:attr`` is, too, as it is written.
     """
 
     choices: tuple[str, ...]
     false: str | None = None
     known: tuple[str, ...] = ()
+    own: bool = False
 
     def __call__(self, value: Any) -> str:
         if value is False and self.false is not None:
@@ -147,9 +152,12 @@ class OneOf:
         text = value.strip().lower() if isinstance(value, str) else value
         if text in (*self.choices, *self.known):
             return str(text)
+        if self.own and isinstance(value, str) and _OWN.fullmatch(value.strip()):
+            return value.strip()
         near = _nearest(str(text), self.choices)
         many = len(self.choices) > 12
         words = f"{', '.join(self.choices[:6])}, … ({len(self.choices)} words)" if many else ", ".join(self.choices)
+        words += ", or your own as module:SPEC" if self.own else ""
         raise _fail(f"must be one of {words}" + (f"; did you mean {near}?" if near else ""))
 
 
@@ -159,9 +167,9 @@ def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
     return close[0] if close else None
 
 
-def Word(*choices: str, false: str | None = None, known: tuple[str, ...] = ()) -> BeforeValidator:  # noqa: N802 - it reads as a type
-    """For ``Annotated[str, Word("a", "b")]``: a text that is one of ``choices``."""
-    return BeforeValidator(OneOf(choices, false, known))
+def Word(*choices: str, false: str | None = None, known: tuple[str, ...] = (), own: bool = False) -> BeforeValidator:  # noqa: N802 - it reads as a type
+    """For ``Annotated[str, Word("a", "b")]``: a text that is one of ``choices``, or with ``own`` a ``module:attr``."""
+    return BeforeValidator(OneOf(choices, false, known, own))
 
 
 Int = Annotated[int, BeforeValidator(to_int)]

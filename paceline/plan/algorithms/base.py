@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan.parts import AdapterSpec, OtherModel
@@ -32,10 +35,11 @@ class AlgorithmSpec:
     ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
     ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: (key of its options, default) of the weight that holds the policy to its
-    reference, and of the passes over a rollout.
+    reference, and of the passes over a rollout. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
+    ``options`` its options with their defaults, which say their types; they stand under ``training.algorithm_options``.
     """
 
-    name: str
+    name: str = ""
     rows: str = "documents"
     trains: str = "policy"
     asks: tuple[str, ...] = ("nll", "correct")
@@ -48,6 +52,8 @@ class AlgorithmSpec:
     num_generations: int = 1
     kl: tuple[str, float] | None = None
     passes: tuple[str, int] = ("", 1)
+    implementation: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def row_kind(self) -> Rows:
@@ -85,9 +91,25 @@ class AlgorithmSpec:
         """How many documents lie in a row side by side before packing."""
         return self.row_kind.group
 
+    @property
+    def own(self) -> bool:
+        """Whether it is a user's own."""
+        return ":" in self.name
+
+    @property
+    def key(self) -> str:
+        """Where its options stand in the config."""
+        return f"training.{'algorithm_options' if self.own else self.name}"
+
     def options_of(self, training: Training) -> Mapping[str, Any]:
-        """Its own section; empty where none was given."""
+        """Its own section; empty where none was given. Of a user's own: every option, with its default where nothing is said."""
+        if self.own:
+            return {**self.options, **(training.get("algorithm_options") or {})}
         return training.get(self.name) or {}
+
+    def without_models(self, training: Training) -> dict[str, Any]:
+        """Its options but for those that name models."""
+        return {k: v for k, v in self.options_of(training).items() if k not in self.named.values()}
 
     def group_size(self, training: Training) -> int:
         """Answers to each prompt."""
@@ -109,9 +131,33 @@ class AlgorithmSpec:
 
 
 def algorithm_spec(name: str) -> AlgorithmSpec:
-    """The spec of an algorithm by name. Raises ConfigError for an unknown one."""
+    """The spec of an algorithm by name; of a user's own by ``module:SPEC``.
+
+    Raises ConfigError for an unknown one, and for a module that cannot be imported, holds no such spec, or imports torch.
+    """
+    if ":" in name:
+        return _own_spec(name)
     found: AlgorithmSpec = ALGORITHMS.spec(name)
     return found
+
+
+def _own_spec(name: str) -> AlgorithmSpec:
+    had_torch, where = "torch" in sys.modules, "training.algorithm"
+    try:
+        found = load_attr(name)
+    except ConfigError as error:
+        raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
+    if not isinstance(found, AlgorithmSpec):
+        hint = "SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), of paceline.plan.algorithms.base"
+        raise ConfigError(
+            Diagnostic("algorithm.no_spec", f"'{name}' is no AlgorithmSpec", where, repr(found)[:99], hint)
+        )
+    module = name.partition(":")[0]
+    if "torch" in sys.modules and not had_torch:
+        what = f"'{module}' imports torch, and a plan is made without it"
+        hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
+        raise ConfigError(Diagnostic("algorithm.spec_torch", what, where, name, hint))
+    return replace(found, name=name)
 
 
 def algorithm_specs() -> tuple[AlgorithmSpec, ...]:

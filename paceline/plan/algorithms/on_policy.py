@@ -43,7 +43,7 @@ class OnPolicy(AlgorithmSpec):
         """The reference that a KL holds the policy to."""
         assert self.kl is not None
         weight, default = self.kl
-        key = f"training.{self.name}"
+        key = self.key
         if not self.options_of(training).get(weight, default):
             why = f"{key}.{weight} is 0: nothing holds the policy to a reference"
             return "", (Decision("reference", "none", why),)

@@ -8,8 +8,6 @@ from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, swit
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
-_KEY = "training.dpo"
-
 
 @dataclass(frozen=True)
 class Dpo(AlgorithmSpec):
@@ -18,17 +16,17 @@ class Dpo(AlgorithmSpec):
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         options = self.options_of(training)
         if options.get("reference_free"):
-            why = f"{_KEY}.reference_free: every answer is equally likely"
+            why = f"{self.key}.reference_free: every answer is equally likely"
             return "", {}, (Decision("reference", "none", why),)
         model = self.model_named(training, "reference")
-        named = f"{_KEY}.ref_model: {model}" if model else "the model that training starts from"
+        named = f"{self.key}.ref_model: {model}" if model else "the model that training starts from"
         if options.get("precompute_ref_log_probs"):
             why = f"{named}, asked once before training and kept in the data cache; none is loaded in training"
             return "cached", {}, (Decision("reference", "cached", why),)
         if switched_off(adapter, model):
             why = "the policy itself with its adapter switched off: no second model"
             return "adapter", {}, (Decision("reference", "adapter off", why),)
-        why = f"{named}, frozen beside the policy; {_KEY}.precompute_ref_log_probs: true spares its memory and its forward"
+        why = f"{named}, frozen beside the policy; {self.key}.precompute_ref_log_probs: true spares its memory and its forward"
         return "live", {"reference": OtherModel(False, model)}, (Decision("reference", "live", why),)
 
 

@@ -42,10 +42,14 @@ _MODELS = {"ref_model", "value_model"}  # which models there are is the session'
 
 def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
     """What the algorithm is built with: its own section, and of rollouts what its arithmetic needs."""
-    own = getattr(training, plan.algorithm) or options_class(plan.algorithm)()
+    spec = algorithm_spec(plan.algorithm)
+    if spec.own:
+        own = spec.without_models(plan.config["training"])
+    else:
+        own = (getattr(training, spec.name) or options_class(spec.name)()).model_dump(exclude=_MODELS)
     rollout = training.rollout or RolloutOptions()
     return {
-        **own.model_dump(exclude=_MODELS),
+        **own,
         "max_completion_length": rollout.max_completion_length,
         "updates_per_pass": updates_per_pass(rollout, plan.batch.accumulation),
         "reference": plan.reference,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from paceline.algorithms.registry import algorithm_class
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
@@ -31,6 +33,8 @@ from paceline.training.parts import Parts
 from paceline.training.session import Session
 from paceline.training.state import TrainState
 from paceline.training.windows import Cut, Epochs
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))  # an algorithm from outside the tree
 
 Tree = dict[str, Any]
 GIB = 1 << 30
@@ -134,7 +138,7 @@ def session(tree: Tree) -> Session:
 def algorithm(tree: Tree) -> Any:
     """The algorithm's own numbers, all that its arithmetic reads."""
     of = session(tree)
-    return {k: repr(v) for k, v in vars(ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())).items()}
+    return {k: repr(v) for k, v in vars(algorithm_class(of.plan.algorithm)(**of.algorithm_options())).items()}
 
 
 def trainer(tree: Tree) -> Any:

@@ -33,6 +33,7 @@ def under(section: str, probe: Callable[[p.Tree], Any], base: Mapping[str, Any],
 
 
 T = "training"
+OWN = {"training.algorithm": "custom_algorithm_spec:SPEC"}
 DPO = {"training.algorithm": "dpo"}
 GRPO: dict[str, Any] = {"training.algorithm": "grpo", "training.rollout.rewards": [{"name": "ended"}]}
 PPO = {**GRPO, "training.algorithm": "ppo"}
@@ -68,6 +69,7 @@ TABLE: dict[str, Key | Read] = {
     "data.seed": Key(p.preparation, 7),
     # --- what is learnt
     "training.algorithm": Key(p.plan(), "dpo"),
+    "training.algorithm_options": Key(p.algorithm, {"gamma": 1.0}, OWN),
     "training.reward.center_rewards_coefficient": Key(p.algorithm, 0.5, {"training.algorithm": "reward"}),
     **under(f"{T}.dpo", p.algorithm, DPO, beta=0.5, loss_type="ipo", label_smoothing=0.1, length_normalized=True, reference_free=True, rpo_alpha=0.5),
     "training.dpo.loss_weights": Key(p.algorithm, [1.0, 0.3], {**DPO, "training.dpo.loss_type": ["sigmoid", "sft"]}),

@@ -105,6 +105,7 @@ CASES = [
     case("prec.amp_zero", _t(deepspeed={"amp": {"enabled": True}, "zero_optimization": {"stage": 1}}), _t(deepspeed={"amp": {"enabled": False}, "zero_optimization": {"stage": 1}})),
     case("strategy.unknown", _t(distributed_strategy="dpp"), _t(distributed_strategy="ddp")),
     case("strategy.unknown", _t(distributed_strategy="MyClass"), _t(distributed_strategy="mine:MyClass")),
+    case("algorithm.options", _t(algorithm_options={"a": 1}), _t(), severity=WARNING),
     case("strategy.options", _t(strategy_options={"a": 1}), _t(strategy_options={"a": 1}, distributed_strategy="mine:MyClass"), severity=WARNING),
     case("back.fsdp_ds", _t(fsdp="full_shard", deepspeed={"zero_optimization": {"stage": 2}}), _t(fsdp="full_shard")),
     case("back.strategy_vs_file", _t(deepspeed={"bf16": {}}, distributed_strategy="ddp"), _t(deepspeed={"bf16": {}}, distributed_strategy="deepspeed")),

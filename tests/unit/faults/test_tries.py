@@ -14,7 +14,7 @@ from fault_jobs import Job, tried_here
 
 from paceline.config.load import load_config
 from paceline.launch.before import beforehand
-from paceline.plan.tries import COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
+from paceline.plan.tries import ALGORITHM, COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
 from paceline.training import trial
 
 REWARDS_OF_MINE = """
@@ -81,6 +81,32 @@ def test_a_strategy_of_ones_own(mine: Job) -> None:
         "strategy.not_a_strategy"
     }
     assert not tried(mine, {"training.distributed_strategy": "paceline.strategies.ddp:DDP"}, STRATEGY)
+
+
+ALGORITHMS_OF_MINE = """
+from paceline.plan.algorithms.base import AlgorithmSpec
+NONE = AlgorithmSpec(implementation="pathlib:Path")
+MISSING = AlgorithmSpec(implementation="my_rewards:Nobody")
+OTHER = AlgorithmSpec(implementation="paceline.algorithms.sft:SFT", options={"alpha": 1.0})
+FINE = AlgorithmSpec(implementation="paceline.algorithms.sft:SFT")
+"""
+
+
+def test_an_algorithm_of_ones_own(mine: Job) -> None:
+    (mine.root / "my_specs.py").write_text(ALGORITHMS_OF_MINE)
+    wanted = {
+        "NONE": "algorithm.not_an_algorithm",
+        "MISSING": "core.target_attr",
+        "OTHER": "trial.failed",
+        "FINE": None,
+    }
+    for name, code in wanted.items():
+        found = tried(mine, {"training.algorithm": f"my_specs:{name}"}, ALGORITHM)
+        assert set(found) == ({code} if code else set()), found
+        assert all(d.where == "training.algorithm" for d in found.values())
+    found = mine.found({"training.algorithm": "my_specz:SPEC"})
+    assert found["core.target_module"].where.startswith(str(mine.root)), "the plan's own finding, at its line"
+    sys.modules.pop("my_specs", None)
 
 
 def _found(job: Job, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -172,5 +198,5 @@ def test_nothing_is_left_of_a_plan_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_every_try_has_a_key_and_a_function() -> None:
-    assert set(trial._KEYS) == {REWARDS, STRATEGY, COMPILE, MODEL, TOKENIZER, DATASETS}
+    assert set(trial._KEYS) == {ALGORITHM, REWARDS, STRATEGY, COMPILE, MODEL, TOKENIZER, DATASETS}
     assert isinstance(trial, types.ModuleType) and Path(trial.__file__ or "").is_file()

@@ -1,0 +1,23 @@
+"""The class of an algorithm, by name; a user's own by the spec that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.algorithms.base import Algorithm
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.registry import load_attr
+from paceline.core.tables import ALGORITHMS
+from paceline.plan.algorithms.base import algorithm_spec
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """Raises ConfigError for an unknown name, and for a spec whose class is none or no Algorithm."""
+    spec = algorithm_spec(name)
+    cls: Any = load_attr(spec.implementation) if spec.own else ALGORITHMS.load(name)
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        hint = "a class that inherits from paceline.algorithms.base:Algorithm (or SFT, DPO)"
+        what = f"the implementation of '{name}' is no algorithm"
+        raise ConfigError(Diagnostic("algorithm.not_an_algorithm", what, "training.algorithm", repr(cls), hint))
+    return cls

@@ -1,0 +1,42 @@
+"""Options of an algorithm of one's own: each is one that its spec names, with a value of the default's type."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules.base import Context, Rule
+
+_KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
+
+
+def options(c: Context) -> Iterator[Diagnostic]:
+    """algorithm.options"""
+    given, spec = c.config.training.algorithm_options, c.algorithm
+    if given and not spec.own:
+        what = "algorithm_options go to an algorithm of your own only"
+        hint = "algorithm: module:SPEC, or the section of the algorithm's own name"
+        yield c.problem("algorithm.options", what, _KEY, _ALGORITHM, hint=hint, severity=Severity.WARNING)
+        return
+    for name, value in given.items():
+        found = f"{name}: {value!r}"
+        if name not in spec.options:
+            near = difflib.get_close_matches(name, spec.options, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(spec.options) or 'none: it has none'}"
+            yield c.problem("algorithm.options", f"{spec.name} has no such option", _KEY, found=found, hint=hint)
+        elif not _fits(value, spec.options[name]):
+            what = f"{spec.name} takes another kind of value there"
+            yield c.problem(
+                "algorithm.options", what, _KEY, found=found, hint=f"such as {name}: {spec.options[name]!r}"
+            )
+
+
+def _fits(value: object, default: object) -> bool:
+    """Whether a value is of its default's type; a whole number will do for a broken one, anything for None."""
+    if default is None or (isinstance(default, float) and type(value) is int):
+        return True
+    return type(value) is type(default)
+
+
+ALGORITHM_RULES: tuple[Rule, ...] = (options,)

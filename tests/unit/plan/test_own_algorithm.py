@@ -1,0 +1,145 @@
+"""An algorithm from outside the tree: planned by its spec, refused by name where it cannot be, its options checked, its arithmetic that of its formula."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.algorithms.registry import algorithm_class
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Severity
+from paceline.core.errors import ConfigError
+from paceline.data.kinds.base import RowKind, row_kind
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.hardware import Hardware
+from paceline.plan.plan import Plan
+from paceline.protocols.roles import Ask, Role
+from paceline.rules import check
+from paceline.rules.base import Facts
+from paceline.rules.planning import make_plan
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+OWN = "custom_algorithm_spec:SPEC"
+GIB = 2**30
+H100 = Hardware("cuda", "NVIDIA H100 80GB HBM3", 8, 80 * GIB, 1024 * GIB, 1, True, True, 96, {"bfloat16": 989e12}, ("nccl", "gloo"), "8 CUDA devices", (), 9.0)  # fmt: skip
+LLAMA = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2,
+         "num_hidden_layers": 4, "vocab_size": 1000, "max_position_embeddings": 512}  # fmt: skip
+
+
+def config_of(algorithm: str, **options: Any) -> Config:
+    values: dict[str, Any] = {
+        "model": {"config": LLAMA, "tokenizer": "none"},
+        "data": {"train": "none.jsonl", "max_length": 256},
+        "training": {"algorithm": algorithm, "algorithm_options": options},
+    }
+    return Config.model_validate(values)
+
+
+def plan_of(algorithm: str) -> Plan:
+    return make_plan(config_of(algorithm), H100, world_size=8, launcher="spawn", run_dir="none")
+
+
+@pytest.fixture(autouse=True)
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules beside the tree."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("custom_algorithm", "custom_algorithm_spec"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_it_is_planned_by_its_spec_and_its_class_is_not_imported() -> None:
+    own, sft = plan_of(OWN), plan_of("sft")
+    assert own.algorithm == OWN and (own.memory, own.batch) == (sft.memory, sft.batch)
+    assert "custom_algorithm" not in sys.modules, "the class is imported where it trains"
+    spec = algorithm_spec(OWN)
+    assert spec.options_of(own.config["training"]) == {"gamma": 2.0} and not spec.on_policy
+    assert spec.options_of(config_of(OWN, gamma=1).to_json()["training"]) == {"gamma": 1}
+
+
+def test_its_loss_is_its_formula_and_without_focus_that_of_sft() -> None:
+    focal, role = algorithm_class(OWN), Role.POLICY
+    logprobs = torch.log(torch.tensor([0.9, 0.5, 0.01]))
+    given = {Ask.LOGPROBS.value: logprobs}
+    (plain,) = focal(gamma=0.0).losses(role, given, None).values()  # type: ignore[call-arg,arg-type]
+    (other,) = focal(gamma=2.0).losses(role, given, None).values()  # type: ignore[call-arg,arg-type]
+    assert plain.item() == pytest.approx(-logprobs.sum().item())
+    assert other.item() == pytest.approx(sum(-((1 - p) ** 2) * torch.log(torch.tensor(p)).item() for p in (0.9, 0.5, 0.01)))  # fmt: skip
+    assert frozenset(map(Ask, algorithm_spec(OWN).asks)) == focal(gamma=1.0).ask(role, training=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "severity"),
+    [
+        (OWN, {"gama": 1.0}, Severity.ERROR),
+        (OWN, {"gamma": "much"}, Severity.ERROR),
+        (OWN, {"gamma": True}, Severity.ERROR),
+        ("sft", {"gamma": 1.0}, Severity.WARNING),
+        (OWN, {"gamma": 3}, None),
+    ],
+)
+def test_its_options_are_those_of_its_spec(algorithm: str, options: dict[str, Any], severity: Severity | None) -> None:
+    found = [d for d in check(config_of(algorithm, **options), facts=Facts(), starting=True) if d.code == "algorithm.options"]  # fmt: skip
+    assert [d.severity for d in found] == ([severity] if severity else [])
+
+
+SPEC = "from paceline.plan.algorithms.base import AlgorithmSpec\nSPEC = AlgorithmSpec(implementation={!r}, rows={!r})\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("SPEC = 1 / 0\n", "core.target_module"),
+        ("OTHER = 1\n", "core.target_attr"),
+        ("SPEC = 1\n", "algorithm.no_spec"),
+        (SPEC.format("pathlib:Path", "documents"), "algorithm.not_an_algorithm"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_by_name(source: str, code: str, tmp_path: Path) -> None:
+    name = f"wrong_{code.partition('.')[2]}"
+    (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        algorithm_class(f"{name}:SPEC")
+    assert [(d.code, d.where) for d in caught.value.diagnostics] == [(code, "training.algorithm")]
+
+
+def test_a_misspelt_name_is_refused_and_an_own_one_keeps_its_case() -> None:
+    assert config_of("Some.Module:SPEC").training.algorithm == "Some.Module:SPEC"
+    for wrong in ("sftt", "a:b:c", "a b:c", ":SPEC"):
+        with pytest.raises(ValueError, match="module:SPEC"):
+            config_of(wrong)
+
+
+KIND = """
+from paceline.data.kinds.documents import Documents
+
+class Mine(Documents):
+    columns = ("weight",)
+
+KIND = Mine()
+"""
+
+
+def test_a_kind_of_row_of_ones_own_has_its_source_in_the_key(tmp_path: Path) -> None:
+    (tmp_path / "own_rows.py").write_text(KIND, encoding="utf-8")
+    (tmp_path / "own_rows_spec.py").write_text(SPEC.format("x:Y", "own_rows:KIND"), encoding="utf-8")
+    spec = algorithm_spec("own_rows_spec:SPEC")
+    kind = row_kind(spec.rows)
+    assert isinstance(kind, RowKind) and spec.measured and not spec.pairs
+    before = kind.identity()
+    (tmp_path / "own_rows.py").write_text(KIND + "\n# changed\n", encoding="utf-8")
+    assert kind.identity() != before and row_kind("documents").identity() == row_kind("documents").identity()
+
+
+def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "with_torch.py").write_text("import torch\n" + SPEC.format("x:Y", "pairs"), encoding="utf-8")
+    ask = "import sys\nfrom paceline.plan.algorithms.base import algorithm_spec as s\nprint(s('custom_algorithm_spec:SPEC').measured, 'torch' in sys.modules)\ns('with_torch:SPEC')\n"  # fmt: skip
+    path = os.pathsep.join([str(EXAMPLES), str(tmp_path), str(EXAMPLES.parent)])
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    assert done.stdout.split() == ["True", "False"] and "algorithm.spec_torch" in done.stderr
