@@ -24,6 +24,7 @@ from paceline.cli.report import reported
 from paceline.cli.start import outside_arguments, start
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.core.tables import ALGORITHMS
 from paceline.launch.environ import started_by
 from paceline.launch.spec import WORKER_MODULE
 
@@ -32,7 +33,8 @@ OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that win over the YAML.")
 ]
 AlgorithmOption = Annotated[
-    str | None, typer.Option("--algorithm", help="sft, reward, dpo, ppo or grpo: wins over training.algorithm.")
+    str | None,
+    typer.Option("--algorithm", help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm."),
 ]
 ResumeOption = Annotated[
     str | None, typer.Option("--resume", "--resume_from_checkpoint", help="latest, auto, or a checkpoint's path.")

@@ -55,14 +55,14 @@ def forecast_of_model(
                 "--lora 16 --bits 4",
             )
         )
-    if algorithm not in ALGORITHMS.names():
+    if algorithm not in ALGORITHMS.names() and ":" not in algorithm:
         raise ConfigError(
             Diagnostic(
                 "plan.algorithm",
                 "there is no such algorithm",
                 "--algorithm",
                 algorithm,
-                " or ".join(ALGORITHMS.names()),
+                f"{', '.join(ALGORITHMS.names())}, or module:SPEC",
             )
         )
     shape = model_shape(model)

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.options import Overrides, load, load_to_start
 from paceline.cli.report import tell
+from paceline.core.tables import ALGORITHMS
 
 if TYPE_CHECKING:
     from paceline.cli.simulate import Simulated
@@ -42,7 +43,7 @@ LoraRank = Annotated[
     int | None, typer.Option(min=1, metavar="R", help="With --model: LoRA of this rank on all linear layers.")
 ]
 Bits = Annotated[int | None, typer.Option(min=4, max=4, help="With --lora: 4, the base packed to 4 bits (QLoRA).")]
-Algorithm = Annotated[str, typer.Option(help="With --model: sft, reward, dpo, ppo or grpo.")]
+Algorithm = Annotated[str, typer.Option(help=f"With --model: {', '.join(ALGORITHMS.names())}, or module:SPEC.")]
 Tokens = Annotated[
     float | None, typer.Option(min=1, help="With --model: tokens of the whole training, for the time to finish.")
 ]

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import ConfigFile, LauncherOption, Overrides
+from paceline.core.tables import ALGORITHMS
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,7 +39,7 @@ def train(
         ),
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="sft, reward, dpo, ppo or grpo: wins over training.algorithm.")
+        str | None, typer.Option(help=f"{', '.join(ALGORITHMS.names())}, or module:SPEC: wins over training.algorithm.")
     ] = None,
     resume: Annotated[str | None, typer.Option(help="latest, auto, or a checkpoint's path: go on from there.")] = None,
     launcher: LauncherOption = None,

@@ -211,7 +211,7 @@ def sections(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     learners = [spec.name for spec in c.algorithms if spec.on_policy]
     wrong = [name for name in learners if getattr(t, name) is not None and t.algorithm != name]
-    wrong += ["rollout"] if t.rollout is not None and t.algorithm not in learners else []
+    wrong += ["rollout"] if t.rollout is not None and not c.algorithm.on_policy else []
     for name in wrong:
         yield c.problem(
             "train.algorithm_section",
@@ -219,7 +219,7 @@ def sections(c: Context) -> Iterator[Diagnostic]:
             f"training.{name}",
             "training.algorithm",
             found=f"algorithm: {t.algorithm}",
-            hint=f"algorithm: {'grpo or ppo' if name == 'rollout' else name}, or remove the section",
+            hint=f"algorithm: {' or '.join(learners) if name == 'rollout' else name}, or remove the section",
             severity=Severity.WARNING,
         )
 

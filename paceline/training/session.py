@@ -49,8 +49,6 @@ from paceline.training.state import TrainState, best_rule
 from paceline.training.trainer import Observer, Trainer
 from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
 
-_NOT_THE_ALGORITHMS = ("ref_model", "precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights")
-
 
 @dataclass
 class Session:
@@ -136,10 +134,10 @@ class Session:
         if spec.on_policy:
             return rollout_options(self.config.training, self.plan)
         if spec.own:
-            options = spec.without_models(self.plan.config["training"])
+            options = spec.arguments(spec.options_of(self.plan.config["training"]))
         else:
             section = getattr(self.config.training, spec.name, None)
-            options = {} if section is None else section.model_dump(exclude=set(_NOT_THE_ALGORITHMS))
+            options = {} if section is None else spec.arguments(section.model_dump())
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
     def check_data(self, root: Any) -> None:

@@ -35,7 +35,7 @@ class AlgorithmSpec:
     ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
     ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: (key of its options, default) of the weight that holds the policy to its
-    reference, and of the passes over a rollout. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
+    reference, and of the passes over a rollout. ``beside``: options that the run goes by, not the class. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
     ``options`` its options with their defaults, which say their types; they stand under ``training.algorithm_options``.
     """
 
@@ -52,6 +52,7 @@ class AlgorithmSpec:
     num_generations: int = 1
     kl: tuple[str, float] | None = None
     passes: tuple[str, int] = ("", 1)
+    beside: tuple[str, ...] = ()
     implementation: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -107,9 +108,9 @@ class AlgorithmSpec:
             return {**self.options, **(training.get("algorithm_options") or {})}
         return training.get(self.name) or {}
 
-    def without_models(self, training: Training) -> dict[str, Any]:
-        """Its options but for those that name models."""
-        return {k: v for k, v in self.options_of(training).items() if k not in self.named.values()}
+    def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of its options those that its class is made with: not the names of models, nor what the run goes by."""
+        return {k: v for k, v in options.items() if k not in (*self.named.values(), *self.beside)}
 
     def group_size(self, training: Training) -> int:
         """Answers to each prompt."""

@@ -36,5 +36,6 @@ REWARD = AlgorithmSpec(
 )  # fmt: skip
 DPO = Dpo(
     "dpo", "pairs", asks=("logprobs",), named={"reference": "ref_model"}, frozen_beside=1,
+    beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"),
     evaluated=("eval_loss", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/accuracies", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
 )  # fmt: skip

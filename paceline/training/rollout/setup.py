@@ -37,16 +37,15 @@ from paceline.training.rollout.windows import RolloutWindows
 from paceline.training.windows import Cut, Epochs
 
 _ROWS_NAMED = 5
-_MODELS = {"ref_model", "value_model"}  # which models there are is the session's part
 
 
 def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
     """What the algorithm is built with: its own section, and of rollouts what its arithmetic needs."""
     spec = algorithm_spec(plan.algorithm)
     if spec.own:
-        own = spec.without_models(plan.config["training"])
+        own = spec.arguments(spec.options_of(plan.config["training"]))
     else:
-        own = (getattr(training, spec.name) or options_class(spec.name)()).model_dump(exclude=_MODELS)
+        own = spec.arguments((getattr(training, spec.name) or options_class(spec.name)()).model_dump())
     rollout = training.rollout or RolloutOptions()
     return {
         **own,
