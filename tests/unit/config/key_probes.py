@@ -268,7 +268,7 @@ def launch(tree: Tree) -> Any:
     config = Config.from_json(plain(tree))
     nodes = config.launch.nnodes
     processes = num_processes(config, A100)
-    return cluster_of(config, SimpleNamespace(world_size=processes * nodes, num_nodes=nodes))  # type: ignore[arg-type]
+    return cluster_of(config, SimpleNamespace(world_size=processes * nodes, num_nodes=nodes, device="cpu"))  # type: ignore[arg-type]
 
 
 def device(tree: Tree) -> Any:
