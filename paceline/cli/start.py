@@ -37,7 +37,7 @@ def start(
     from paceline.launch.before.beforehand import check_bytes
     from paceline.launch.claim import check_claim, claim
     from paceline.launch.spec import roomy_heap, worker_argv
-    from paceline.launch.start import launch, launcher_for
+    from paceline.launch.start import launch, launcher_for, make_specs
     from paceline.plan.explain import explain
     from paceline.plan.hardware import cpu_count
 
@@ -49,13 +49,14 @@ def start(
     if refused := at_start(warnings):
         raise ConfigError(*refused)
     cluster = cluster_of(loaded.config, plan)
+    launcher, cores = launcher_for(cluster, asked.launcher), cpu_count()
+    make_specs(launcher, worker_argv(), cluster, environ=os.environ, cores=cores)  # what cannot be started is said now
     training = loaded.config.training
     run_dir, resume = RunDir.at(plan.run_dir), bool(training.resume_from_checkpoint)
     if cluster.node_rank == 0:
         check_claim(run_dir, overwrite=training.overwrite_output_dir, resume=resume)
     tell((*loaded.notes, *warnings))
     print(explain(plan), end="", flush=True)
-    launcher, cores = launcher_for(cluster, asked.launcher), cpu_count()
     settings = roomy_heap(os.environ) if plan.device == "cpu" else {}
     if dry_run:  # no plan.json is written, so the lines name the YAML: they can be started as they stand
         arguments = outside_arguments(config_file, overrides, replace(asked, node_rank=None))

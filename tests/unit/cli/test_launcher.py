@@ -1,0 +1,28 @@
+"""A launcher that cannot start the ranks is said before the run has a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.asked import Asked
+from paceline.cli.start import start
+from paceline.core.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_what_a_launcher_cannot_is_said_before_there_is_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(
+        "model: {config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 768}, "
+        f"tokenizer: {ROOT}/examples/tokenizer}}\ndata: {{train: {ROOT}/examples/data/train.json, max_length: 128}}\n"
+        f"training: {{output_dir: {tmp_path}/out, use_cpu: true}}\n"
+    )
+    asked = Asked(2, 2, 0, "127.0.0.1", 29777, launcher="deepspeed")
+    with pytest.raises(ConfigError, match=r"launch\.one_node"):
+        start(file, [], asked)
+    assert not (tmp_path / "out").exists() and capsys.readouterr().out == "", "no folder, no plan"
