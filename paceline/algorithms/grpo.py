@@ -1,4 +1,4 @@
-"""Group relative policy optimization and its kin: GRPO, DAPO, Dr. GRPO, GSPO, by options."""
+"""Group relative policy optimization and its kin: GRPO, DAPO, Dr. GRPO, GSPO, CISPO, by options."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paceline.algorithms.divergence import divergence
 from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, per_token
 from paceline.algorithms.policy_losses import (
     clipped_surrogate,
+    clipped_weight,
     log_ratios,
     loss_weight,
     rollout_correction,
@@ -26,7 +27,8 @@ class GRPO(OnPolicy):
     """loss = Σ_i Σ_t w_i · [ -min(ρ A_i, clip(ρ, 1 - ε_low, 1 + ε_high) A_i) + β · KL_t ] / W over the answers i of ALL ranks of a step.
 
     A_i is how much better answer i was than the others to its prompt (``advantages.group_advantages``); ρ = π / π_old of the token, or its mean
-    over the answer; w_i and W by ``loss_type`` (``policy_losses.loss_weight``). With ``beta`` the KL to the reference is in the loss, estimated by k3
+    over the answer; w_i and W by ``loss_type`` (``policy_losses.loss_weight``), and ``cispo`` puts ``policy_losses.clipped_weight`` in the place of the
+    clipped ratio. With ``beta`` the KL to the reference is in the loss, estimated by k3
     (Shao et al. 2024, "DeepSeekMath", eq. 3 and 4). A rollout that is used for one step has π_old = π: ρ is 1, and its gradient the policy gradient's.
     """
 
@@ -57,6 +59,7 @@ class GRPO(OnPolicy):
         self.beta, self.estimator, self.weighted_kl = beta, kl_estimator, use_bias_correction_kl
         self.low, self.high, self.delta = epsilon, epsilon if epsilon_high is None else epsilon_high, delta
         self.loss_type, self.scale, self.level = loss_type, scale_rewards, importance_sampling_level
+        self.bounds_weight = loss_type == "cispo"  # by ``high`` itself
         self.masks_truncated, self.longest = mask_truncated_completions, max_completion_length
         self.correction, self.correction_level, self.cap = (
             rollout_correction,
@@ -90,7 +93,12 @@ class GRPO(OnPolicy):
         old = field_or(batch, "old", logprobs.detach())
         advantages = field_or(batch, "advantage", torch.zeros_like(old))
         ratios = log_ratios(logprobs, old, where.segments, where.lengths, self.level)
-        clipped = clipped_surrogate(ratios, advantages, epsilon_low=self.low, epsilon_high=self.high, delta=self.delta)
+        if self.bounds_weight:
+            clipped = clipped_weight(ratios, logprobs, advantages, bound=self.high)
+        else:
+            clipped = clipped_surrogate(
+                ratios, advantages, epsilon_low=self.low, epsilon_high=self.high, delta=self.delta
+            )
         loss = clipped.loss
         sampled = field_or(batch, "sampled", old)
         if self.correction != "none":

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NORMALISATIONS = ("grpo", "dapo", "bnpo", "dr_grpo")
+NORMALISATIONS = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo")
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """``loss`` [L], the importance ratio used [L], and where the clip took the gradient away: bool [L] below and above."""
+    """``loss`` [L], the importance ratio [L], and where the clip took the gradient (or a part of the weight) away: bool [L] below and above."""
 
     loss: Tensor
     ratio: Tensor
@@ -55,6 +55,19 @@ def clipped_surrogate(
     return Clipped(loss, ratio, low, high)
 
 
+def clipped_weight(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, *, bound: float) -> Clipped:
+    """loss_t = -sg(min(ρ_t, ε_max)) · A_t · log π_t, ρ = exp(log ratio), sg: no gradient flows through the weight.
+
+    CISPO (MiniMax 2025, "MiniMax-M1", arXiv:2506.13585, eq. 4 and 5, without a lower bound as there): where ``clipped_surrogate`` takes the gradient of a
+    token away, this bounds its weight, so that every token is learnt from. ``bound`` is ε_max (Khatri et al. 2025, "ScaleRL", arXiv:2510.13786), the
+    paper's 1 + ε_high. ``high`` says where the weight of a token with A > 0 was bounded; nothing is bounded below.
+    """
+    ratio = log_ratio.exp()
+    loss = -ratio.detach().clamp(max=bound) * advantages * logprobs
+    high = (ratio > bound) & (advantages > 0)
+    return Clipped(loss, ratio, torch.zeros_like(high), high)
+
+
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | None) -> tuple[Tensor, Tensor]:
     """(loss [L], clipped bool [L]): ½ · max((V - R)², (clip(V, V_old ± ε) - R)²), without ``clip`` ½ (V - R)².
 
@@ -79,14 +92,14 @@ def loss_weight(normalisation: str, num_answers: Tensor, num_tokens: Tensor, max
     """int64 scalar: what the sum over the window is divided by.
 
     grpo     answers: mean over answers of the mean over their tokens (Shao et al. 2024, eq. 3)
-    dapo     tokens of the window (Yu et al. 2025, eq. 12); ``bnpo`` is the same here, where a mean is always that of the whole window
+    dapo     tokens of the window (Yu et al. 2025, eq. 12), and so for ``cispo``; ``bnpo`` is the same here, where a mean is always that of the whole window
     dr_grpo  answers · longest allowed answer: a constant, so that length has no say (Liu et al. 2025, "Understanding R1-zero-like training", § 3.2)
     """
     if normalisation == "grpo":
         return num_answers
     if normalisation == "dr_grpo":
         return num_answers * max_length
-    if normalisation in ("dapo", "bnpo"):
+    if normalisation in ("dapo", "bnpo", "cispo"):
         return num_tokens
     raise ValueError(f"normalisation {normalisation!r}: one of {', '.join(NORMALISATIONS)}")
 

@@ -134,6 +134,8 @@ _BACKEND = {
     "rollout.filter_groups": "filter_groups leaves out prompts whose answers score the same, because GRPO learns nothing of them. PPO values each answer by itself.",
     "rollout.greedy": "At temperature 0 every answer to a prompt is the same one, and every advantage is 0.",
     "rollout.correction": "rollout_correction compares the log-probabilities of sampling with those of training; old_logprobs: sampling says that they are the same.",
+    "grpo.cispo_bound": "CISPO multiplies each token's log-probability by min(ratio, epsilon_high): the bound is compared with the ratio itself, which is 1 for a policy that has not moved. TRL reads the key so, too; its default (epsilon, 0.2) would scale every update down to a fifth.",
+    "grpo.cispo_unused": "The losses of GRPO clip the ratio to 1 - epsilon … 1 + epsilon_high and may bound it by delta; CISPO has one bound, epsilon_high, on the weight.",
     "rollout.groups": "A rollout has to hold whole groups: its number of answers (batch sizes count answers) is a multiple of `num_generations`.",
     "rollout.steps": "`steps_per_generation` counts micro-batches and has to be a multiple of `gradient_accumulation_steps`: a rollout is cut into whole optimizer steps.",
     "rollout.no_spread": "In every group of a rollout all rewards are equal (or none was judged): all advantages are 0 and the step learns nothing but the KL.",

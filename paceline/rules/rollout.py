@@ -206,6 +206,31 @@ def old_logprobs(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def cispo(c: Context) -> Iterator[Diagnostic]:
+    """grpo.cispo_bound, grpo.cispo_unused"""
+    own = c.own_options
+    if not isinstance(own, GrpoOptions) or own.loss_type != "cispo":
+        return
+    if own.epsilon_high is None or own.epsilon_high <= 1:
+        yield c.problem(
+            "grpo.cispo_bound",
+            "with loss_type: cispo epsilon_high is the largest importance weight itself (as in TRL), and on-policy tokens weigh 1: this bound would cut every token's weight",
+            "training.grpo.epsilon_high",
+            "training.grpo.loss_type",
+            hint="epsilon_high: 5.0",
+        )
+    for name, used in (("epsilon", c.given("training.grpo.epsilon")), ("delta", own.delta is not None)):
+        if used:
+            yield c.problem(
+                "grpo.cispo_unused",
+                f"loss_type: cispo bounds the importance weight by epsilon_high alone, and {name} would do nothing",
+                f"training.grpo.{name}",
+                "training.grpo.loss_type",
+                hint=f"remove {name}",
+                severity=Severity.WARNING,
+            )
+
+
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
     t = c.config.training
@@ -233,5 +258,6 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
     lengths,
     groups,
     old_logprobs,
+    cispo,
     sections,
 )

@@ -151,14 +151,16 @@ class GrpoOptions(Section):
     )
     epsilon: Float = Field(default=0.2, ge=0, lt=1, description="The ratio is clipped below 1 - epsilon.")
     epsilon_high: OptFloat = Field(
-        default=None, ge=0, description="… and above 1 + epsilon_high; epsilon when empty (DAPO: 0.28)."
+        default=None,
+        ge=0,
+        description="… and above 1 + epsilon_high; epsilon when empty (DAPO: 0.28). With loss_type: cispo the largest weight itself, above 1 (ScaleRL: 5.0).",
     )
     delta: OptFloat = Field(
         default=None, gt=1, description="Upper bound of the ratio where the advantage is negative; none when empty."
     )
-    loss_type: Annotated[str, Word("grpo", "dapo", "bnpo", "dr_grpo")] = Field(
+    loss_type: Annotated[str, Word("grpo", "dapo", "bnpo", "dr_grpo", "cispo")] = Field(
         default="dapo",
-        description="What the sum is divided by: dapo tokens, grpo answers (each a mean over its tokens), dr_grpo a constant.",
+        description="What the sum is divided by: dapo tokens, grpo answers (each a mean over its tokens), dr_grpo a constant; cispo tokens, and the importance weight is bounded in place of the loss.",
     )
     scale_rewards: Annotated[str, Word("group", "batch", "none", false="none")] = Field(
         default="group", description="Advantages are divided by the spread of the group's, or of all rewards, or not."

@@ -59,6 +59,7 @@ def test_an_answer_batch_labels_the_sampled_tokens() -> None:
 OPTIONS: list[dict[str, Any]] = [
     {}, {"loss_type": "grpo", "beta": 0.3}, {"loss_type": "dr_grpo", "epsilon_high": 0.28, "beta": 0.1, "kl_estimator": "k2"},
     {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.2, "use_bias_correction_kl": True}, {"delta": 1.5, "loss_type": "bnpo"},
+    {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.2, "use_bias_correction_kl": True}, {"loss_type": "cispo", "epsilon_high": 1.2, "importance_sampling_level": "sequence"},
     {"rollout_correction": "truncate", "rollout_correction_cap": 1.2}, {"rollout_correction": "mask", "rollout_correction_level": "sequence", "beta": 0.4},
 ]  # fmt: skip
 
@@ -76,6 +77,9 @@ def by_hand(new: list[float], old: list[float], reference: list[float], o: dict[
             ratio = math.exp(mean if o.get("importance_sampling_level") == "sequence" else new[t] - old[t])
             a = ADVANTAGES[i]
             loss = -min(min(ratio, o.get("delta", math.inf)) * a, min(max(ratio, 1 - low), 1 + high) * a)
+            under, over = ratio < 1 - low and a < 0, ratio > 1 + high and a > 0
+            if o.get("loss_type") == "cispo":
+                loss, under, over = -min(ratio, high) * a * new[t], False, ratio > high and a > 0
             if "rollout_correction" in o:
                 w = math.exp(gap if o.get("rollout_correction_level") == "sequence" else old[t] - float(SAMPLED[t]))
                 cap = o.get("rollout_correction_cap", 2.0)
@@ -84,7 +88,7 @@ def by_hand(new: list[float], old: list[float], reference: list[float], o: dict[
             kl = d * d / 2 if o.get("kl_estimator") == "k2" else math.exp(d) - 1 - d
             loss += o.get("beta", 0.0) * kl * (ratio if o.get("use_bias_correction_kl") else 1.0)
             total += loss / n if o.get("loss_type") == "grpo" else loss
-            values = (kl if o.get("beta") else 0.0, ratio, ratio < 1 - low and a < 0, ratio > 1 + high and a > 0, abs(old[t] - float(SAMPLED[t])))  # fmt: skip
+            values = (kl if o.get("beta") else 0.0, ratio, under, over, abs(old[t] - float(SAMPLED[t])))  # fmt: skip
             for name, value in zip(seen, values, strict=True):
                 seen[name].append(float(value))
     weight = {"grpo": 4, "dr_grpo": 4 * LONGEST}.get(o.get("loss_type", "dapo"), LABELLED)
@@ -138,3 +142,15 @@ def test_fillers_alone_and_what_is_left_out_weigh_nothing() -> None:
     assert per_token({"tokens": 0.0, "kl": 0.0}) == {"kl": 0.0}
     assert [GRPO(mask_truncated_completions=flag).masks_truncated for flag in (True, False)] == [True, False]
     assert GRPO(beta=0.1).frozen == (Role.REFERENCE,) and GRPO(beta=0.1, reference="adapter").frozen == ()
+
+
+def test_cispo_learns_of_every_token_by_a_bounded_weight() -> None:
+    """d loss / d log π_t = -min(ρ_t, ε_max) · A_t, and nothing through the weight (MiniMax-M1, eq. 4)."""
+    grpo = GRPO(loss_type="cispo", epsilon_high=1.1, num_iterations=2)
+    new, old = drawn(2).requires_grad_(), drawn(3)
+    made = batch(old=old)
+    grpo.losses(Role.POLICY, {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: drawn(5)}, made)["policy"].backward()  # type: ignore[no-untyped-call]
+    weight = (new.detach() - old).exp().clamp(max=1.1)
+    assert 0 < int((weight == 1.1).sum()) < LABELLED, "the test needs tokens of both sorts"
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, -weight * made.at_labels("advantage"), rtol=0, atol=1e-12)

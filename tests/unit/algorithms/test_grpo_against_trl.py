@@ -32,6 +32,8 @@ CASES: list[dict[str, Any]] = [
     {"loss_type": "dr_grpo", "beta": 0.04, "epsilon_high": 0.28, "use_bias_correction_kl": False, "scale_rewards": "none"},
     {"loss_type": "grpo", "importance_sampling_level": "sequence", "beta": 0.0},
     {"loss_type": "dapo", "delta": 1.3, "beta": 0.0},
+    {"loss_type": "cispo", "epsilon_high": 1.2, "beta": 0.0},
+    {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.1, "use_bias_correction_kl": True},
 ]  # fmt: skip
 
 
@@ -117,7 +119,9 @@ def test_loss_gradient_and_statistics(options: dict[str, Any], tmp_path: Path, t
     told = grpo.summary({name.rpartition("/")[0]: float(value.detach()) / int(weight) for name, value in sums.items()})
     seen = {name: values[0] for name, values in trainer._metrics["train"].items()}
     same = {"entropy": "entropy"}
-    if options.get("importance_sampling_level") != "sequence":  # there TRL counts answers, not tokens
+    if options["loss_type"] == "cispo":
+        same["clip_high"] = "cispo_clip_ratio"
+    elif options.get("importance_sampling_level") != "sequence":  # there TRL counts answers, not tokens
         same |= {"clip_low": "clip_ratio/low_mean", "clip_high": "clip_ratio/high_mean"}
     if options["beta"] and not options["use_bias_correction_kl"]:  # else TRL shows the weighted KL
         same["kl"] = "kl"
