@@ -70,11 +70,15 @@ class Strategy(ABC):
         if optimizer is None:
             root.requires_grad_(False).eval()
             return Handle(role, root, root)
-        built = build_optimizer(optimizer, root.plain_named_parameters())
+        built = self._make_optimizer(optimizer, root)
         scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
         module = self.wrap(role, root)
         root.refresh_compute_weights()  # wrapping may have brought rank 0's parameters here
         return Handle(role, root, module, built, scaler)
+
+    def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:
+        """Over the root's trained parameters, in place and not yet wrapped; its ``state`` has the moments that this rank keeps."""
+        return build_optimizer(spec, root.plain_named_parameters())
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
         """Contract 9: bring the engine into the state it has after its first step, leaving no trace. Nothing to do by default."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +19,23 @@ from paceline.plan.parameters import NO_DECAY
 from paceline.protocols.optimizer import OptimizerSpec
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What an optimizer is made of: ``cls(groups, **kwargs)``."""
+
+    cls: type[torch.optim.Optimizer]
+    groups: list[dict[str, Any]]
+    kwargs: Mapping[str, Any]
+
+
 def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that require grad, in two groups: with weight decay (matrices) and without (biases, norms).
+    """The optimizer over the parameters that require grad; raises what ``recipe_of`` does."""
+    recipe = recipe_of(spec, named)
+    return recipe.cls(recipe.groups, **recipe.kwargs)
+
+
+def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> Recipe:
+    """For the parameters that require grad, in two groups: with weight decay (matrices) and without (biases, norms).
 
     Raises ConfigError: ``strategy.optimizer_unsupported``, ``strategy.optimizer_args``, ``strategy.nothing_to_train``.
     """
@@ -31,11 +47,11 @@ def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter
     of_config = (
         {"betas": spec.betas, "eps": spec.eps} if known.adam else {}
     )  # the others keep torch's own, as in transformers.Trainer
-    kwargs = {**of_config, **known.fixed, **_checked_args(spec)}
+    kwargs = {"lr": spec.learning_rate, **of_config, **known.fixed, **_checked_args(spec)}
     decay = [p for name, p in trained if decays(name, p)]
     rest = [p for name, p in trained if not decays(name, p)]
     groups = [{"params": decay, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return cls([g for g in groups if g["params"]], lr=spec.learning_rate, **kwargs)
+    return Recipe(cls, [g for g in groups if g["params"]], kwargs)
 
 
 def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:

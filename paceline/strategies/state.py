@@ -14,16 +14,25 @@ from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies.handle import Handle
 
 SCALER = "grad_scaler"  # the name under which the fp16 scaler's two numbers travel; no parameter is called so
+_EVERY_RANK: Mapping[str, int] = {}  # nothing is kept by one rank alone
 _NUMBERS = {".int": (int, torch.int64), ".float": (float, torch.float64)}  # optimizer states that are Python numbers
 
 
-def export_state(handle: Handle, rank: int, world_size: int) -> Iterator[Shard]:
+def export_state(
+    handle: Handle, rank: int, world_size: int, keepers: Mapping[str, int] = _EVERY_RANK
+) -> Iterator[Shard]:
     """Rank ``rank``'s share: whole tensors, spread so that every rank writes about as many bytes.
 
-    A parameter and its moments stay together. Tensors are not copied: write them before the next step.
+    A parameter and its moments stay together. Tensors are not copied: write them before the next step. ``keepers``: parameter → the only rank that
+    has its moments, which writes both.
     """
     states = _states(handle)
-    owner = assign({name: sum(t.nbytes for t in kinds.values()) for name, kinds in states.items()}, world_size)
+    # every rank must come to the same shares, so moments that one rank alone sees do not count
+    sizes = {
+        name: kinds[PARAM].nbytes if name in keepers else sum(t.nbytes for t in kinds.values())
+        for name, kinds in states.items()
+    }
+    owner = assign(sizes, world_size, keepers)
     for name, kinds in states.items():
         if owner[name] != rank:
             continue
@@ -31,27 +40,29 @@ def export_state(handle: Handle, rank: int, world_size: int) -> Iterator[Shard]:
             yield Shard(handle.role.value, name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
 
 
-def assign(sizes: dict[str, int], world_size: int) -> dict[str, int]:
-    """Name → rank: the largest first, each to the rank with the least so far (ties: the lowest rank). The same on every rank."""
+def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _EVERY_RANK) -> dict[str, int]:
+    """Name → rank: as ``given``; the others, the largest first, each to the rank with the least so far (ties: the lowest rank). The same on every rank."""
     load = [0] * world_size
-    owner = {}
-    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+    owner = dict(given)
+    for name, rank in given.items():
+        load[rank] += sizes[name]
+    for name in sorted(sizes.keys() - given.keys(), key=lambda n: (-sizes[n], n)):
         rank = load.index(min(load))
         owner[name] = rank
         load[rank] += sizes[name]
     return owner
 
 
-def import_state(handle: Handle, reader: ShardReader) -> None:
+def import_state(handle: Handle, reader: ShardReader, rank: int = 0, keepers: Mapping[str, int] = _EVERY_RANK) -> None:
     """Read parameters, buffers, optimizer moments and the scaler. Raises CheckpointError when a tensor is missing or has another shape.
 
-    A checkpoint without moments (weights only) leaves the optimizer as it is.
+    A checkpoint without moments (weights only) leaves the optimizer as it is. Moments that another rank than ``rank`` keeps (``keepers``) are not read.
     """
     role = handle.role.value
     with torch.no_grad():
         for name, parameter in handle.root.plain_named_parameters():
             _read_into(parameter, reader, role, name, PARAM)
-            if handle.optimizer is not None and parameter.requires_grad:
+            if handle.optimizer is not None and parameter.requires_grad and keepers.get(name, rank) == rank:
                 _import_moments(handle.optimizer, parameter, reader, role, name)
     import_beside_parameters(handle, reader)
     handle.root.refresh_compute_weights()

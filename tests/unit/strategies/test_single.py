@@ -19,7 +19,7 @@ from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 from paceline.strategies.single import Single
-from paceline.strategies.state import assign
+from paceline.strategies.state import assign, export_state, import_state
 
 SPEC = OptimizerSpec(name="sgd", learning_rate=0.1)
 
@@ -233,6 +233,31 @@ def test_shares_are_spread_by_bytes() -> None:
     assert owner == assign(dict(reversed(sizes.items())), 2), "the order of a dict must not matter"
     loads = [sum(sizes[n] for n, r in owner.items() if r == rank) for rank in range(2)]
     assert loads == [140, 140]
+
+
+def test_moments_that_one_rank_keeps_are_written_and_read_by_it_alone() -> None:
+    """Two ranks that hold the same weights, each the moments of half of them: together they write everything once, whole."""
+    spec, names = OptimizerSpec(), [n for n, _ in TinyRoot().named_parameters()]
+    keepers = {name: at % 2 for at, name in enumerate(names[:-1])}  # the last one has no moments: it is frozen
+    strategy, handle = prepared(TinyRoot(torch.float32), spec)
+    handle.root.get_parameter(names[-1]).requires_grad_(False)
+    step(strategy, handle, window(0, 0, 1))
+    whole = MemoryReader(list(export_state(handle, 0, 1)))
+    everything, shares = dict(handle.optimizer.state), []  # type: ignore[union-attr]
+    for rank in range(2):
+        kept = {handle.root.get_parameter(n) for n, keeper in keepers.items() if keeper == rank}
+        handle.optimizer.state = {p: s for p, s in everything.items() if p in kept}  # type: ignore[union-attr, assignment]
+        shares.append(list(export_state(handle, rank, 2, keepers)))
+    written = [(s.name, s.kind) for share in shares for s in share]
+    assert len(written) == len(set(written)) and {(n, k) for _, n, k in whole.tensors} == set(written)
+    for rank in range(2):
+        other_strategy, other = prepared(TinyRoot(torch.float32), spec)
+        import_state(other, MemoryReader([s for share in shares for s in share]), rank, keepers)
+        known = {n for n, p in other.root.named_parameters() if p in other.optimizer.state}  # type: ignore[union-attr]
+        assert known == {n for n, keeper in keepers.items() if keeper == rank}
+        assert all(torch.equal(p, q) for p, q in zip(handle.root.parameters(), other.root.parameters(), strict=True))
+        moment = other.optimizer.state[other.root.get_parameter(names[rank])]["exp_avg"]  # type: ignore[union-attr]
+        assert torch.equal(moment, whole.tensors["policy", names[rank], "exp_avg"])
 
 
 def test_ddp_in_a_world_of_one_is_the_root_itself() -> None:
