@@ -125,7 +125,7 @@ def knob_decisions(
     for key in ("bf16_full_eval", "fp16_full_eval"):
         if training[key]:  # elsewhere ``plan.precision`` has refused it
             say(f"training.{key}", "on", "evaluation casts the weights as training does")
-    _ddp_knobs(training, strategy, say)
+    _engine_knobs(training, strategy, say)
     return made
 
 
@@ -157,21 +157,23 @@ def _packing_reason(data: Mapping[str, Any]) -> str:
     return f"one document a row, up to {data['max_length']} tokens"
 
 
-def _ddp_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
-    """DDP's own knobs: passed on under ddp, said to be without effect elsewhere."""
+def _engine_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
+    """Knobs of one engine: passed on under the strategies that have it, said to be without effect elsewhere."""
     asked = {
-        "ddp_find_unused_parameters": training.get("ddp_find_unused_parameters"),
-        "ddp_bucket_cap_mb": training.get("ddp_bucket_cap_mb"),
-        "ddp_broadcast_buffers": training.get("ddp_broadcast_buffers"),
-        "ddp_static_graph": training.get("ddp_static_graph") or None,
+        "DistributedDataParallel": {
+            "ddp_find_unused_parameters": training.get("ddp_find_unused_parameters"),
+            "ddp_bucket_cap_mb": training.get("ddp_bucket_cap_mb"),
+            "ddp_broadcast_buffers": training.get("ddp_broadcast_buffers"),
+            "ddp_static_graph": training.get("ddp_static_graph") or None,
+        }
     }
-    for name, value in asked.items():
+    for owner, name, value in ((owner, *item) for owner, values in asked.items() for item in values.items()):
         if value is None:
             continue
         if name in strategy_spec(strategy).knobs:
-            say(f"training.{name}", str(value).lower(), "asked for, given to DistributedDataParallel")
+            say(f"training.{name}", str(value).lower(), f"asked for, given to {owner}")
         else:
-            say(f"training.{name}", "off", f"a knob of DistributedDataParallel; the strategy is '{strategy}'", False)
+            say(f"training.{name}", "off", f"a knob of {owner}; the strategy is '{strategy}'", False)
 
 
 def idle_decisions(config: Config) -> list[Decision]:

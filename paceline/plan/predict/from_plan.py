@@ -188,7 +188,7 @@ def work_of(plan: Plan, ask: Ask, layout: Layout) -> Work:
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
     if not low:
-        storage = Storage(size, size, 2 * size)
+        storage = Storage(size, size, 2 * size, storage.sent)
     return Work(
         shape=ask.shape,
         machine=ask.cluster.machine if low else _full_precision(ask.cluster.machine),

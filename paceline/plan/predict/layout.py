@@ -9,11 +9,15 @@ from paceline.plan.starts import CARD, Start
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes a parameter between steps: weights, gradients, and what only the optimizer holds (fp32 masters and moments)."""
+    """Bytes a parameter between steps: weights, gradients, and what only the optimizer holds (fp32 masters and moments).
+
+    ``sent``: bytes of each weight that the rank which stepped it sends to the others, after gradients were averaged whole; 0: as ZeRO does.
+    """
 
     weight: float = 2.0
     gradient: float = 4.0
     optimizer: float = 12.0
+    sent: float = 0.0
 
 
 WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights with 16-bit copies beside them

@@ -168,7 +168,7 @@ def _gather(work: Work, c: Coefficients, busy: float) -> float:
 
 
 def _reduce(work: Work, c: Coefficients, whole: float, compute: float) -> float:
-    """Gradients averaged once a window (ZeRO-2: in every micro-batch), weights gathered again; the last backward hides a part."""
+    """Gradients averaged once a window (ZeRO-2: in every micro-batch), weights gathered again; the last backward hides a part, of weights nothing."""
     if work.adapter:
         whole = work.adapter.parameters / work.shape.num_parameters * whole
     found = 0.0
@@ -176,13 +176,16 @@ def _reduce(work: Work, c: Coefficients, whole: float, compute: float) -> float:
     if work.zero < 3 and work.dp * work.cp > 1:
         group = Group(work.dp * work.cp, work.tp)
         scatter = pass_time(group, each * whole, work.machine, c)
-        again = pass_time(group, (2.0 if work.zero else each) * whole, work.machine, c)
+        averaged_whole = not work.zero or work.storage.sent > 0
+        again = pass_time(group, (each if averaged_whole else 2.0) * whole, work.machine, c)
         times = work.accumulation if work.zero == 2 else 1
         hidden = c["overlap"] * compute * (2 / 3) * times
-        if work.zero:
+        if not averaged_whole:
             found += max(c["never_hidden"] * scatter * times, scatter * times - c["zero_overlap"] * hidden) + again
         else:
             found += max(c["never_hidden"] * (scatter + again), scatter + again - hidden)
+        if work.storage.sent:
+            found += pass_time(group, work.storage.sent * whole, work.machine, c)
     elif work.zero == 3 and work.dp * work.cp > work.sharers:
         replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
         found += 2 * pass_time(replicas, each * whole / work.sharers, work.machine, c) * c["never_hidden"]

@@ -244,7 +244,7 @@ OTHERWISE = {
 }  # fmt: skip
 #: They echo a key, or speak about it: that is not reading it.
 SPEAKERS = ("config/", "plan/explain.py", "training/resuming.py", "cli/codes.py", "core/codes/")
-SENTENCES = ("knob_decisions", "idle_decisions", "_loading", "_ddp_knobs", "_packing_reason", "choose_attention")
+SENTENCES = ("knob_decisions", "idle_decisions", "_loading", "_engine_knobs", "_packing_reason", "choose_attention")
 
 
 def read_names(tree: ast.AST) -> Iterator[str]:

@@ -116,6 +116,15 @@ def test_zero_three_gathers_in_every_micro_batch_and_zero_one_once() -> None:
         assert (eight > 4 * one) is grows
 
 
+def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() -> None:
+    """On a link so slow that nothing is hidden: two passes of the gradients, as DDP's, and one of the fp32 weights."""
+    slow = replace(cluster_of("8xH100").machine, inside=1e8)
+    whole = speed_of(work(machine=slow), S).data_parallel
+    sent = speed_of(work(zero=1, machine=slow, storage=Storage(sent=4.0)), S).data_parallel
+    count = work().shape.num_parameters
+    assert sent - whole == pytest.approx(pass_time(Group(8, 1), 4.0 * count, slow, S))
+
+
 def test_a_group_over_nodes_is_as_fast_as_its_adapters() -> None:
     machine = cluster_of("64xH100").machine
     assert bandwidth(Group(8, 1), machine, S) == machine.inside * S["link_inside"]
