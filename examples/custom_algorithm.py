@@ -22,8 +22,6 @@ from paceline.protocols.roles import Ask, Role
 class Focal(SFT):
     """loss = Σ_t -(1 - p_t)^γ log p_t / Σ_t 1 over the labelled tokens t of the global batch (Lin et al. 2017, arXiv:1708.02002, eq. 4); γ = 0: SFT's."""
 
-    metric_names = ("eval_loss",)
-
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
 

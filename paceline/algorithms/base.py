@@ -26,7 +26,6 @@ class Algorithm(ABC):
         Role, ...
     ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``protocols.algorithm``
     watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
-    metric_names: tuple[str, ...] = ("eval_loss",)  # what an evaluation yields
     loss_falls: bool = True  # training brings the loss down: one that rises far is worth a warning
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Generator[Window]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.dpo_losses import LOSSES
 from paceline.algorithms.pairs import document_labels, document_sums, halves, real_pairs, sum_of
+from paceline.config.sections.preference import DpoOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 
@@ -29,24 +30,15 @@ class DPO(Algorithm):
     (β times the log-ratio, a sum over tokens), ``rewards/accuracies``, ``rewards/margins``, ``logps/chosen``, ``logps/rejected``.
     """
 
-    metric_names = ("eval_loss", *(f"eval_{name}" for name in _METRICS))
     watched = tuple(f"{name}/{TERM}" for name in _METRICS)
 
-    def __init__(
-        self,
-        beta: float = 0.1,
-        loss_type: str = "sigmoid",
-        label_smoothing: float = 0.0,
-        length_normalized: bool = False,
-        reference_free: bool = False,
-        rpo_alpha: float | None = None,
-        reference: str = "live",
-    ) -> None:
-        self.beta, self.smoothing = beta, label_smoothing
-        self.loss = LOSSES[loss_type]
-        self.length_normalized, self.reference_free = length_normalized, reference_free
-        self.alpha = rpo_alpha or 0.0
-        asks = not reference_free and reference in ("live", "adapter")
+    def __init__(self, *, reference: str = "live", **options: object) -> None:
+        o = DpoOptions.model_validate(options)
+        self.beta, self.smoothing = o.beta, o.label_smoothing
+        self.loss = LOSSES[o.loss_type]
+        self.length_normalized, self.reference_free = o.length_normalized, o.reference_free
+        self.alpha = o.rpo_alpha or 0.0
+        asks = not self.reference_free and reference in ("live", "adapter")
         self.consulted = (Role.REFERENCE,) if asks else ()
         self.frozen = (Role.REFERENCE,) if asks and reference == "live" else ()
 

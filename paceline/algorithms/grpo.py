@@ -18,6 +18,7 @@ from paceline.algorithms.policy_losses import (
     rollout_correction,
     token_shares,
 )
+from paceline.config.sections.rollout import GrpoOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 from paceline.protocols.rollout import PrecomputedField
@@ -37,37 +38,22 @@ class GRPO(OnPolicy):
     def __init__(
         self,
         *,
-        beta: float = 0.0,
-        kl_estimator: str = "k3",
-        use_bias_correction_kl: bool = False,
-        epsilon: float = 0.2,
-        epsilon_high: float | None = None,
-        delta: float | None = None,
-        loss_type: str = "dapo",
-        scale_rewards: str = "group",
-        importance_sampling_level: str = "token",
-        num_iterations: int = 1,
-        mask_truncated_completions: bool = False,
-        rollout_correction: str = "none",
-        rollout_correction_level: str = "token",
-        rollout_correction_cap: float = 2.0,
         max_completion_length: int = 256,
         updates_per_pass: int = 1,
         reference: str = "",
         reward_model: bool = False,
+        **options: object,
     ) -> None:
-        self.beta, self.estimator, self.weighted_kl = beta, kl_estimator, use_bias_correction_kl
-        self.low, self.high, self.delta = epsilon, epsilon if epsilon_high is None else epsilon_high, delta
-        self.loss_type, self.scale, self.level = loss_type, scale_rewards, importance_sampling_level
-        self.bounds_weight = loss_type == "cispo"  # by ``high`` itself
-        self.masks_truncated, self.longest = mask_truncated_completions, max_completion_length
-        self.correction, self.correction_level, self.cap = (
-            rollout_correction,
-            rollout_correction_level,
-            rollout_correction_cap,
-        )
-        self.passes, self.updates_per_rollout = num_iterations, num_iterations * updates_per_pass
-        self.frozen = frozen_roles(bool(beta) and reference != "adapter", reward_model)
+        o = GrpoOptions.model_validate(options)
+        self.beta, self.estimator, self.weighted_kl = o.beta, o.kl_estimator, o.use_bias_correction_kl
+        self.low, self.high, self.delta = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high, o.delta
+        self.loss_type, self.scale, self.level = o.loss_type, o.scale_rewards, o.importance_sampling_level
+        self.bounds_weight = o.loss_type == "cispo"  # by ``high`` itself
+        self.masks_truncated, self.longest = o.mask_truncated_completions, max_completion_length
+        self.correction, self.correction_level = o.rollout_correction, o.rollout_correction_level
+        self.cap = o.rollout_correction_cap
+        self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
+        self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         old = [PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if self.updates_per_rollout > 1 else []

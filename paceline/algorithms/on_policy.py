@@ -21,7 +21,6 @@ class OnPolicy(Algorithm):
     """Windows come from rollouts of ``updates_per_rollout`` optimizer steps; each answer is one document, its sampled tokens are the labels. What each
     method means: ``protocols.rollout.OnPolicyObjective``."""
 
-    metric_names: tuple[str, ...] = ("eval_reward",)
     loss_falls = False  # its sign is that of the advantages
     passes: int = 1  # over each rollout
     updates_per_rollout: int = 1

@@ -18,6 +18,7 @@ from paceline.algorithms.advantages import (
 from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
 from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, with_tokens
 from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
+from paceline.config.sections.ppo import PpoOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 from paceline.protocols.rollout import PrecomputedField, Sum
@@ -44,35 +45,22 @@ class PPO(OnPolicy):
     def __init__(
         self,
         *,
-        num_ppo_epochs: int = 4,
-        kl_coef: float = 0.05,
-        kl_estimator: str = "k1",
-        kl_in: str = "reward",
-        adap_kl_ctrl: bool = False,
-        target: float = 6.0,
-        horizon: int = 10000,
-        cliprange: float = 0.2,
-        cliprange_value: float | None = 0.2,
-        vf_coef: float = 0.1,
-        gamma: float = 1.0,
-        lam: float = 0.95,
-        whiten_advantages: bool = True,
-        whiten_rewards: bool = False,
-        missing_eos_penalty: float | None = None,
-        cliprange_reward: float | None = None,
         max_completion_length: int = 256,
         updates_per_pass: int = 1,
         reference: str = "",
         reward_model: bool = False,
+        **options: object,
     ) -> None:
-        self.estimator, self.in_loss, self.has_reference = kl_estimator, kl_in == "loss", bool(kl_coef)
-        self.clip, self.value_clip, self.vf_coef = cliprange, cliprange_value, vf_coef
-        self.gamma, self.lam = gamma, lam
-        self.whiten_advantages, self.whiten_rewards = whiten_advantages, whiten_rewards
-        self.missing_eos_penalty, self.score_clip = missing_eos_penalty, cliprange_reward
-        self.passes, self.updates_per_rollout = num_ppo_epochs, num_ppo_epochs * updates_per_pass
-        self.controller = AdaptiveCoefficient(kl_coef, target, horizon) if adap_kl_ctrl else FixedCoefficient(kl_coef)
-        self.kl_coef = kl_coef  # of the rollout that is trained on; the controller's is the next one's
+        o = PpoOptions.model_validate(options)
+        self.estimator, self.in_loss, self.has_reference = o.kl_estimator, o.kl_in == "loss", bool(o.kl_coef)
+        self.clip, self.value_clip, self.vf_coef = o.cliprange, o.cliprange_value, o.vf_coef
+        self.gamma, self.lam = o.gamma, o.lam
+        self.whiten_advantages, self.whiten_rewards = o.whiten_advantages, o.whiten_rewards
+        self.missing_eos_penalty, self.score_clip = o.missing_eos_penalty, o.cliprange_reward
+        self.passes, self.updates_per_rollout = o.num_ppo_epochs, o.num_ppo_epochs * updates_per_pass
+        adaptive = AdaptiveCoefficient(o.kl_coef, o.target, o.horizon)
+        self.controller = adaptive if o.adap_kl_ctrl else FixedCoefficient(o.kl_coef)
+        self.kl_coef = o.kl_coef  # of the rollout that is trained on; the controller's is the next one's
         self.frozen = frozen_roles(self.has_reference and reference != "adapter", reward_model)
 
     # --- a rollout -------------------------------------------------------------------------------------------------

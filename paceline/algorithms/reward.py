@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.calibration import calibration_error, calibration_sums, has_bins, told_bins, without_bins
 from paceline.algorithms.pairs import halves, real_pairs, sum_of
+from paceline.config.sections.preference import RewardOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 
@@ -40,14 +41,13 @@ class Reward(Algorithm):
     """
 
     trains = (Role.REWARD,)
-    metric_names = ("eval_loss", *(f"eval_{name}" for name in _TOLD), "eval_calibration_error")
     watched = tuple(
         f"{name}/{TERM}"
         for name in ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_square")
     )
 
-    def __init__(self, center_rewards_coefficient: float = 0.0) -> None:
-        self.center = center_rewards_coefficient
+    def __init__(self, **options: object) -> None:
+        self.center = RewardOptions.model_validate(options).center_rewards_coefficient
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         return frozenset({Ask.SCORES})

@@ -20,8 +20,6 @@ class SFT(Algorithm):
     micro-batch size and accumulation (a mean of per-rank means is not).
     """
 
-    metric_names = ("eval_loss", "eval_accuracy")
-
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         return frozenset({Ask.NLL}) if training else frozenset({Ask.NLL, Ask.CORRECT})
 

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.registry import Registry
+from paceline.core.registry import Registry, load_attr
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: where the spec stands, and where the class does."""
+    """One line of a table: where the spec stands, where the class does, and of an algorithm the section of its options (empty: it has none)."""
 
     spec: str
     implementation: str
+    options: str = ""
 
 
 class Table:
@@ -28,6 +29,7 @@ class Table:
         self._rows = dict(rows)
         self._specs = Registry(kind, {name: row.spec for name, row in rows.items()})
         self._classes = Registry(kind, {name: row.implementation for name, row in rows.items()})
+        self._options = {name: row.options for name, row in rows.items() if row.options}
 
     def names(self) -> tuple[str, ...]:
         """The built-in names, in the order of the table."""
@@ -40,6 +42,14 @@ class Table:
     def load(self, name: str) -> Any:
         """The class behind a built-in name or ``module:Class``. Raises ConfigError with the nearest name."""
         return self._classes.load(name)
+
+    def sections(self) -> dict[str, Any]:
+        """The section of ``training`` that holds the options of each built-in name that has any: names, types, defaults."""
+        return {name: load_attr(target) for name, target in self._options.items()}
+
+    def section(self, name: str) -> Any:
+        """That of one name; None where it has no options."""
+        return load_attr(self._options[name]) if name in self._options else None
 
 
 _REPLICATED, _DEEPSPEED = "paceline.plan.strategies.replicated", "paceline.plan.strategies.deepspeed"
@@ -82,15 +92,15 @@ ROW_KINDS = {
     "pairs": "paceline.data.kinds.pairs:PAIRS",
     "prompts": "paceline.data.kinds.prompts:PROMPTS",
 }
-_PAIRS, _ON_POLICY = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy"
+_PAIRS, _ON_POLICY, _SECTIONS = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy", "paceline.config.sections"  # fmt: skip
 
 ALGORITHMS = Table(
     "algorithm",
     {
         "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.sft:SFT"),
-        "reward": Row(f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward"),
-        "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO"),
-        "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO"),
-        "grpo": Row(f"{_ON_POLICY}:GRPO", "paceline.algorithms.grpo:GRPO"),
+        "reward": Row(f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward", f"{_SECTIONS}.preference:RewardOptions"),
+        "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"),
+        "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
+        "grpo": Row(f"{_ON_POLICY}:GRPO", "paceline.algorithms.grpo:GRPO", f"{_SECTIONS}.rollout:GrpoOptions"),
     },
 )

@@ -133,11 +133,7 @@ class Session:
         spec = algorithm_spec(self.plan.algorithm)
         if spec.on_policy:
             return rollout_options(self.config.training, self.plan)
-        if spec.own:
-            options = spec.arguments(spec.options_of(self.plan.config["training"]))
-        else:
-            section = getattr(self.config.training, spec.name, None)
-            options = {} if section is None else spec.arguments(section.model_dump())
+        options = spec.arguments(spec.options_of(self.plan.config["training"]))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
     def check_data(self, root: Any) -> None:

@@ -38,8 +38,6 @@ ALGORITHM = """
 from custom_algorithm import Focal
 
 class Weighted(Focal):
-    metric_names = ("eval_loss",)
-
     def losses(self, role, outputs, batch):
         assert batch.extras["weight"].numel() == batch.document_ids.numel()
         assert all((weight > 0) == (number >= 0) for weight, number in zip(batch.extras["weight"], batch.document_ids))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, create_model
 
-from paceline.config.sections.ppo import PpoOptions
-from paceline.config.sections.preference import DpoOptions, RewardOptions
-from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
+from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.types import (
     Bool,
     Int,
@@ -79,17 +77,30 @@ class Parallelism(Section):
     )
 
 
-class ScaleFields(Section):
-    """Algorithm, strategy, batch and precision."""
+class AlgorithmFields(Section):
+    """What is learnt."""
 
     algorithm: Annotated[str, Word(*ALGORITHMS.names(), own=True)] = Field(
         default="sft", description="What is learnt: a name, or an algorithm of your own as module:SPEC."
     )
     algorithm_options: Mapping = Field(default={}, description="Options of an algorithm of your own (module:SPEC).")
-    reward: RewardOptions | None = Field(default=None, description="Options of algorithm: reward.")
-    dpo: DpoOptions | None = Field(default=None, description="Options of algorithm: dpo.")
-    grpo: GrpoOptions | None = Field(default=None, description="Options of algorithm: grpo.")
-    ppo: PpoOptions | None = Field(default=None, description="Options of algorithm: ppo.")
+
+
+def _options_of(name: str, section: type[Section]) -> Any:
+    return section | None, Field(default=None, description=f"Options of algorithm: {name}.")
+
+
+#: A key for each algorithm that has options, by its name: ``ALGORITHMS`` says which section they are.
+OptionsFields = create_model(
+    "OptionsFields",
+    __base__=AlgorithmFields,
+    **{name: _options_of(name, section) for name, section in ALGORITHMS.sections().items()},
+)
+
+
+class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # made of a table
+    """Algorithm, strategy, batch and precision."""
+
     rollout: RolloutOptions | None = Field(
         default=None, description="How algorithms that learn from the model's own answers make and judge them."
     )
@@ -171,9 +182,3 @@ class ScaleFields(Section):
         default=None,
         description="YAML written by `accelerate config`; its precision, processes and type are the lowest layer.",
     )
-
-
-def options_class(algorithm: str) -> type[Section]:
-    """The section that holds an algorithm's options. Raises KeyError for one without."""
-    found: type[Section] = get_args(ScaleFields.model_fields[algorithm].annotation)[0]
-    return found

@@ -34,8 +34,8 @@ class AlgorithmSpec:
 
     ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
-    ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: (key of its options, default) of the weight that holds the policy to its
-    reference, and of the passes over a rollout. ``beside``: options that the run goes by, not the class. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
+    ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: keys of its options for the weight that holds the policy to its
+    reference, and for the passes over a rollout. ``beside``: options that the run goes by, not the class. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
     ``options`` its options with their defaults, which say their types; they stand under ``training.algorithm_options``.
     """
 
@@ -50,8 +50,8 @@ class AlgorithmSpec:
     value_model: bool = False
     group_relative: bool = False
     num_generations: int = 1
-    kl: tuple[str, float] | None = None
-    passes: tuple[str, int] = ("", 1)
+    kl: str = ""
+    passes: str = ""
     beside: tuple[str, ...] = ()
     implementation: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -103,10 +103,12 @@ class AlgorithmSpec:
         return f"training.{'algorithm_options' if self.own else self.name}"
 
     def options_of(self, training: Training) -> Mapping[str, Any]:
-        """Its own section; empty where none was given. Of a user's own: every option, with its default where nothing is said."""
+        """Every option, with its default where nothing is said: those of its section, of a user's own those of ``options``."""
         if self.own:
             return {**self.options, **(training.get("algorithm_options") or {})}
-        return training.get(self.name) or {}
+        section = ALGORITHMS.section(self.name)
+        defaults = {} if section is None else section().model_dump(mode="json")
+        return {**defaults, **(training.get(self.name) or {})}
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Of its options those that its class is made with: not the names of models, nor what the run goes by."""
@@ -118,8 +120,7 @@ class AlgorithmSpec:
 
     def num_passes(self, training: Training) -> int:
         """Passes over the rows of a rollout."""
-        key, default = self.passes
-        return int(self.options_of(training).get(key, default))
+        return int(self.options_of(training)[self.passes]) if self.passes else 1
 
     def model_named(self, training: Training, role: str) -> str | None:
         """The folder or hub name of a role's own weights; None where it starts from those that training starts from."""

@@ -41,11 +41,11 @@ class OnPolicy(AlgorithmSpec):
 
     def _reference(self, training: Training, adapter: Adapter) -> tuple[str, tuple[Decision, ...]]:
         """The reference that a KL holds the policy to."""
-        assert self.kl is not None
-        weight, default = self.kl
         key = self.key
-        if not self.options_of(training).get(weight, default):
-            why = f"{key}.{weight} is 0: nothing holds the policy to a reference"
+        if not self.kl:
+            return "", ()
+        if not self.options_of(training)[self.kl]:
+            why = f"{key}.{self.kl} is 0: nothing holds the policy to a reference"
             return "", (Decision("reference", "none", why),)
         model = self.model_named(training, "reference")
         if switched_off(adapter, model):
@@ -56,9 +56,9 @@ class OnPolicy(AlgorithmSpec):
 
 GRPO = OnPolicy(
     "grpo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
-    kl=("beta", 0.0), passes=("num_iterations", 1),
+    kl="beta", passes="num_iterations",
 )  # fmt: skip
 PPO = OnPolicy(
     "ppo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model", "value": "value_model"}, frozen_beside=2, trained_beside=1,
-    value_model=True, kl=("kl_coef", 0.05), passes=("num_ppo_epochs", 4),
+    value_model=True, kl="kl_coef", passes="num_ppo_epochs",
 )  # fmt: skip

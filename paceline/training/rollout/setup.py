@@ -11,7 +11,6 @@ import torch
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
-from paceline.config.sections.training_scale import options_class
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.data.prepare import Prepared
@@ -42,10 +41,7 @@ _ROWS_NAMED = 5
 def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
     """What the algorithm is built with: its own section, and of rollouts what its arithmetic needs."""
     spec = algorithm_spec(plan.algorithm)
-    if spec.own:
-        own = spec.arguments(spec.options_of(plan.config["training"]))
-    else:
-        own = spec.arguments((getattr(training, spec.name) or options_class(spec.name)()).model_dump())
+    own = spec.arguments(spec.options_of(plan.config["training"]))
     rollout = training.rollout or RolloutOptions()
     return {
         **own,

@@ -11,6 +11,7 @@ from pair_batches import batch_of, pair_batch
 
 from paceline.algorithms.pairs import document_labels, document_sums
 from paceline.algorithms.reward import Reward
+from paceline.core.tables import ALGORITHMS
 from paceline.protocols.roles import Ask, Role
 
 
@@ -71,7 +72,7 @@ def test_spread_and_calibration_error_equal_a_count_pair_by_pair() -> None:
         expected = {"share": len(members) / pairs, "confidence": statistics.fmean(s for s, _ in members),
                     "correct": statistics.fmean(float(right) for _, right in members)}  # fmt: skip
         assert {name: drawn[f"calibration/{k}/{name}"] for name in expected} == pytest.approx(expected, abs=1e-10)
-    assert {f"eval_{name}" for name in told} | {"eval_loss"} == set(algorithm.metric_names)
+    assert {f"eval_{name}" for name in told} | {"eval_loss"} == set(ALGORITHMS.spec("reward").evaluated)
 
 
 def test_training_tells_no_bins() -> None:

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import key_probes as p
+from pydantic import ValidationError
+
+from paceline.config.sections.types import Section
+from paceline.core.tables import ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,37 @@ TP = {**FSDP, "training.parallelism.tp_size": 2}
 DDP = {"training.distributed_strategy": "ddp"}
 COMPILED = {"training.torch_compile": True}
 
+
+def other_value(section: type[Section], name: str) -> Any:
+    """A value of an option that is not its default: another word or switch, or the first number that is allowed. None: TABLE has to say it."""
+    default = section.model_fields[name].get_default()
+    words = [w for m in section.model_fields[name].metadata for w in getattr(getattr(m, "func", None), "choices", ())]
+    tries = words or ([not default] if isinstance(default, bool) else [0.4, 0.15, 2.5, 3, "org/other"])
+    for value in tries:
+        try:
+            if getattr(section(**{name: value}), name) != default:
+                return value
+        except ValidationError:
+            continue
+    return None
+
+
+def options_of(name: str, section: type[Section]) -> dict[str, Key]:
+    """A line for each option of a built-in algorithm: the names of models change the plan, all else the algorithm's arithmetic."""
+    spec = ALGORITHMS.spec(name)
+    base = {**(GRPO if spec.on_policy else {}), "training.algorithm": name}
+    models = set(spec.named.values())
+    values = {key: other_value(section, key) for key in section.model_fields}
+    return {
+        f"{T}.{name}.{key}": Key(p.plan() if key in models else p.algorithm, value, base)
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+#: Options of algorithms that act only beside others, or elsewhere than in the algorithm's arithmetic, stand in it again.
 TABLE: dict[str, Key | Read] = {
+    **{path: key for name, section in ALGORITHMS.sections().items() for path, key in options_of(name, section).items()},
     # --- model
     "model.config": Key(p.factory_source, {**p.MODEL, "hidden_size": 16}),
     "model.name_or_path": Key(p.factory_source, "org/model", {"model.config": None, "model.name_or_path": "org/other"}),
@@ -70,20 +104,13 @@ TABLE: dict[str, Key | Read] = {
     # --- what is learnt
     "training.algorithm": Key(p.plan(), "dpo"),
     "training.algorithm_options": Key(p.algorithm, {"gamma": 1.0}, OWN),
-    "training.reward.center_rewards_coefficient": Key(p.algorithm, 0.5, {"training.algorithm": "reward"}),
-    **under(f"{T}.dpo", p.algorithm, DPO, beta=0.5, loss_type="ipo", label_smoothing=0.1, length_normalized=True, reference_free=True, rpo_alpha=0.5),
     "training.dpo.loss_weights": Key(p.algorithm, [1.0, 0.3], {**DPO, "training.dpo.loss_type": ["sigmoid", "sft"]}),
-    **under(f"{T}.dpo", p.plan(), DPO, ref_model="org/reference", precompute_ref_log_probs=True),
+    "training.dpo.precompute_ref_log_probs": Key(p.plan(), True, DPO),
     "training.dpo.precompute_ref_batch_size": Key(p.reference, 3, {**DPO, "training.dpo.precompute_ref_log_probs": True}),
-    **under(f"{T}.grpo", p.algorithm, GRPO, beta=0.1, kl_estimator="k1", use_bias_correction_kl=True, epsilon=0.1, epsilon_high=0.3, delta=2.0, loss_type="grpo",
-            scale_rewards="none", importance_sampling_level="sequence", num_iterations=2, mask_truncated_completions=True, rollout_correction="truncate"),
     **under(f"{T}.grpo", p.algorithm, {**GRPO, "training.grpo.rollout_correction": "mask"}, rollout_correction_level="sequence", rollout_correction_cap=3.0),
     "training.grpo.ref_model": Key(p.plan(), "org/reference", {**GRPO, "training.grpo.beta": 0.1}),
-    **under(f"{T}.ppo", p.algorithm, PPO, num_ppo_epochs=2, kl_coef=0.1, kl_estimator="k3", adap_kl_ctrl=True, cliprange=0.1, cliprange_value=0.1,
-            vf_coef=0.5, gamma=0.9, lam=0.9, whiten_advantages=False, whiten_rewards=True, missing_eos_penalty=1.0, cliprange_reward=2.0),
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
-    **under(f"{T}.ppo", p.plan(), PPO, ref_model="org/reference", value_model="org/value"),
     # --- rollouts
     "training.rollout.rewards": Key(p.rollout, [{"name": "length"}], GRPO),
     **under(f"{T}.rollout", p.rollout, GRPO, on_reward_error="zero", reward_timeout=5.0, allow_code_execution=True, allow_unsandboxed_code=True, num_generations=4,
