@@ -15,7 +15,7 @@ from trunk import Source, make_batch
 from paceline.algorithms.sft import SFT
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
-from paceline.plan.hardware import probe_hardware
+from paceline.plan.hardware.probe import probe_hardware
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 from paceline.rules.planning import make_plan

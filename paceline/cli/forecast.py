@@ -8,9 +8,9 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.plan.catalogue import Cluster
+    from paceline.plan.cost.report import Forecast
+    from paceline.plan.hardware.catalogue import Cluster
     from paceline.plan.plan import Plan
-    from paceline.plan.predict.report import Forecast
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj", "dense", "fc1", "fc2", "c_attn", "c_proj", "c_fc", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")  # fmt: skip
 
@@ -27,12 +27,12 @@ def forecast_of_model(
 ) -> Forecast:
     """What training ``model`` on ``hardware`` would take. Raises ConfigError with the nearest names of what is not known."""
     from paceline.core.tables import ALGORITHMS
-    from paceline.plan.catalogue import cluster_of
-    from paceline.plan.known import model_shape
+    from paceline.plan.cost.from_plan import adapter_work
+    from paceline.plan.cost.report import forecast
+    from paceline.plan.cost.search import Ask
+    from paceline.plan.hardware.catalogue import cluster_of
+    from paceline.plan.model.catalogue import model_shape
     from paceline.plan.parts import AdapterSpec, Quantization
-    from paceline.plan.predict.from_plan import adapter_work
-    from paceline.plan.predict.report import forecast
-    from paceline.plan.predict.search import Ask
 
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"
@@ -79,16 +79,16 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
     """The forecast of a config's job beside its own layout; None on a CPU, an unlisted card, or a model whose size is not known."""
     from paceline.cli.lengths import epoch_lengths
     from paceline.core.tables import CHOOSERS
-    from paceline.plan.hardware import Hardware
-    from paceline.plan.predict.from_plan import ask_of, cluster_of_hardware, of_length, planned_candidate
-    from paceline.plan.predict.report import forecast
+    from paceline.plan.cost.from_plan import ask_of, cluster_of_hardware, of_length, planned_candidate
+    from paceline.plan.cost.report import forecast
+    from paceline.plan.hardware.probe import Hardware
 
     if plan.device != "cuda":
         return None
     learnt = (1.0, 1.0)
     if cluster is None:
         from paceline.cli.ledger import corrections_here
-        from paceline.plan.hardware import probe_hardware
+        from paceline.plan.hardware.probe import probe_hardware
 
         probed: Hardware = probe_hardware()
         cluster = cluster_of_hardware(probed, plan.num_nodes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.plan.hardware import Hardware
+    from paceline.plan.hardware.probe import Hardware
     from paceline.plan.plan import Plan
 
 #: Where the ledger lies, or ``off``.
@@ -36,7 +36,7 @@ def machine_name(hardware: Hardware) -> str:
 
 def corrections_here(hardware: Hardware) -> tuple[float, float]:
     """What this machine's own runs say: (factor on memory, factor on time)."""
-    from paceline.plan.ledger import corrections, read
+    from paceline.plan.cost.ledger import corrections, read
 
     path = ledger_path()
     return corrections(read(path), machine_name(hardware)) if path else (1.0, 1.0)
@@ -44,9 +44,9 @@ def corrections_here(hardware: Hardware) -> tuple[float, float]:
 
 def expected_here(plan: Plan) -> str:
     """One line for a plan on this machine's CPU, where its own runs have told how far a guess at it is off; empty without such runs."""
-    from paceline.plan import ledger
-    from paceline.plan.hardware import probe_hardware
-    from paceline.plan.predict.from_plan import predictions
+    from paceline.plan.cost import ledger
+    from paceline.plan.cost.from_plan import predictions
+    from paceline.plan.hardware.probe import probe_hardware
 
     path = ledger_path()
     if path is None or plan.device != "cpu":
@@ -65,9 +65,9 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
     from paceline.core.errors import PacelineError
     from paceline.core.private import written_for
     from paceline.core.rundir import RunDir
-    from paceline.plan import ledger
-    from paceline.plan.hardware import probe_hardware
-    from paceline.plan.predict.from_plan import predictions
+    from paceline.plan.cost import ledger
+    from paceline.plan.cost.from_plan import predictions
+    from paceline.plan.hardware.probe import probe_hardware
     from paceline.runlog.history import load_history
 
     path = ledger_path(environ)
@@ -101,7 +101,7 @@ def told_ledger(as_json: bool) -> str:
     """The text of ``paceline plan --ledger``."""
     import json
 
-    from paceline.plan.ledger import read, table, to_json
+    from paceline.plan.cost.ledger import read, table, to_json
 
     path = ledger_path()
     entries = read(path) if path else []

@@ -15,7 +15,7 @@ from paceline.core.tables import ALGORITHMS
 
 if TYPE_CHECKING:
     from paceline.cli.simulate import Simulated
-    from paceline.plan.predict.report import Forecast
+    from paceline.plan.cost.report import Forecast
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -122,12 +122,12 @@ def plan(
 
 
 def _of_model(found: Forecast, model: str, lora: int | None, bits: int | None, simulate: bool) -> Told:
-    from paceline.plan.predict.report import text
+    from paceline.plan.cost.report import text
 
     simulated = None
     if simulate:
         from paceline.cli.simulate import simulated_model
-        from paceline.plan.known import named_config
+        from paceline.plan.model.catalogue import named_config
 
         simulated = simulated_model(found, named_config(model), lora, bits)
     return _told(text(found), found.to_json(), simulated, found)
@@ -148,9 +148,9 @@ def _of_config(
     from paceline.cli.joined import rehearsed
     from paceline.cli.ledger import expected_here
     from paceline.launch.before.planned import planned
-    from paceline.plan.catalogue import cluster_of
+    from paceline.plan.cost.report import text
     from paceline.plan.explain import explain
-    from paceline.plan.predict.report import text
+    from paceline.plan.hardware.catalogue import cluster_of
 
     needs_one_subject(model)
     asked = Asked(nproc=nproc, nnodes=nnodes)

@@ -16,11 +16,11 @@ from paceline.core.secret_values import without_secrets
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.plan.catalogue import Cluster
+    from paceline.plan.cost.report import Forecast
+    from paceline.plan.cost.search import Candidate
+    from paceline.plan.cost.simulation import Compared
+    from paceline.plan.hardware.catalogue import Cluster
     from paceline.plan.plan import Plan
-    from paceline.plan.predict.report import Forecast
-    from paceline.plan.predict.search import Candidate
-    from paceline.plan.predict.simulation import Compared
 
 
 class Simulated:
@@ -35,14 +35,14 @@ class Simulated:
 
     def text(self) -> str:
         """For a person."""
-        from paceline.plan.predict.simulation import table
+        from paceline.plan.cost.simulation import table
 
         return f"Simulation of {self.layout}\n{table(self.rows, self.reason)}"
 
 
 def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) -> Simulated:
     """``plan`` on fake tensors beside ``candidate``, its closed form. Raises ConfigError ``plan.no_torch`` without torch."""
-    from paceline.plan.predict.simulation import compare, partly, why_not
+    from paceline.plan.cost.simulation import compare, partly, why_not
 
     layout = f"{plan.strategy}, {plan.mesh}, micro-batch {plan.batch.micro_batch} of {plan.seq_len} tokens"
     reason = why_not(plan)
@@ -80,10 +80,10 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster: Cluster | None) -> Simulated:
     """A config's plan; its closed form is the forecast's, or that of a guess at this machine's CPU. Raises ConfigError where the model is not here."""
-    from paceline.plan.hardware import probe_hardware
-    from paceline.plan.known import known_models, named_config
-    from paceline.plan.model_config import model_config
-    from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_candidate
+    from paceline.plan.cost.from_plan import ask_of, cluster_of_cpu, planned_candidate
+    from paceline.plan.hardware.probe import probe_hardware
+    from paceline.plan.model.catalogue import known_models, named_config
+    from paceline.plan.model.config_json import model_config
 
     candidate = told.own if told else None
     if candidate is None:
@@ -109,8 +109,8 @@ def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster:
 
 def simulated_model(told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None) -> Simulated:
     """The fastest layout of a forecast that fits and that torch can simulate, as a plan of its own."""
-    from paceline.plan.predict.from_plan import ask_of, planned_candidate
-    from paceline.plan.predict.simulation import why_not
+    from paceline.plan.cost.from_plan import ask_of, planned_candidate
+    from paceline.plan.cost.simulation import why_not
 
     ranked = sorted((c for c in told.rows if c.fits), key=lambda c: c.step) or list(told.rows)
     plans = [(c, _plan_of(c, told, config, lora, bits)) for c in ranked]
@@ -128,7 +128,7 @@ def _plan_of(
     candidate: Candidate, told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None
 ) -> Plan:
     from paceline.config.schema import Config
-    from paceline.plan.predict.report import settings
+    from paceline.plan.cost.report import settings
     from paceline.rules.planning import make_plan
 
     values: dict[str, Any] = {

@@ -39,7 +39,7 @@ def start(
     from paceline.launch.spec import roomy_heap, worker_argv
     from paceline.launch.start import launch, launcher_for, make_specs
     from paceline.plan.explain import explain
-    from paceline.plan.hardware import cpu_count
+    from paceline.plan.hardware.probe import cpu_count
 
     loaded = load_to_start(config_file, overrides, asked.flags())
     if one_process and loaded.config.launch.nproc is None:

@@ -20,7 +20,7 @@ from paceline.core.private import written_for
 from paceline.launch.spec import module_argv
 
 if TYPE_CHECKING:
-    from paceline.plan.verification import Side
+    from paceline.verify.sides import Side
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -54,9 +54,9 @@ def verify(
 
 def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *, kept: bool) -> int:
     from paceline.launch.before.planned import planned
-    from paceline.plan.model_config import model_config
-    from paceline.plan.verdict import judge, judge_probe
-    from paceline.plan.verification import TOLERANCES, probes, reference_for, sides
+    from paceline.plan.model.config_json import model_config
+    from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
+    from paceline.verify.verdict import judge, judge_probe
 
     plan, warnings = planned(loaded, needs_room=False)  # its model is made small
     tell((*loaded.notes, *warnings))
@@ -93,7 +93,7 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
 
 
 def _size(config: Mapping[str, Any]) -> str:
-    from paceline.plan.shape import shape_from_config
+    from paceline.plan.model.read_shape import shape_from_config
 
     shape = shape_from_config(config)
     return f"{shape.model_type} of {shape.layers} layers, hidden {shape.hidden_size}, {shape.heads} heads, dropout 0"

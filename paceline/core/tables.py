@@ -52,8 +52,8 @@ class Table:
         return load_attr(self._options[name]) if name in self._options else None
 
 
-_REPLICATED, _DEEPSPEED = "paceline.plan.strategies.replicated", "paceline.plan.strategies.deepspeed"
-_ENGINE = "paceline.strategies.deepspeed:DeepSpeed"
+_REPLICATED, _DEEPSPEED = "paceline.plan.strategies.replicated", "paceline.plan.strategies.deepspeed.spec"
+_ENGINE = "paceline.strategies.deepspeed.strategy:DeepSpeed"
 
 STRATEGIES = Table(
     "strategy",
@@ -61,8 +61,10 @@ STRATEGIES = Table(
         "single": Row(f"{_REPLICATED}:SINGLE", "paceline.strategies.single:Single"),
         "data_parallel": Row(f"{_REPLICATED}:DATA_PARALLEL", "paceline.strategies.data_parallel:DataParallel"),
         "ddp": Row(f"{_REPLICATED}:DDP", "paceline.strategies.ddp:DDP"),
-        "fsdp": Row("paceline.plan.strategies.fsdp:FSDP", "paceline.strategies.fsdp:FSDP"),
-        "pipeline": Row("paceline.plan.strategies.pipeline:PIPELINE", "paceline.strategies.pipeline:Pipeline"),
+        "fsdp": Row("paceline.plan.strategies.fsdp.spec:FSDP", "paceline.strategies.fsdp:FSDP"),
+        "pipeline": Row(
+            "paceline.plan.strategies.pipeline.spec:PIPELINE", "paceline.strategies.pipeline.strategy:Pipeline"
+        ),
         "deepspeed": Row(f"{_DEEPSPEED}:DEEPSPEED", _ENGINE),
         "zero1": Row(f"{_DEEPSPEED}:ZERO1", _ENGINE),
         "zero2": Row(f"{_DEEPSPEED}:ZERO2", _ENGINE),

@@ -32,7 +32,7 @@ from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted, terminal
-from paceline.plan.hardware import cpu_count
+from paceline.plan.hardware.probe import cpu_count
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Step
 
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def default_processes() -> list[int]:
     """1, 2, 4, … up to the GPUs, or the usable cores where there is none; at most 8."""
-    from paceline.plan.hardware import probe_hardware
+    from paceline.plan.hardware.probe import probe_hardware
 
     hardware = probe_hardware()
     most = min(8, hardware.num_devices if hardware.device == "cuda" else len(os.sched_getaffinity(0)))

@@ -20,7 +20,7 @@ from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
 from paceline.models.layout import Layout, layout_of, record_of
 from paceline.models.precision import product_dtype
-from paceline.plan.supported import obstacle
+from paceline.plan.model.supported import obstacle
 
 PACKED = "paceline"
 _LOW = (torch.bfloat16, torch.float16)

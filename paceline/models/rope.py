@@ -16,7 +16,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.layout import layout_of, rows_of
 from paceline.models.swap import swapped
-from paceline.plan.rope import BY_LENGTH
+from paceline.plan.model.rope import BY_LENGTH
 
 _FRESH = "original_inv_freq"
 

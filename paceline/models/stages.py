@@ -21,7 +21,7 @@ from paceline.models.attention import placeholder_mask
 from paceline.models.layout import Layout
 from paceline.models.precision import LowPrecision
 from paceline.models.roles import RoleModule
-from paceline.plan.pieces import layer_ranges
+from paceline.plan.cost.pieces import layer_ranges
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask
 

@@ -15,13 +15,13 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
-from paceline.plan.engine_options import NO_OPTIONS, EngineOptions
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.model.weights_sizes import linears
 from paceline.plan.parts import AdapterSpec, Quantization
 from paceline.plan.plan import Decision
-from paceline.plan.shape import ModelShape
 from paceline.plan.strategies.base import StrategySpec, strategy_specs
-from paceline.plan.weights_sizes import linears
+from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions
 
 ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1024 * 1024

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.core.errors import ConfigError
-from paceline.plan.hardware import Hardware
+from paceline.plan.cost.from_plan import predicted_plan
+from paceline.plan.cost.search import GIB, Candidate
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
-from paceline.plan.predict.from_plan import predicted_plan
-from paceline.plan.predict.search import GIB, Candidate
 from paceline.plan.remedy import what_fits
 from paceline.plan.size_rule import chain_from
 from paceline.plan.strategy import Chosen, startable

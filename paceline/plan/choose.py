@@ -12,18 +12,18 @@ from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.rollout import gathered_problems, rollout_decisions, with_generation
 from paceline.plan.auto import plan_auto
-from paceline.plan.hardware import Hardware
+from paceline.plan.cost.memory import memory_of
+from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, keeps_apart, knob_decisions
-from paceline.plan.memory import memory_of
-from paceline.plan.nvme import nvme_decisions
+from paceline.plan.model.read_shape import ModelShape, scoring, trained_shape
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, choose, resolve
-from paceline.plan.rollout import gathered_problems, rollout_decisions, with_generation
-from paceline.plan.room import room_decisions, room_of, room_problems, rows_problems
-from paceline.plan.shape import ModelShape, scoring, trained_shape
+from paceline.plan.strategies.deepspeed.nvme import nvme_decisions
 from paceline.plan.strategy import Chosen
 
 

@@ -11,12 +11,12 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_of
-from paceline.plan.hardware import Hardware
+from paceline.plan.cost.from_plan import adapter_work, cluster_of_cpu, cluster_of_hardware
+from paceline.plan.cost.report import settings, short_mesh
+from paceline.plan.cost.search import GIB, Ask, Candidate, best_of_each, ranked, search
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.predict.from_plan import adapter_work, cluster_of_cpu, cluster_of_hardware
-from paceline.plan.predict.report import settings, short_mesh
-from paceline.plan.predict.search import GIB, Ask, Candidate, best_of_each, ranked, search
-from paceline.plan.shape import ModelShape
 from paceline.plan.strategies.base import missing_package, strategy_spec
 
 NAME = "fastest"

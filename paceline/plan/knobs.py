@@ -8,8 +8,8 @@ from typing import Any
 from paceline.config.idle import IDLE
 from paceline.config.optimizers import parse_optim_args
 from paceline.config.schema import Config, field_of
-from paceline.plan.hardware import Hardware
-from paceline.plan.model_shape import PACKED, ModelShape
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.strategies.base import strategy_spec

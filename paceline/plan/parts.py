@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.plan.codec import UNLESS_DEFAULT
-from paceline.plan.model_shape import ModelShape
+from paceline.plan.model.shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 from paceline.core.units import human_count
 from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
-from paceline.plan.engine_options import NO_OPTIONS, EngineOptions, options_from_json
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec, Memory, OptimizerSpec, OtherModel
-from paceline.plan.shape import ModelShape
+from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions, options_from_json
 
 #: What a decision's ``choice`` begins with that only warns.
 WARNING = "warning "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Precision
 
 _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}

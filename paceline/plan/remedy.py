@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.core.errors import ConfigError
+from paceline.plan.cost.from_plan import PROCESS, ask_of, cluster_of_cpu, cluster_of_hardware, planned_candidate
+from paceline.plan.cost.report import settings, settings_text
+from paceline.plan.cost.search import GIB, Candidate, search
+from paceline.plan.cost.work import Work
 from paceline.plan.fastest import may_be
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
-from paceline.plan.predict.from_plan import PROCESS, ask_of, cluster_of_cpu, cluster_of_hardware, planned_candidate
-from paceline.plan.predict.report import settings, settings_text
-from paceline.plan.predict.search import GIB, Candidate, search
-from paceline.plan.predict.work import Work
 
 MANY_CARDS = 4096  # beyond, a search takes longer than somebody wants to wait for a hint
 

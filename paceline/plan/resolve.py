@@ -11,19 +11,19 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_of, check_adapter
+from paceline.plan.algorithms.rollout import check_rollout
 from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.engine import Findings, Job
-from paceline.plan.engine_options import EngineOptions
-from paceline.plan.family_strategy import check_family
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.knobs import optimizer_spec
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.family_strategy import check_family
+from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
-from paceline.plan.rollout import check_rollout
-from paceline.plan.shape import ModelShape
 from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import EngineOptions
 from paceline.plan.strategy import Chosen, check_whole, choose_strategy
 
 T = TypeVar("T")

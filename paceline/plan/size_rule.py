@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.plan.strategies.deepspeed import ZERO2, ZERO3
-from paceline.plan.strategies.fsdp import FSDP
+from paceline.plan.strategies.deepspeed.spec import ZERO2, ZERO3
+from paceline.plan.strategies.fsdp.spec import FSDP
 from paceline.plan.strategies.replicated import DDP
 
 #: From the guide's strategies to the one that needs least: each shares out more than the one before, the last starts with no whole model on a card.

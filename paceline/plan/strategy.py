@@ -11,9 +11,9 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
 from paceline.core.units import human_count
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import AXES
-from paceline.plan.shape import ModelShape
+from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.size_rule import size_rule
 from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
 

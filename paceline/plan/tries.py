@@ -8,11 +8,11 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import ALL_LINEAR
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.families import FAMILY_SIZES, NO_LINEARS
 from paceline.plan.knobs import keeps_apart
-from paceline.plan.model_config import model_config
+from paceline.plan.model.config_json import model_config
+from paceline.plan.model.families import FAMILY_SIZES, NO_LINEARS
+from paceline.plan.model.unusual import unusual
 from paceline.plan.plan import Plan
-from paceline.plan.unusual import unusual
 
 REWARDS, STRATEGY, COMPILE, MODEL = "reward functions", "strategy class", "compile backend", "model class"
 ALGORITHM = "algorithm class"

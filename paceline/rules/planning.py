@@ -13,10 +13,10 @@ from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
 from paceline.plan.choose import resolved_plan
 from paceline.plan.fastest import plan_fastest
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_shape import ModelShape, trained_shape
 from paceline.plan.plan import Plan
 from paceline.plan.resolve import attempt
-from paceline.plan.shape import ModelShape, trained_shape
 from paceline.rules import check
 from paceline.rules.base import Facts
 

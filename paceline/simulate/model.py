@@ -17,8 +17,8 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.materialise import kernels_of, replace_tensors, swap_kernel
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
+from paceline.plan.model.shrink import shrunk
 from paceline.plan.plan import Plan
-from paceline.plan.shrink import shrunk
 from paceline.protocols.model import WHOLE, BuildOptions, RootModule
 from paceline.protocols.roles import Role
 

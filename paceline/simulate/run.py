@@ -16,10 +16,10 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from paceline.models import head_kernels, norms, swiglu
 from paceline.models.precision import compute_copy
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.engine_options import FsdpOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, StrategySpec, strategy_spec
+from paceline.plan.strategies.options import FsdpOptions
 from paceline.plan.strategies.replicated import SINGLE
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions

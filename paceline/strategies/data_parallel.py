@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.engine_options import ThreadOptions
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.options import ThreadOptions
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule

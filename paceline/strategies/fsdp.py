@@ -18,8 +18,8 @@ from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import check_context_parallel, placer
 from paceline.models.materialise import copy_decisions, fill
 from paceline.models.tensor_parallel import apply_tensor_parallel
-from paceline.plan.engine_options import FsdpOptions
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.options import FsdpOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec

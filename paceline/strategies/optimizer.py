@@ -15,7 +15,7 @@ from paceline.config.options import misfits
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
-from paceline.plan.parameters import NO_DECAY
+from paceline.plan.model.parameters import NO_DECAY
 from paceline.protocols.optimizer import OptimizerSpec
 
 

@@ -16,7 +16,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
-from paceline.plan.engine_options import FsdpOptions
+from paceline.plan.strategies.options import FsdpOptions
 
 FUSED_LEAVES = (
     FusedAttention,

@@ -10,8 +10,8 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
-from paceline.plan.state_form import why_unreadable
 from paceline.plan.strategies.base import state_form
+from paceline.plan.strategies.state_form import why_unreadable
 
 # What a resumed run may not change: the order of samples, and what they are.
 FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")

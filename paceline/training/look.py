@@ -27,10 +27,10 @@ from paceline.data.look import look_at_sets, look_at_tokenizer, missing_sets
 from paceline.data.prepare import train_fingerprint_of
 from paceline.launch.environ import cache_folder
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.model_files import check_adapter_folder, check_model_folder
+from paceline.plan.algorithms.roles import models_named
+from paceline.plan.model.folder import check_adapter_folder, check_model_folder
+from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
-from paceline.plan.roles import models_named
-from paceline.plan.weights_sizes import adapter_sizes
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training

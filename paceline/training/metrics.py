@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.plan.catalogue import data_sheet_peak
+from paceline.plan.hardware.catalogue import data_sheet_peak
 from paceline.runtime.device import device_name, matmul_rate
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.plan.hardware import probe_hardware
+from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
 

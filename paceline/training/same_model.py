@@ -13,9 +13,9 @@ from paceline.config.optimizers import BUILT
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.codec import to_json
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Plan
-from paceline.plan.shape import shape_from_config
 
 _EXPORT = "paceline export RUN --to DIR and a new run with model.name_or_path: DIR"
 _SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # a vocabulary may have grown

@@ -20,10 +20,10 @@ from paceline.launch.environ import cache_folder, translate
 from paceline.launch.managers import standing, whole
 from paceline.launch.processes import MARK
 from paceline.launch.spec import Cluster
-from paceline.plan.hardware import probe_hardware
+from paceline.plan.algorithms.roles import named_shapes
+from paceline.plan.hardware.probe import probe_hardware
+from paceline.plan.model.read_shape import shape_of
 from paceline.plan.plan import Plan
-from paceline.plan.roles import named_shapes
-from paceline.plan.shape import shape_of
 from paceline.rules import at_start
 from paceline.rules.planning import make_plan
 from paceline.runtime.rank_env import RankEnv

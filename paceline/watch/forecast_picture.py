@@ -9,8 +9,8 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.plan.predict.report import Forecast, short_mesh
-from paceline.plan.predict.search import GIB, MARGIN, Candidate
+from paceline.plan.cost.report import Forecast, short_mesh
+from paceline.plan.cost.search import GIB, MARGIN, Candidate
 
 INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
 #: Terms of ``Peak`` that are drawn as one, with their colour.

@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "paceline"
 # The rooms in the order of the house plan: a room imports only rooms that stand before it.
 ROOMS = (
-    "core", "config", "runlog", "plan", "rules", "launch",
+    "core", "config", "runlog", "plan", "rules", "verify", "launch",
     "protocols", "runtime", "models", "data", "strategies", "generation", "algorithms", "checkpoint", "training", "simulate",
     "doctor", "watch", "demo", "cli",
 )  # fmt: skip
-ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "launch")
+ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "verify", "launch")
 WITHOUT_TORCH_ROOMS = (
     "doctor",
     "watch",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+from collections.abc import Collection
 
 import pytest
 from sources import ABOVE_THE_TORCH_LINE, ROOMS, WITHOUT_TORCH_ROOMS, Source, dotted, sources
@@ -51,6 +53,32 @@ def test_a_room_imports_only_rooms_before_it() -> None:
             ):
                 wrong.append(f"{source.at(node)} {source.room} imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count, those for type checking alone do not."""
+    modules = {
+        source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source for source in sources()
+    }
+    graph = {
+        name: {
+            found
+            for module, _, typing_only in source.imports()
+            if not typing_only and (found := _module(module, modules)) and found != name
+        }
+        for name, source in modules.items()
+    }
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def _module(imported: str, modules: Collection[str]) -> str:
+    """The file that ``package.module.name`` is read from, or an empty text for another package's."""
+    while imported and imported not in modules:
+        imported = imported.rpartition(".")[0]
+    return imported
 
 
 def test_nothing_above_the_torch_line_imports_torch() -> None:

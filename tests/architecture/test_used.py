@@ -24,7 +24,7 @@ CALLED_BY_OTHERS = {
     "Outlet.writelines": "io.TextIOBase: print and logging may call it",
     "shape_from_path": "the planner's tests read a folder's shape by it",
     "BESIDE_THE_TOKENS": "a test holds the definition of a fingerprint by it",
-    "Speed.tokens_per_second_per_rank": "scripts/planner_fit.py scores by it",
+    "Speed.tokens_per_second_per_rank": "research/planner_fit.py scores by it",
 }
 _WORD = re.compile(r"[A-Za-z_]\w*")
 

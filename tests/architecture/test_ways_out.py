@@ -11,14 +11,14 @@ WRITERS = {
     "paceline/runlog/appended.py": "what the event and text logs have passed through the redactor they are given", "paceline/runlog/result.py": "the redactor it is given",
     "paceline/launch/secret.py": "the secret of the store, for its owner alone", "paceline/launch/claim.py": "the redactor it is given; the config was refused if it held a secret", "paceline/training/answers.py": "redacted", "paceline/cli/report.py": "redacted",
     "paceline/launch/record.py": "the redactor it is given", "paceline/launch/before/once.py": "redacted",
-    "paceline/launch/outlet.py": "is the redaction", "paceline/runtime/heartbeat.py": "numbers", "paceline/plan/ledger.py": "numbers, and a model's name of the config",
+    "paceline/launch/outlet.py": "is the redaction", "paceline/runtime/heartbeat.py": "numbers", "paceline/plan/cost/ledger.py": "numbers, and a model's name of the config",
     "paceline/training/rollout/server_weights.py": "a model's config.json", "paceline/data/digests.py": "digests, and a tokenizer's special tokens", "paceline/data/store.py": "sizes and digests",
     "paceline/cli/simulate.py": "a plan, in a temporary folder", "paceline/simulate/__main__.py": "numbers, in a temporary folder", "paceline/cli/prepare.py": "a config, in a temporary folder",
     "paceline/cli/lengths.py": "a config, in a temporary folder", "paceline/cli/verify.py": "a config and its verdict", "paceline/demo/scaling.py": "the demo's config",
     "paceline/demo/tokenizer.py": "the demo's", "paceline/demo/files.py": "the demo's", "paceline/demo/numbers.py": "the demo's", "paceline/demo/further.py": "the demo's",
     "paceline/demo/pairs.py": "the demo's", "paceline/checkpoint/disk.py": "numbers and the config", "paceline/algorithms/rewards/sandbox/client.py": "a program, in memory",
     "paceline/algorithms/rewards/sandbox/server.py": "a verdict, on a pipe", "paceline/algorithms/rewards/sandbox/walls.py": "maps of users",
-    "paceline/launch/before/beforehand.py": "a config that was refused if it held a secret, in a temporary folder", "paceline/training/trial.py": "findings, in a temporary folder", "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
+    "paceline/launch/before/beforehand.py": "a config that was refused if it held a secret, in a temporary folder", "paceline/training/trial/run.py": "findings, in a temporary folder", "paceline/checkpoint/every_byte.py": "findings, in a temporary folder",
     "paceline/config/reference.py": "documentation", "paceline/config/foreign/reference.py": "documentation", "paceline/training/console.py": "the redactor it is given",
 }  # fmt: skip
 _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
@@ -45,7 +45,7 @@ def test_every_program_of_the_package_redacts_what_it_prints() -> None:
     documentation = {
         "paceline/config/reference.py",
         "paceline/config/foreign/reference.py",
-        "paceline/plan/family_page.py",
+        "paceline/plan/model/family_page.py",
     }
     another = {"paceline/__main__.py"}  # calls the console script's own ``main``
     bare = []

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.plan.codec import from_json
-from paceline.plan.engine_options import DeepSpeedOptions, EngineOptions, FsdpOptions, PipelineOptions
 from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.options import DeepSpeedOptions, EngineOptions, FsdpOptions, PipelineOptions
 
 
 def engine_of(given: Mapping[str, Any], strategy: str = "") -> EngineOptions:

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.codec import to_json
-from paceline.plan.hardware import probe_hardware
-from paceline.plan.memory import model_states
+from paceline.plan.cost.memory import model_states
+from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
 from paceline.protocols.window import StepOutcome

@@ -81,7 +81,7 @@ def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     with tempfile.TemporaryDirectory(prefix="paceline-look-") as folder:
         asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
-        child = _started("paceline.training.trial", str(asked), str(answer))
+        child = _started("paceline.training.trial.run", str(asked), str(answer))
         ended = _wait(child, SECONDS)
         try:
             told: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from paceline.core.rundir import RunDir
 from paceline.launch.environ import started_by
-from paceline.plan.family_words import family_words
-from paceline.plan.model_config import pretrained_dtype
+from paceline.plan.model.config_json import pretrained_dtype
+from paceline.plan.model.family_words import family_words
 from paceline.rules.base import Facts
 from paceline.rules.planning import facts_of
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
     from paceline.launch.spec import Cluster
-    from paceline.plan.hardware import Hardware
-    from paceline.plan.shape import ModelShape
+    from paceline.plan.hardware.probe import Hardware
+    from paceline.plan.model.read_shape import ModelShape
 
 BYTES_PER_PARAMETER = 12  # fp32 master weight and AdamW's two moments
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.config.load import Loaded
     from paceline.core.rundir import RunDir
     from paceline.launch.spec import Cluster
-    from paceline.plan.hardware import Hardware
+    from paceline.plan.hardware.probe import Hardware
 
 #: Of another run, which may have ended by the time of a start: a plan can be looked at meanwhile.
 OF_ANOTHER_RUN = ("run.exists", "run.in_use", "launch.port_in_use")

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.config.source import Source
     from paceline.launch.spec import Cluster
-    from paceline.plan.catalogue import Cluster as PlannedCluster
-    from paceline.plan.hardware import Hardware
-    from paceline.plan.model_shape import ModelShape
+    from paceline.plan.hardware.catalogue import Cluster as PlannedCluster
+    from paceline.plan.hardware.probe import Hardware
+    from paceline.plan.model.shape import ModelShape
     from paceline.plan.plan import Plan
 
 
@@ -45,7 +45,7 @@ def planned(
     from paceline.launch.op_build import op_lock_problems
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
-    from paceline.plan.hardware import probe_hardware
+    from paceline.plan.hardware.probe import probe_hardware
     from paceline.rules.planning import try_plan
 
     config = loaded.config
@@ -135,8 +135,8 @@ OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
 
 def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape | None, list[Diagnostic]]:
     """The model's shape where it is known, and what forbids to train it."""
-    from paceline.plan.known import known_shape
-    from paceline.plan.shape import shape_of
+    from paceline.plan.model.catalogue import known_shape
+    from paceline.plan.model.read_shape import shape_of
 
     try:
         shape = shape_of(config.model, os.environ)
@@ -149,7 +149,7 @@ def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape |
 
 def _others(config: Config) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
     """The shapes of the other models that the config names, and what is wrong with their folders."""
-    from paceline.plan.roles import named_shapes
+    from paceline.plan.algorithms.roles import named_shapes
 
     try:
         return named_shapes(config, os.environ), []

@@ -13,19 +13,19 @@ from paceline.core.errors import ConfigError
 from paceline.core.registry import is_assigned, load_attr
 from paceline.core.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
-from paceline.plan.engine import Findings, Job
-from paceline.plan.engine_options import EngineOptions
-from paceline.plan.hardware import Hardware
+from paceline.plan.cost.layout import Layout
+from paceline.plan.cost.starts import Start
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh, mesh_for
 from paceline.plan.plan import Plan, Precision
-from paceline.plan.predict.layout import Layout
-from paceline.plan.starts import Start
-from paceline.plan.state_form import StateForm
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import EngineOptions
+from paceline.plan.strategies.state_form import StateForm
 
 if TYPE_CHECKING:
+    from paceline.plan.cost.pieces import Piece
+    from paceline.plan.cost.work import Work
     from paceline.plan.parts import ModelStates
-    from paceline.plan.pieces import Piece
-    from paceline.plan.predict.work import Work
 
 
 class Simulated(Enum):

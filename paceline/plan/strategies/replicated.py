@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
-from paceline.plan.engine import Findings, Job
-from paceline.plan.engine_options import EngineOptions, ThreadOptions
+from paceline.plan.cost.layout import Layout
+from paceline.plan.cost.pieces import Piece, tp_share
+from paceline.plan.cost.starts import CARD, Start
+from paceline.plan.cost.states import whole_states
+from paceline.plan.cost.work import Work
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
-from paceline.plan.pieces import Piece, tp_share
 from paceline.plan.plan import Plan, Precision
-from paceline.plan.predict.layout import Layout
-from paceline.plan.predict.work import Work
-from paceline.plan.starts import CARD, Start
-from paceline.plan.state_form import TORCH
-from paceline.plan.states import whole_states
 from paceline.plan.strategies.base import Simulated, StrategySpec
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import EngineOptions, ThreadOptions
+from paceline.plan.strategies.state_form import TORCH
 
 
 @dataclass(frozen=True)

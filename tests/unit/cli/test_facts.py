@@ -19,9 +19,9 @@ from paceline.launch.before import facts as facts_module
 from paceline.launch.before.facts import facts, infiniband, memlock_unlimited
 from paceline.launch.before.planned import OF_THIS_MACHINE, planned
 from paceline.launch.spec import Cluster
-from paceline.plan.hardware import Hardware
-from paceline.plan.model_config import pretrained_dtype
-from paceline.plan.shape import shape_of
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.config_json import pretrained_dtype
+from paceline.plan.model.read_shape import shape_of
 from paceline.rules.base import Facts
 from paceline.rules.planning import facts_of
 

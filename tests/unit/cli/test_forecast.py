@@ -67,7 +67,7 @@ def test_a_config_is_planned_for_the_hardware_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hardware", ["8xH100", "16xA100"])
 def test_every_layout_that_fits_is_one_that_the_plan_accepts(model: str, hardware: str, tmp_path: Path) -> None:
     """The keys a row prints resolve to that row's mesh and batch."""
-    from paceline.plan.known import known_models
+    from paceline.plan.model.catalogue import known_models
 
     told = json.loads(asked("--model", model, "--hardware", hardware, "--json"))
     for row in told["strategies"]:
@@ -127,7 +127,7 @@ def test_bad_questions_are_answered_with_what_would_be_right(arguments: tuple[st
 
 def test_no_torch_no_numpy_and_no_transformers_are_imported() -> None:
     program = (
-        "import sys\nfrom paceline.cli.forecast import forecast_of_model\nfrom paceline.plan.predict.report import text\n"
+        "import sys\nfrom paceline.cli.forecast import forecast_of_model\nfrom paceline.plan.cost.report import text\n"
         "text(forecast_of_model('llama-3-8b', '8xH100', 4096, None, None, None))\n"
         "assert not {'torch', 'numpy', 'transformers', 'matplotlib'} & set(sys.modules), sorted(sys.modules)\n"
     )

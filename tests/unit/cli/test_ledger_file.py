@@ -14,9 +14,9 @@ from paceline.cli.ledger import expected_here, ledger_path, machine_name, record
 from paceline.cli.options import load
 from paceline.core.rundir import RunDir
 from paceline.launch.before.planned import planned
-from paceline.plan.hardware import probe_hardware
-from paceline.plan.ledger import Entry, append, read
-from paceline.plan.predict.from_plan import predictions
+from paceline.plan.cost.from_plan import predictions
+from paceline.plan.cost.ledger import Entry, append, read
+from paceline.plan.hardware.probe import probe_hardware
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Step
 

@@ -24,7 +24,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.core.tables import ALGORITHMS
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
@@ -273,7 +273,7 @@ def launch(tree: Tree) -> Any:
 
 def device(tree: Tree) -> Any:
     """What the run finds itself on, on a machine with a GPU."""
-    from paceline.plan import hardware
+    from paceline.plan.hardware import probe as hardware
 
     config = Config.from_json(plain(tree))
     with mock.patch.object(hardware, "query_gpus", lambda: [("NVIDIA A100", GIB, 8.0, "GPU-0")]), mock.patch.object(hardware, "torch_is_cpu_build", lambda: False):  # fmt: skip

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from paceline.config.load import load_config
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.known import known_shape
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.catalogue import known_shape
 from paceline.plan.plan import Plan
 from paceline.rules.planning import make_plan
 
@@ -179,7 +179,7 @@ def accelerate_plan(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("version", [1, 2])
 def test_fsdp_without_settings_is_the_plugins(accelerate_plan: Any, monkeypatch: pytest.MonkeyPatch, version: int) -> None:  # fmt: skip
     plugin_class = pytest.importorskip("accelerate.utils.dataclasses").FullyShardedDataParallelPlugin
-    from paceline.plan.fsdp_options import read_fsdp
+    from paceline.plan.strategies.fsdp.options import read_fsdp
 
     plugin = plugin_class(fsdp_version=version)
     t = accelerate_plan(f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {{fsdp_version: {version}}}\n").config.to_json()["training"]  # fmt: skip

@@ -25,6 +25,15 @@ def test_each_room_stands_there_with_its_own_words() -> None:
     assert dict(_ROW.findall(PAGE)) == _rooms()
 
 
+def test_rooms_within_rooms_stand_there_with_their_own_words() -> None:
+    inner = {}
+    for file in sorted((ROOT / "paceline").glob("*/**/__init__.py")):
+        room = file.parent.relative_to(ROOT / "paceline")
+        if len(room.parts) > 1:
+            inner[str(room)] = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
+    assert dict(re.findall(r"^\| `(\w+(?:/\w+)+)` \| (.+) \|$", PAGE, re.MULTILINE)) == inner
+
+
 def test_rooms_stand_in_the_order_of_imports() -> None:
     listed = re.search(r"^ROOMS = \((.*?)\)", (ROOT / "tests/architecture/sources.py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)  # fmt: skip
     assert listed

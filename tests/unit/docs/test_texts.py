@@ -67,6 +67,7 @@ def options() -> frozenset[str]:
     for path in [
         *(ROOT / "benchmarks").rglob("*.py"),
         *(ROOT / "scripts").iterdir(),
+        *(ROOT / "research").iterdir(),
         ROOT / "tests/conformance/__main__.py",
     ]:
         if path.is_file():

@@ -34,7 +34,7 @@ GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32
 
 def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look and the tries without their process: seconds a fault."""
-    from paceline.training import trial
+    from paceline.training.trial import run as trial
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         told = dict[str, Any]()

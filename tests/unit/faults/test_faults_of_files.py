@@ -334,7 +334,7 @@ def test_a_fault_is_found_by_plan(job: Job, fault: Fault, code: str, monkeypatch
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look without its process, which a test of its own starts: half a second a fault."""
     from paceline.launch.before import beforehand
-    from paceline.training import trial
+    from paceline.training.trial import run as trial
 
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return next(trial.answers(job)), ""
@@ -390,7 +390,7 @@ def test_the_line_that_converts_pickles_works(job: Job, adapter: bool) -> None:
     from support import worker_environment
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from paceline.plan.model_files import check_adapter_folder, check_model_folder
+    from paceline.plan.model.folder import check_adapter_folder, check_model_folder
 
     made = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in json.loads((job.model / "config.json").read_text()).items() if k != "architectures"}))  # fmt: skip
     folder = job.root / "with space"

@@ -90,7 +90,7 @@ def test_a_width_that_ranks_cannot_share(job: Job) -> None:
 
 
 def test_fp16_where_the_processor_multiplies_it_is_let_through(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.plan import hardware
+    from paceline.plan.hardware import probe as hardware
 
     monkeypatch.setattr(hardware, "cpu_flags", lambda text=None: (frozenset({"avx512_fp16", "f16c"}), "A CPU"))
     assert "strategy.deepspeed_fp16" not in job.found({**CPU_FP16, "training.distributed_strategy": "zero2"})
@@ -194,7 +194,7 @@ def test_for_other_hardware_packages_are_notes(job: Job, monkeypatch: pytest.Mon
     import importlib.util
 
     from paceline.plan.adapter import check_adapter
-    from paceline.plan.catalogue import cluster_of
+    from paceline.plan.hardware.catalogue import cluster_of
 
     real = importlib.util.find_spec
     none = lambda name, *a: None if name == "peft" else real(name, *a)  # noqa: E731

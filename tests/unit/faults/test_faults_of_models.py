@@ -12,8 +12,8 @@ from fault_jobs import GPT2, LLAMA, Job, tried_here
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.core.remote_code import read_code
-from paceline.plan.families import FAMILY_SIZES, NO_LINEARS, NO_TENSOR_PLAN
-from paceline.plan.unusual import unusual
+from paceline.plan.model.families import FAMILY_SIZES, NO_LINEARS, NO_TENSOR_PLAN
+from paceline.plan.model.unusual import unusual
 
 Settings = dict[str, Any]
 FSDP = {"launch.nproc": 2, "training.distributed_strategy": "fsdp", "training.fsdp": "full_shard"}
@@ -25,7 +25,7 @@ def of_family(job: Job, kind: str, **changed: Any) -> Settings:
     """The model in the job's folder becomes a small one of another family."""
     from transformers import AutoConfig
 
-    from paceline.plan.shrink import shrunk
+    from paceline.plan.model.shrink import shrunk
 
     sizes = shrunk(AutoConfig.for_model(kind).to_dict(), layers=4) | {"vocab_size": 320, "pad_token_id": None}
     (job.model / "config.json").write_text(json.dumps({**sizes, **changed, "transformers_version": None}))
@@ -162,7 +162,7 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     from paceline.models.factory import HFModelFactory
     from paceline.models.recompute import enable_recompute
     from paceline.models.tensor_parallel import how_cut
-    from paceline.plan.shrink import shrunk
+    from paceline.plan.model.shrink import shrunk
     from paceline.protocols.model import BuildOptions
     from paceline.protocols.roles import Role
 

@@ -15,7 +15,7 @@ from fault_jobs import Job, tried_here
 from paceline.config.load import load_config
 from paceline.launch.before import beforehand
 from paceline.plan.tries import ALGORITHM, COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
-from paceline.training import trial
+from paceline.training.trial import run as trial
 
 REWARDS_OF_MINE = """
 import math

@@ -33,10 +33,10 @@ from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
-from paceline.plan import supported
-from paceline.plan.families import SIZE_NAMES
-from paceline.plan.mixtures import READ
-from paceline.plan.shape import shape_from_config
+from paceline.plan.model import supported
+from paceline.plan.model.families import SIZE_NAMES
+from paceline.plan.model.mixtures import READ
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Ask

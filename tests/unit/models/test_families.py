@@ -13,8 +13,8 @@ import pytest
 import transformers
 from family_sweep import examine, miscounted, registered
 
-from paceline.plan.family_page import page
-from paceline.plan.supported import families, supported, verdicts_of
+from paceline.plan.model.family_page import page
+from paceline.plan.model.supported import families, supported, verdicts_of
 
 # one a kind of thing that went wrong: a router's buffer, experts under released names, a trunk reached into, a window of one layer's alone, ALiBi, rope
 FEW = ("bloom", "deepseek_v3", "exaone4", "falcon_h1", "gpt_neox", "opt", "phimoe", "qwen3_moe", "roberta")
@@ -72,4 +72,4 @@ def test_every_supported_family_is_counted_as_the_table_says(kind: str) -> None:
 
 def test_the_page_is_the_table_s() -> None:
     file = Path(__file__).parents[3] / "docs/families.md"
-    assert file.read_text(encoding="utf-8") == page(), "python -m paceline.plan.family_page > docs/families.md"
+    assert file.read_text(encoding="utf-8") == page(), "python -m paceline.plan.model.family_page > docs/families.md"

@@ -13,9 +13,9 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import scales_of
 from paceline.plan.adapter import adapter_of
 from paceline.plan.codec import to_json
-from paceline.plan.hardware import Hardware
-from paceline.plan.pieces import pieces_of, scale_bytes
-from paceline.plan.shape import shape_from_config
+from paceline.plan.cost.pieces import pieces_of, scale_bytes
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.rules.planning import make_plan
 
 GIB = 2**30

@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.models import norms
 from paceline.models.factory import HFModelFactory
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.predict.coefficients import memory_coefficients
-from paceline.plan.predict.peak import peak_of
-from paceline.plan.predict.work import Work
-from paceline.plan.shape import shape_from_config
+from paceline.plan.cost.coefficients import memory_coefficients
+from paceline.plan.cost.peak import peak_of
+from paceline.plan.cost.work import Work
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.protocols.roles import Ask
 
 TOKENS = 96

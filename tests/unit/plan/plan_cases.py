@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.rules.planning import make_plan
 
 GIB = 2**30

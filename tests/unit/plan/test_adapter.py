@@ -12,11 +12,11 @@ from paceline.config.sections.small import LoraSection
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
 from paceline.plan.codec import from_json, to_json
-from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.read_shape import ModelShape, shape_from_config
 from paceline.plan.parts import AdapterSpec, Quantization
-from paceline.plan.shape import ModelShape, shape_from_config
 from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.options import DeepSpeedOptions
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,13 +10,13 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.tables import STRATEGIES
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.hardware import Hardware, probe_hardware
-from paceline.plan.known import known_models
+from paceline.plan.cost.advice import escalated
+from paceline.plan.cost.search import Ask, search
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.probe import Hardware, probe_hardware
+from paceline.plan.model.catalogue import known_models
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.predict.advice import escalated
-from paceline.plan.predict.search import Ask, search
-from paceline.plan.shape import shape_from_config
 from paceline.plan.size_rule import CHAIN, size_rule
 from paceline.rules.planning import make_plan
 

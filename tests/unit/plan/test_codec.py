@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.plan.codec import from_json, to_json
-from paceline.plan.engine_options import (
+from paceline.plan.strategies.options import (
     NO_OPTIONS,
     DeepSpeedOptions,
     EngineOptions,

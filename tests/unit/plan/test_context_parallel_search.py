@@ -8,15 +8,15 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.known import known_models, model_shape
+from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
+from paceline.plan.cost.links import Group, latency, pass_time
+from paceline.plan.cost.peak import peak_of
+from paceline.plan.cost.search import Ask, Candidate, search
+from paceline.plan.cost.speed import speed_of
+from paceline.plan.cost.work import Adapter, Work
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
-from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients
-from paceline.plan.predict.links import Group, latency, pass_time
-from paceline.plan.predict.peak import peak_of
-from paceline.plan.predict.search import Ask, Candidate, search
-from paceline.plan.predict.speed import speed_of
-from paceline.plan.predict.work import Adapter, Work
 from paceline.rules.planning import make_plan
 
 C, S = memory_coefficients(), speed_coefficients()

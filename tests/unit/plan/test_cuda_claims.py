@@ -14,7 +14,7 @@ import torch
 from paceline.config.schema import Config
 from paceline.models import attention
 from paceline.models.layout import Layout
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.protocols.batch import Batch
 from paceline.rules.planning import make_plan
 from paceline.runtime import device as device_room

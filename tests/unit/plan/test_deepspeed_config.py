@@ -11,7 +11,7 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.rules.planning import make_plan

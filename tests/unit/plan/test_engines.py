@@ -12,11 +12,11 @@ import pytest
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
-from paceline.plan.engine_options import NO_OPTIONS, Wrap
 from paceline.plan.explain import explain
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.options import NO_OPTIONS, Wrap
 from paceline.rules.planning import make_plan
 
 GIB = 1024**3

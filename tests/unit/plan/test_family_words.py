@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from paceline.plan.family_words import family_words
+from paceline.plan.model.family_words import family_words
 
 FAMILIES = [
     "llama",
@@ -49,7 +49,7 @@ def test_what_has_no_config_class_is_not_known(name: str) -> None:
 
 
 def test_nothing_is_imported_for_it() -> None:
-    code = "import sys; from paceline.plan.family_words import family_words; assert family_words('llama'); print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys; from paceline.plan.model.family_words import family_words; assert family_words('llama'); print({'torch', 'transformers'} & set(sys.modules))"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
         == "set()"

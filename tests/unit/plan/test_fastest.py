@@ -8,8 +8,8 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.known import known_models
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.catalogue import known_models
 from paceline.plan.plan import Plan
 from paceline.rules.planning import make_plan
 

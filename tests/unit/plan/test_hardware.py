@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan import hardware
-from paceline.plan.hardware import (
+from paceline.plan.hardware import probe as hardware
+from paceline.plan.hardware.probe import (
     Hardware,
     cpu_count,
     cpu_flags,

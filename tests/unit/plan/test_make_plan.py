@@ -14,9 +14,9 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.explain import WIDTH, explain
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_shape import ModelShape, shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.shape import ModelShape, shape_from_config
 from paceline.rules.planning import make_plan
 
 GIB = 1024**3

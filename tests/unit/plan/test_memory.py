@@ -14,17 +14,17 @@ import torch
 from paceline.config.load import load_config
 from paceline.models import precision
 from paceline.models.factory import HFModelFactory
+from paceline.plan.algorithms.roles import named_shapes
 from paceline.plan.codec import to_json
+from paceline.plan.cost.from_plan import ask_of, cluster_of_cpu, planned_candidate
+from paceline.plan.cost.memory import memory_of, model_states
+from paceline.plan.cost.states import moments, sum_of
 from paceline.plan.explain import WIDTH, explain
-from paceline.plan.hardware import Hardware
-from paceline.plan.memory import memory_of, model_states
-from paceline.plan.parameters import parameters_of
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.parameters import parameters_of
+from paceline.plan.model.read_shape import scoring, shape_from_config
 from paceline.plan.parts import Memory, ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
-from paceline.plan.predict.from_plan import ask_of, cluster_of_cpu, planned_candidate
-from paceline.plan.roles import named_shapes
-from paceline.plan.shape import scoring, shape_from_config
-from paceline.plan.states import moments, sum_of
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.strategies.measure import storage_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.hardware import probe_hardware
+from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Decision
 from paceline.rules.planning import make_plan
 

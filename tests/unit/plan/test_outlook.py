@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.known import known_models, model_shape
+from paceline.plan.cost.from_plan import ask_of, of_length
+from paceline.plan.cost.outlook import outlook
+from paceline.plan.cost.report import forecast, text
+from paceline.plan.cost.search import Ask, Candidate, search
+from paceline.plan.cost.work import Adapter
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
-from paceline.plan.predict.from_plan import ask_of, of_length
-from paceline.plan.predict.outlook import outlook
-from paceline.plan.predict.report import forecast, text
-from paceline.plan.predict.search import Ask, Candidate, search
-from paceline.plan.predict.work import Adapter
 from paceline.rules.planning import make_plan
 
 ASK = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"))

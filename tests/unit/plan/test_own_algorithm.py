@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 from paceline.data.kinds.base import RowKind, row_kind
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.hardware import Hardware
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Ask, Role
 from paceline.rules import check

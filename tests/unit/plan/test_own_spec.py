@@ -14,9 +14,9 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.registry import is_assigned
-from paceline.plan.hardware import Hardware
+from paceline.plan.cost.from_plan import predicted_plan
+from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
-from paceline.plan.predict.from_plan import predicted_plan
 from paceline.plan.strategies.base import state_form, strategy_spec
 from paceline.rules.planning import make_plan
 from paceline.strategies.registry import strategy_class

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from paceline.plan.parameters import parameters_of
-from paceline.plan.shape import scoring, shape_from_config
+from paceline.plan.model.parameters import parameters_of
+from paceline.plan.model.read_shape import scoring, shape_from_config
 from paceline.strategies.optimizer import decays
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

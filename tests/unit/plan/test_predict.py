@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.known import model_shape
-from paceline.plan.predict.advice import advice
-from paceline.plan.predict.coefficients import memory_coefficients, speed_coefficients, spread
-from paceline.plan.predict.links import Group, bandwidth, pass_time
-from paceline.plan.predict.peak import Peak, in_flight, peak_of, worst_peak
-from paceline.plan.predict.report import forecast, text
-from paceline.plan.predict.search import TIE, Ask, Candidate, best_of_each, fastest, ranked, search
-from paceline.plan.predict.speed import speed_of, token_flops
-from paceline.plan.predict.work import Adapter, Rollout, Storage, Work, why_not_run
+from paceline.plan.cost.advice import advice
+from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients, spread
+from paceline.plan.cost.links import Group, bandwidth, pass_time
+from paceline.plan.cost.peak import Peak, in_flight, peak_of, worst_peak
+from paceline.plan.cost.report import forecast, text
+from paceline.plan.cost.search import TIE, Ask, Candidate, best_of_each, fastest, ranked, search
+from paceline.plan.cost.speed import speed_of, token_flops
+from paceline.plan.cost.work import Adapter, Rollout, Storage, Work, why_not_run
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.model.catalogue import model_shape
 
 C = memory_coefficients()
 S = speed_coefficients()

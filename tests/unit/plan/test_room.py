@@ -9,16 +9,16 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.engine_options import NO_OPTIONS, FsdpOptions
-from paceline.plan.hardware import Hardware, probe_hardware
-from paceline.plan.known import known_models
+from paceline.plan.cost.room import room_of
+from paceline.plan.cost.search import Ask, layouts, search
+from paceline.plan.cost.starts import CARD, FIRST, HOST, INTERPRETER, Role, card_peak, host_peak
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.probe import Hardware, probe_hardware
+from paceline.plan.model.catalogue import known_models
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.plan import Plan
-from paceline.plan.predict.search import Ask, layouts, search
-from paceline.plan.room import room_of
-from paceline.plan.shape import shape_from_config
-from paceline.plan.starts import CARD, FIRST, HOST, INTERPRETER, Role, card_peak, host_peak
 from paceline.plan.strategies.base import strategy_spec, strategy_specs
+from paceline.plan.strategies.options import NO_OPTIONS, FsdpOptions
 from paceline.rules.planning import make_plan
 
 GIB = 2**30

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.plan.shape import ModelShape, cached_model_dir, shape_from_config, shape_from_path, shape_of
+from paceline.plan.model.read_shape import ModelShape, cached_model_dir, shape_from_config, shape_from_path, shape_of
 
 SMALL = {
     "hidden_size": 64,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.plan.model_shape import ModelShape
-from paceline.plan.shape import shape_from_config, trained_shape
-from paceline.plan.supported import supported, unsupported
-from paceline.plan.weights_files import weights_findings
+from paceline.plan.model.read_shape import shape_from_config, trained_shape
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.supported import supported, unsupported
+from paceline.plan.model.weights_files import weights_findings
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.hardware import Hardware
-from paceline.plan.shape import shape_from_config
-from paceline.plan.shrink import shrunk
-from paceline.plan.verdict import judge, judge_probe
-from paceline.plan.verification import TOLERANCES, probes, reference_for, sides
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.model.shrink import shrunk
 from paceline.rules.planning import make_plan
+from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
+from paceline.verify.verdict import judge, judge_probe
 
 LARGE = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,

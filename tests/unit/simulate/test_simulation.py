@@ -9,11 +9,11 @@ import pytest
 import torch.distributed as dist
 
 from paceline.config.schema import Config
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.engine_options import FsdpOptions
+from paceline.plan.cost.from_plan import ask_of, planned_candidate
+from paceline.plan.cost.simulation import Compared, compare, partly, table, why_not
+from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.plan import Plan
-from paceline.plan.predict.from_plan import ask_of, planned_candidate
-from paceline.plan.predict.simulation import Compared, compare, partly, table, why_not
+from paceline.plan.strategies.options import FsdpOptions
 from paceline.rules.planning import make_plan
 from paceline.simulate.run import simulate
 

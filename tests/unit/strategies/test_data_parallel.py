@@ -10,7 +10,7 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 from torch import nn
 
 from paceline.core.errors import ConfigError
-from paceline.plan.engine_options import ThreadOptions
+from paceline.plan.strategies.options import ThreadOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.runtime.world import World

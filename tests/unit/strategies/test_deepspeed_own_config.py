@@ -14,17 +14,17 @@ from torch import nn
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.plan.batch import split_batch
-from paceline.plan.engine_options import DeepSpeedOptions
 from paceline.plan.mesh import Mesh
 from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
-from paceline.strategies.deepspeed import check_optimizer
-from paceline.strategies.deepspeed_config import asking_config, averages_gradients, engine_config, options_of
-from paceline.strategies.deepspeed_library import _load_async_io, library
-from paceline.strategies.deepspeed_parts import Place
-from paceline.strategies.deepspeed_start import check_packed
-from paceline.strategies.deepspeed_tensor_parallel import prepare_root
+from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
+from paceline.strategies.deepspeed.library import _load_async_io, library
+from paceline.strategies.deepspeed.parts import Place
+from paceline.strategies.deepspeed.start import check_packed
+from paceline.strategies.deepspeed.strategy import check_optimizer
+from paceline.strategies.deepspeed.tensor_parallel import prepare_root
 
 
 def plan(strategy: str = "zero2", compute: str = "float32", master: str = "float32", **engine: Any) -> Any:

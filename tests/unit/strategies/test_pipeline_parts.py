@@ -8,7 +8,7 @@ from tiny_parts import make_batch
 
 from paceline.core.errors import ConfigError
 from paceline.strategies.fixed_shape import FixedShape
-from paceline.strategies.schedules import Cut
+from paceline.strategies.pipeline.schedules import Cut
 
 
 def test_stages_of_ranks() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.models.swap import swapped
 from paceline.models.swiglu import FusedSwiGLU
-from paceline.plan.engine_options import FsdpOptions, Wrap
+from paceline.plan.strategies.options import FsdpOptions, Wrap
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
 from paceline.strategies.fsdp import _check_optimizer

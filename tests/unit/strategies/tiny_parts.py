@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.engine_options import NO_OPTIONS
 from paceline.plan.mesh import Mesh
+from paceline.plan.strategies.options import NO_OPTIONS
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Ask, Role

@@ -12,8 +12,8 @@ from paceline.core.errors import CheckpointError
 from paceline.core.tables import STRATEGIES
 from paceline.plan.batch import BatchSplit
 from paceline.plan.plan import Precision
-from paceline.plan.state_form import why_unreadable
 from paceline.plan.strategies.base import state_form, strategy_specs
+from paceline.plan.strategies.state_form import why_unreadable
 from paceline.training.continuity import keep_global_batch, other_strategy
 from paceline.training.resuming import same_training
 

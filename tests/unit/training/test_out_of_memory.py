@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from paceline.plan.catalogue import cluster_of
-from paceline.plan.hardware import Hardware, probe_hardware
-from paceline.plan.known import known_models
+from paceline.plan.hardware.catalogue import cluster_of
+from paceline.plan.hardware.probe import Hardware, probe_hardware
+from paceline.plan.model.catalogue import known_models
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
 from paceline.rules.planning import make_plan

@@ -17,8 +17,8 @@ from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.plan.algorithms.rollout import check_rollout
 from paceline.plan.batch import BatchSplit
-from paceline.plan.rollout import check_rollout
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 from paceline.protocols.window import Window

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import paceline.training.metrics as metrics
-from paceline.plan.catalogue import cards, data_sheet_peak
-from paceline.plan.hardware import peak_flops
-from paceline.plan.predict.speed import speed_of
-from paceline.plan.predict.work import Machine, Work
-from paceline.plan.shape import shape_from_config
+from paceline.plan.cost.speed import speed_of
+from paceline.plan.cost.work import Machine, Work
+from paceline.plan.hardware.catalogue import cards, data_sheet_peak
+from paceline.plan.hardware.probe import peak_flops
+from paceline.plan.model.read_shape import shape_from_config
 from paceline.runlog.events import Step
 from paceline.runlog.lines import step_line, utilisation
 from paceline.training.metrics import Peak, Throughput
@@ -50,7 +50,7 @@ def test_a_run_s_mfu_is_the_planner_s_for_the_same_speed() -> None:
                                "num_attention_heads": 16, "vocab_size": 32000, "max_position_embeddings": 128})  # fmt: skip
     machine: Machine = cards()["A100-SXM4-80GB"].machine()
     work = Work(shape, machine, seq_len=128, micro_batch=8)
-    from paceline.plan.predict.coefficients import speed_coefficients
+    from paceline.plan.cost.coefficients import speed_coefficients
 
     speed = speed_of(work, speed_coefficients("paceline"))
     peak = Peak(data_sheet_peak("NVIDIA A100-SXM4-80GB", "bfloat16") or 0.0, True)

@@ -1,0 +1,42 @@
+"""The models beside the one that is trained, as far as a config names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.read_shape import ModelShape, shape_of
+
+_BESIDE = ("reference", "value", "reward")
+
+
+def models_named(training: Mapping[str, Any]) -> dict[str, str]:
+    """The folders and hub names of the algorithm's roles beside the trained model's, each with the key that names it."""
+    spec = algorithm_spec(training["algorithm"])
+    found: dict[str, str] = {}
+    for role in _BESIDE:
+        name = spec.model_named(training, role)
+        if name is not None:
+            key = spec.named.get(role, "")
+            of_its_own = spec.options_of(training).get(key) is not None
+            found.setdefault(name, f"{spec.key}.{key}" if of_its_own else "training.rollout.rewards")
+    return found
+
+
+def named_shapes(config: Any, environ: Mapping[str, str] | None = None) -> dict[str, ModelShape | None]:
+    """The shapes of the models that the algorithm's roles name (``make_plan``'s ``others``); None for one that is not here yet. Raises ConfigError
+    for a folder that is missing."""
+    found: dict[str, ModelShape | None] = {}
+    wrong: list[Diagnostic] = []
+    for name, key in models_named(config.to_json()["training"]).items():
+        try:
+            found[name] = shape_of(config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None}), environ)  # fmt: skip
+        except ConfigError as error:
+            wrong += (replace(d, where=key) if d.where == "model.name_or_path" else d for d in error.diagnostics)
+    if wrong:
+        raise ConfigError(*wrong)
+    return found

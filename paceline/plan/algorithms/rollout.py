@@ -1,0 +1,127 @@
+"""How many answers a step and a rollout take, and whether that comes out even."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.units import human_bytes
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.batch import BatchSplit
+from paceline.plan.cost.room import placed
+from paceline.plan.cost.states import SIZES
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.parts import ModelStates
+from paceline.plan.plan import Decision, Plan
+from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.options import DeepSpeedOptions, FsdpOptions
+
+_KEY = "training.rollout"
+MARGIN = 0.9  # of a rank's memory
+
+
+def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagnostic]:
+    """Findings where a rollout cannot be cut into whole groups and whole steps."""
+    if not algorithm_spec(training["algorithm"]).on_policy:
+        return []
+    options = training.get("rollout") or {}
+    group, pieces = algorithm_spec(training["algorithm"]).group_size(training), options.get("steps_per_generation")
+    if pieces is not None and pieces % batch.accumulation:
+        hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
+        what = "a rollout is cut into whole optimizer steps"
+        found = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
+        return [Diagnostic("rollout.steps", what, f"{_KEY}.steps_per_generation", found, hint)]
+    answers = (pieces or batch.accumulation) * batch.micro_batch * batch.data_parallel_size
+    if answers % group:
+        near = sorted((n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n))[:2]
+        what = "answers to one prompt would be cut over two rollouts: batch sizes count answers, and are to hold whole groups"
+        found = f"{answers} answers a rollout ({batch}), num_generations: {group}"
+        hint = f"num_generations: {' or '.join(map(str, sorted(near)))}, or a per_device_train_batch_size that fits"
+        return [Diagnostic("rollout.groups", what, f"{_KEY}.num_generations", found, hint)]
+    return []
+
+
+def rollout_cut(training: Mapping[str, Any], batch: BatchSplit) -> tuple[int, int]:
+    """(optimizer steps that one pass over a rollout takes, passes over it)."""
+    pieces = (training.get("rollout") or {}).get("steps_per_generation") or batch.accumulation
+    return pieces // batch.accumulation, algorithm_spec(training["algorithm"]).num_passes(training)
+
+
+def rollout_decisions(training: Mapping[str, Any], batch: BatchSplit) -> tuple[Decision, ...]:
+    """What a rollout is, in words."""
+    if not algorithm_spec(training["algorithm"]).on_policy:
+        return ()
+    group = algorithm_spec(training["algorithm"]).group_size(training)
+    windows, passes = rollout_cut(training, batch)
+    answers, steps = windows * batch.global_batch, windows * passes
+    value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
+    return (Decision("rollout", value, f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers"),)  # fmt: skip
+
+
+def with_generation(plan: Plan, hardware: Hardware) -> Plan:
+    """The plan with how answers are written where each rank holds a part of the weights: whole, or ``gather_for_generation`` off in its engine."""
+    training = plan.config["training"]
+    options = training.get("rollout") or {}
+    if not (
+        algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine)
+    ) or options.get("server"):
+        return plan
+    asked = options.get("gather_for_generation")
+    need, room, words = _room_to_generate(plan, hardware, int(options.get("generation_rows") or 64))
+    whole = asked if asked is not None else need is None or need < MARGIN * room
+    reason = words if asked is None else f"{words}; {_KEY}.gather_for_generation: {str(asked).lower()}"
+    said = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
+    engine = plan.engine
+    if not whole and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
+        engine = replace(engine, gather_for_generation=False)
+    return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", said, reason)))
+
+
+def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
+    """What keeps every rank from holding the whole model, where it must: its weights are gathered to be sent to a server, or the config wants it so.
+
+    Only what is certain counts: the weights beside those that a rank keeps.
+    """
+    options = plan.config["training"].get("rollout") or {}
+    server = bool(options.get("server"))
+    shape, states = plan.shape, plan.memory and plan.memory.largest
+    if (
+        not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
+        or shape is None
+        or not states
+    ):
+        return []
+    if not server and not options.get("gather_for_generation"):
+        return []
+    weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
+    card = hardware.memory_bytes / (1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes))
+    held = placed(plan, ModelStates(states.parameters, 0, states.optimizer)).card
+    if weights + held <= card:
+        return []
+    what = "every rank gathers the whole model" + (" to send it to the server that writes answers" if server else "")
+    found = f"weights {human_bytes(weights)} beside states {human_bytes(held)}, of {human_bytes(card)}"
+    hint = "without training.rollout.server all ranks answer together, a layer gathered at a time; or more cards, or tp_size"
+    if not server:
+        return [
+            Diagnostic("rollout.gather_room", what, f"{_KEY}.gather_for_generation", found, "false, or leave it out")
+        ]
+    return [Diagnostic("rollout.server_room", what, f"{_KEY}.server", found, hint)]
+
+
+def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:
+    """(bytes of a rank that holds the whole model and the keys and values of ``rows`` answers beside its states, those there are, in words)."""
+    local = max(1, plan.world_size // plan.num_nodes)
+    room = hardware.memory_bytes / (1 if hardware.device == "cuda" else local)
+    shape, states = plan.shape, plan.memory and plan.memory.largest
+    if shape is None or not states:
+        return None, room, "the model's size is not known"
+    size = SIZES[plan.precision.compute]
+    weights = shape.num_parameters * size / plan.mesh.tp
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
+    kept = replace(states, counters=0)
+    on_cpu = hardware.device == "cpu"
+    held = float(kept.total if on_cpu else placed(plan, kept).card)
+    parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"
+    return weights + cache + held, room, f"whole it would take {parts} of {human_bytes(room)}"

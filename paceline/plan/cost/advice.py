@@ -1,0 +1,118 @@
+"""What to do with a prediction: the guide's rule checked and escalated, what would make it fit, the next bottleneck, checkpoints, learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.core.units import human_count, human_seconds
+from paceline.plan.cost.search import GIB, MARGIN, Ask, Candidate, near_rows
+from paceline.plan.size_rule import chain_from, size_rule
+
+HOURS_BETWEEN_FAILURES = 50_000.0  # of one card; Llama 3's 405B run: 419 interruptions in 54 days on 16,384 (arXiv:2407.21783) is one in 50,000 h
+SECONDS_TO_SAVE = 60.0
+
+
+def escalated(ask: Ask, found: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
+    """The guide's strategy, and from there up until a layout fits: (the one taken, every step in words).
+
+    Without recomputation first, then with it, then the next strategy; of each the largest micro-batch that fits.
+    """
+    start, _ = size_rule(ask.shape.num_parameters)
+    said = [f"the guide's rule for {human_count(ask.shape.num_parameters)} parameters: {start}"]
+    for strategy in chain_from(start):
+        for recompute in ("none", "full"):
+            layouts = [c for c in found if c.strategy == strategy and c.work.recompute == recompute]
+            if not layouts:
+                continue
+            fitting = [c for c in layouts if c.safe]
+            with_it = f"{strategy}{' with recomputation' if recompute == 'full' else ''}"
+            if fitting:
+                taken = min(fitting, key=lambda c: c.step)
+                said.append(
+                    f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.card / GIB:.0f} at micro-batch {taken.work.micro_batch}: fits"
+                )
+                return taken, said
+            said.append(f"{with_it}: {min(layouts, key=lambda c: c.bytes).binding}")
+    return None, said
+
+
+def advice(ask: Ask, found: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
+    """Sentences for a person."""
+    if chosen is None:
+        return _what_would_fit(ask, found)
+    said = []
+    if ask.rows % ask.cluster.cards:
+        near = " or ".join(map(str, near_rows(ask)))
+        said.append(f"{ask.rows} rows a step are no multiple of {ask.cluster.cards} cards: strategies that give every card rows of its own are left out; {near} rows bring them in")  # fmt: skip
+    return [*said, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
+
+
+def _what_would_fit(ask: Ask, found: Sequence[Candidate]) -> list[str]:
+    nearest = min((c for c in found if not c.impossible), key=lambda c: c.bytes, default=None)
+    if nearest is None:
+        return ["nothing here can run: see the reasons in the table"]
+    more = math.ceil(nearest.bytes / nearest.limit)
+    said = [f"nothing fits; nearest is {nearest.strategy} with {nearest.binding}"]
+    said.append(
+        f"what would make it fit: at least {more} × as many cards where states bind, or a card with {nearest.bytes / MARGIN / GIB:.0f} GiB"
+    )
+    if nearest.peak.logits > 0.2 * nearest.peak.total:
+        said.append("logits bind: a shorter sequence, or tensor parallel with a parallel loss")
+    if nearest.work.adapter is None:
+        said.append(
+            "or LoRA (lora: {r: 16}): gradients and optimizer of the adapter only; with quantization_bit: 4 the weights take a quarter"
+        )
+    return said
+
+
+SLIGHT = 0.02  # of a step: not worth a remedy
+OTHERWISE = "a larger batch"
+REMEDIES = {
+    "data-parallel exchange": "more accumulation, or sharding inside a node (fsdp hybrid)",
+    "tensor-parallel exchange": "a smaller tp_size, or a larger micro-batch",
+    "context-parallel exchange": "a smaller cp_size, where the rows and the memory allow",
+    "the pipeline's bubble": "more micro-batches, or pp_schedule: interleaved",
+    "moving to host memory": "more cards, or recomputation in its place",
+    "generation": "more answers at a time (per_device_train_batch_size), shorter ones (max_completion_length), or rollout.server",
+    "arithmetic": "torch_compile, or a larger micro-batch",
+}
+
+
+def _bottleneck(chosen: Candidate) -> str:
+    speed = chosen.speed
+    parts = {
+        "arithmetic": speed.compute,
+        "tensor-parallel exchange": speed.tensor_parallel,
+        "context-parallel exchange": speed.context_parallel,
+        "data-parallel exchange": speed.data_parallel,
+        "the pipeline's bubble": speed.bubble,
+        "sends between stages": speed.pipeline,
+        "the optimizer's step": speed.optimizer,
+        "moving to host memory": speed.offload,
+        "the other models": speed.others,
+        "generation": speed.generation,
+    }
+    first, second = sorted(parts, key=lambda name: -parts[name])[:2]
+    share = {name: parts[name] / speed.step for name in (first, second)}
+    if share[second] < SLIGHT:
+        return f"time goes to {first} ({share[first]:.0%}), little to anything else: {REMEDIES.get(first, OTHERWISE)}"
+    cure = REMEDIES.get(second if first == "arithmetic" else first, OTHERWISE)
+    return f"time goes to {first} ({share[first]:.0%}), then {second} ({share[second]:.0%}): {cure}"
+
+
+def _checkpoint(chosen: Candidate) -> str:
+    """Young 1974, Daly 2006: the interval that loses least is √(2 · time to save · time between failures)."""
+    between = HOURS_BETWEEN_FAILURES / chosen.work.world * 3600
+    interval = math.sqrt(2 * SECONDS_TO_SAVE * between)
+    steps = max(1, round(interval / chosen.step))
+    return f"save every {human_seconds(interval)} ({steps} steps): one failure in {human_seconds(between)} on {chosen.work.world} cards, {SECONDS_TO_SAVE:.0f} s a save (Young/Daly)"
+
+
+def _learning_rate(chosen: Candidate) -> list[str]:
+    if chosen.work.dp == 1:
+        return []
+    dp = chosen.work.dp
+    return [
+        f"learning rate against one card's: × {math.sqrt(dp):.3g} (square root, the guide's, for Adam) or × {dp} (linear, for SGD) where the batch grew {dp} ×"
+    ]

@@ -1,0 +1,223 @@
+"""A resolved plan as a ``Work``: so that what is predicted is what will run, its states counted to the byte."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.rollout import rollout_cut
+from paceline.plan.cost.layout import Layout, Storage
+from paceline.plan.cost.pieces import pieces_of
+from paceline.plan.cost.room import master_bytes
+from paceline.plan.cost.search import Ask, Candidate, own_kernels, predicted
+from paceline.plan.cost.states import SIZES
+from paceline.plan.cost.work import Adapter, Machine, Rollout, Work
+from paceline.plan.hardware.catalogue import FULL_PRECISION, Cluster, card_named
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.parts import AdapterSpec
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import strategy_spec
+
+CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, memory
+PROCESS = 0.45 * 2**30  # an interpreter with torch and Transformers loaded: resident on a CPU before any tensor
+
+
+def cluster_of_hardware(hardware: Hardware, nodes: int) -> Cluster | None:
+    """The probed machine with the catalogue's bandwidths; None for a CPU or a card that nobody has listed."""
+    from paceline.core.errors import ConfigError
+
+    if hardware.device != "cuda":
+        return None
+    try:
+        card = card_named(hardware.device_name)
+    except ConfigError:
+        return None
+    machine = replace(
+        card.machine(hardware.num_devices),
+        memory=float(hardware.memory_bytes),
+        host_memory=float(hardware.host_memory_bytes),
+    )
+    return Cluster(
+        machine,
+        hardware.num_devices * nodes,
+        "this machine, links by the catalogue",
+        card.bf16,
+        card.capability,
+        card.unverified,
+    )
+
+
+def cluster_of_cpu(hardware: Hardware, ranks: int) -> Cluster:
+    """A guess at ``ranks`` processes on a CPU, one share of the cores each: what the ledger then corrects."""
+    cores = max(1.0, hardware.cpu_count / max(1, ranks))
+    machine = Machine(
+        name=hardware.device_name,
+        memory=hardware.memory_bytes / max(1, ranks),
+        flops=CORE_FLOPS * cores,
+        hbm=CORE_BYTES * cores,
+        node=max(1, ranks),
+        inside=CORE_BYTES,
+        outside=1e9,
+        host_memory=float(hardware.host_memory_bytes),
+        context=False,
+    )
+    return Cluster(machine, max(1, ranks), "a guess at a CPU")
+
+
+def predicted_plan(plan: Plan, hardware: Hardware) -> Candidate | None:
+    """What is predicted of a plan on a machine with accelerators of the catalogue; None for any other, and where the model's size is not known."""
+    cluster = cluster_of_hardware(hardware, plan.num_nodes)
+    ask = ask_of(plan, cluster) if cluster else None
+    return planned_candidate(plan, ask) if ask else None
+
+
+def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
+    """(bytes of the fullest rank, tokens a second over all ranks) as planned, uncorrected; None where nothing can be said."""
+    if hardware.device == "cpu":
+        cluster: Cluster | None = cluster_of_cpu(hardware, plan.world_size // plan.num_nodes)
+    else:
+        cluster = cluster_of_hardware(hardware, plan.num_nodes)
+    ask = ask_of(plan, cluster) if cluster else None
+    candidate = planned_candidate(plan, ask) if ask else None
+    if candidate is None:
+        return None
+    resident = PROCESS if hardware.device == "cpu" else 0.0
+    return candidate.bytes + resident, candidate.work.step_tokens / candidate.step
+
+
+def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> Adapter | None:
+    """What LoRA adds and what its base takes."""
+    if adapter is None:
+        return None
+    pieces = pieces_of(shape, replace(adapter, modules_to_save=(), bias="none"), 4) or ()
+    quantization = adapter.quantization
+    base = 2.0
+    if quantization:
+        base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
+    return Adapter(sum(p.numel for p in pieces if p.trained), base)
+
+
+def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0, 1.0)) -> Ask | None:
+    """The plan's job on ``cluster``, its layout left open; None when the model's size is not known."""
+    if plan.shape is None:
+        return None
+    return Ask(
+        shape=plan.shape,
+        cluster=cluster,
+        seq_len=plan.seq_len,
+        rows=plan.batch.global_batch,
+        adapter=adapter_work(plan.shape, plan.adapter),
+        flash=plan.attention != "eager",
+        algorithm=plan.algorithm,
+        corrections=corrections,
+        rollout=_rollout(plan),
+        **_length(plan),
+    )
+
+
+def _rollout(plan: Plan) -> Rollout | None:
+    training = plan.config.get("training", {})
+    if not algorithm_spec(plan.algorithm).on_policy:
+        return None
+    options = training["rollout"]
+    windows, passes = rollout_cut(training, plan.batch)
+    return Rollout(int(options["max_completion_length"]), windows, passes, int(options["generation_rows"]))
+
+
+def _length(plan: Plan) -> dict[str, Any]:
+    """Steps where the config fixes them, checkpoints kept, what is offloaded to disk."""
+    training = plan.config.get("training", {})
+    steps = max(0, int(training.get("max_steps") or 0))
+    every = float(training.get("save_steps") or 0)
+    saves = 1 if training.get("save_strategy") == "no" or not steps else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)  # fmt: skip
+    kept = min(saves, int(training.get("save_total_limit") or saves))
+    parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
+    nvme = frozenset(part for part, place in parts if place == "nvme")
+    return {"steps": steps, "kept": kept, "nvme": nvme}
+
+
+def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
+    """``ask`` with the training as long as the config says and an ``epoch`` of prepared data measures: (rows, tokens of all of them); None where it is
+    not prepared: then steps are those of ``max_steps``, and rows count as full."""
+    training = plan.config.get("training", {})
+    if epoch is None or not epoch[0]:
+        full = f"rows counted as full, {ask.seq_len:,} tokens"
+        needed = (
+            "once the data is prepared: paceline prepare"
+            if algorithm_spec(plan.algorithm).measured
+            else "with training.max_steps"
+        )
+        return replace(ask, basis=full if ask.steps else f"how long it all takes is told {needed}")
+    rows, tokens = epoch
+    whole = rows // ask.rows if training.get("dataloader_drop_last") else -(-rows // ask.rows)
+    steps = ask.steps or math.ceil(float(training.get("num_train_epochs") or 1) * whole)
+    basis = f"{rows:,} rows an epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
+    return replace(ask, steps=steps, row_tokens=tokens / rows, basis=basis)
+
+
+def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
+    """The prediction for the plan's own layout; None for a strategy that does not say what it comes to."""
+    layout = strategy_spec(plan.strategy).layout(plan.mesh, plan.engine)
+    if layout is None:
+        return None
+    candidate = predicted(layout, work_of(plan, ask, layout), plan.mesh, ask)
+    states = plan.memory and plan.memory.largest
+    if not states or plan.mesh.pp > 1:
+        return candidate
+    peak = replace(
+        candidate.peak,
+        parameters=float(states.parameters),
+        gradients=float(states.gradients),
+        optimizer=float(states.optimizer + states.counters),
+        others=0.0,  # the states above are those of all models
+    )
+    offload = candidate.work.offload
+    if offload != "none":  # counted exactly, but on the host
+        peak = replace(peak, optimizer=0.0, parameters=peak.parameters - master_bytes(plan))
+    if offload == "all":
+        peak = replace(peak, parameters=0.0, gradients=0.0)
+    return replace(candidate, peak=peak)
+
+
+def work_of(plan: Plan, ask: Ask, layout: Layout) -> Work:
+    """The plan's layout. The optimizer's bytes a parameter follow from its kind; gradients and masters from the engine's precision."""
+    mesh, storage = plan.mesh, layout.storage
+    low = plan.precision.compute in ("bfloat16", "float16")
+    size = float(SIZES.get(plan.precision.compute, 4))
+    if not low:
+        storage = Storage(size, size, 2 * size, storage.sent)
+    return Work(
+        shape=ask.shape,
+        machine=ask.cluster.machine if low else _full_precision(ask.cluster.machine),
+        seq_len=plan.seq_len,
+        micro_batch=plan.batch.micro_batch,
+        accumulation=plan.batch.accumulation,
+        dp=mesh.data_parallel_size,
+        tp=mesh.tp,
+        pp=mesh.pp,
+        cp=mesh.cp,
+        zero=layout.zero,
+        shard=(mesh.dp_shard if layout.zero else mesh.data_parallel_size) * mesh.cp,
+        storage=storage,
+        recompute="full" if plan.recompute else "none",
+        flash=ask.flash,
+        compiled=plan.compile,
+        sequence_parallel=bool((plan.config.get("training", {}).get("parallelism") or {}).get("sequence_parallel")),
+        stages_a_rank=layout.stages_a_rank,
+        adapter=ask.adapter,
+        offload=layout.offload,
+        algorithm=plan.algorithm,
+        kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
+        element=size,
+        rollout=ask.rollout,
+        start=layout.start,
+        master=float(SIZES.get(plan.precision.master, 4)),
+    )
+
+
+def _full_precision(machine: Machine) -> Machine:
+    """fp32 products run on tensor cores as TF32 at best: half of the 16-bit peak."""
+    return replace(machine, flops=machine.flops * FULL_PRECISION, reached=machine.reached * FULL_PRECISION)

@@ -1,0 +1,92 @@
+"""Model states: the exact bytes of parameters, gradients and optimizer that a rank keeps, padding included, before anything is started.
+
+What is counted, as ``Strategy.state_bytes`` measures it: ``parameters`` are the weights as they lie between steps with their low-precision
+copies, the scales of packed ones and an engine's fp32 masters; ``gradients`` what stands ready for the optimizer after the last backward of a window; ``optimizer`` the moments;
+``counters`` the optimizer's numbers of steps. Activations, communication buffers and what is gathered for a moment are not states.
+Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage shares out; paddings read from torch 2.13 and DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.cost.pieces import pieces_of, scale_bytes, tp_share
+from paceline.plan.cost.states import SIZES, sum_of, whole_states
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.parts import AdapterSpec, Memory, ModelStates
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import strategy_spec
+
+MANY_RANKS = 64  # above, only the first and the last ranks of each stage are computed
+
+
+def keeps_copies(hardware: Hardware, compute: str) -> bool:
+    """Whether low-precision copies of fp32 weights are kept: not where products are made in fp32 (a CPU without the instructions)."""
+    if compute not in ("bfloat16", "float16"):
+        return False
+    return hardware.device != "cpu" or compute in hardware.products
+
+
+def model_states(plan: Plan, rank: int) -> ModelStates | None:
+    """What ``rank`` keeps under ``plan``; None where it cannot be told: size unknown, a strategy that does not say, an unusual adapter."""
+    if plan.shape is None or plan.memory is None:
+        return None
+    if plan.models:
+        every = states_by_role(plan, rank)
+        return sum_of([s for s in every.values() if s is not None]) if None not in every.values() else None
+    spec = strategy_spec(plan.strategy)
+    pieces = pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master], spec.own_stages(plan, rank))
+    states = None if pieces is None else spec.states(plan, pieces, rank)
+    return None if states is None else _with_scales(states, plan.shape, plan.adapter)
+
+
+def _with_scales(states: ModelStates, shape: ModelShape, adapter: AdapterSpec | None) -> ModelStates:
+    """The scales of packed weights lie beside them whole on every rank, whatever is shared out."""
+    return replace(states, parameters=states.parameters + scale_bytes(shape, adapter))
+
+
+def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
+    """Of each model that ``rank`` keeps, the trained one that the algorithm is about first."""
+    own = algorithm_spec(plan.algorithm).trains
+    found = {own: model_states(replace(plan, models={}), rank)}
+    for role, model in plan.models.items():
+        alone = replace(plan, shape=model.shape, models={})
+        found[role] = model_states(alone, rank) if model.trained else _frozen_states(alone, model.model, rank)
+    return found
+
+
+def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:
+    """A model that is only asked; one that starts from the policy's weights has the policy's adapter."""
+    adapter = plan.adapter if named is None else None
+    listed = None if plan.shape is None else pieces_of(plan.shape, adapter, SIZES[plan.precision.master])
+    if plan.shape is None or listed is None:
+        return None
+    frozen, spec = [replace(p, trained=False) for p in listed], strategy_spec(plan.strategy)
+    if spec.shares_frozen(plan.engine):
+        kept = spec.states(plan, frozen, rank)
+    else:
+        kept = whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in frozen])
+    return None if kept is None else _with_scales(ModelStates(kept.parameters, 0, 0), plan.shape, adapter)
+
+
+def memory_of(plan: Plan, hardware: Hardware) -> Memory:
+    """``Plan.memory``: whether copies are kept, and the states of the rank that keeps most and of the one that keeps least."""
+    found = Memory(keeps_copies(hardware, plan.precision.compute))
+    planned = replace(plan, memory=found)
+    ranks: Sequence[int] = range(plan.world_size)
+    if plan.world_size > MANY_RANKS:
+        a_stage = plan.world_size // plan.mesh.pp
+        ranks = [stage * a_stage + at for stage in range(plan.mesh.pp) for at in (0, a_stage - 1)]
+    states = [state for state in (model_states(planned, rank) for rank in ranks) if state is not None]
+    if plan.models:
+        kept = {rank: states_by_role(planned, rank) for rank in ranks}
+        known = {rank: by for rank, by in kept.items() if None not in by.values()} or kept
+        found = replace(
+            found, roles=max(known.values(), key=lambda by: sum(s.total for s in by.values() if s is not None))
+        )
+    if not states:
+        return found
+    return replace(found, largest=max(states, key=lambda s: s.total), smallest=min(states, key=lambda s: s.total))

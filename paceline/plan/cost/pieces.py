@@ -1,0 +1,152 @@
+"""The tensors of a model as one rank meets them before its engine cuts them: adapters added, layers of other stages left out, tp shares taken."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.plan.adapter import matches
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.parameters import SCORE, Parameter, parameters_of
+from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.parts import AdapterSpec
+from paceline.plan.strategies.options import PipelineOptions
+
+# Columns (dim 0) and rows (dim 1) of the tensor-parallel plans of Transformers 5.23 (``base_model_tp_plan``), by the end of a module's name.
+_COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "qkv_proj", "gate_up_proj", "fc1", "query_key_value", "dense_h_to_4h"})  # fmt: skip
+_ROWWISE = frozenset({"o_proj", "down_proj", "dense", "fc2", "dense_4h_to_h"})
+_NORM = re.compile(r"norm|ln_[12f]\b|ln_f", re.IGNORECASE)
+_VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.weight", "lm_head.bias")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor. ``trained``: it has a gradient; ``decays``: its group in the optimizer; ``size`` bytes an element between steps."""
+
+    name: str
+    shape: tuple[int, ...]
+    trained: bool
+    decays: bool
+    size: int
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether a low-precision copy is kept of it where copies are kept at all: layers and embeddings, not norms."""
+        return _NORM.search(self.name) is None and self.name != SCORE and self.size >= 4
+
+
+def pieces_of(
+    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: Mapping[str, Any] | None = None
+) -> tuple[Piece, ...] | None:
+    """All tensors of the model (of the given ``stages`` of a pipeline) in the order of ``named_parameters()``.
+
+    None where they cannot be listed: an adapter that trains biases or whole modules beside.
+    """
+    listed = parameters_of(shape)
+    if stages is not None:
+        listed = _of_stages(listed, shape, **stages)
+    if adapter is None:
+        return tuple(Piece(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
+    if adapter.modules_to_save or adapter.bias != "none":
+        return None
+    made: list[Piece] = []
+    for parameter in listed:
+        module, _, leaf = parameter.name.rpartition(".")
+        linear = leaf == "weight" and len(parameter.shape) == 2 and parameter.layer is not None and not _is_router(shape, module)  # fmt: skip
+        made.append(_frozen(parameter, adapter, master_bytes, linear))
+        if linear and matches(adapter.target_modules, module):
+            outside, inside = parameter.shape if shape.model_type != "gpt2" else parameter.shape[::-1]
+            rank = adapter.r
+            made.append(Piece(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
+            made.append(Piece(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
+    return tuple(made)
+
+
+def _is_router(shape: ModelShape, module: str) -> bool:
+    return bool(shape.experts) and module.endswith(("mlp.gate", "mlp.router"))
+
+
+def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> Piece:
+    """A weight of the base model: as it is, or packed to half a byte (its scales lie beside: ``scale_bytes``). A fresh head is trained."""
+    if parameter.name == SCORE:
+        return Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
+    if linear and adapter.quantization:
+        return Piece(parameter.name, ((parameter.numel + 1) // 2, 1), False, parameter.decays, 1)
+    return Piece(parameter.name, parameter.shape, False, parameter.decays, master_bytes)
+
+
+def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
+    """What lies beside the packed weights of a 4-bit base on every rank: a scale a block of 64 numbers (fp32; with double quantisation a byte,
+    and an fp32 scale a block of 256 of those), as bitsandbytes keeps them."""
+    quantization = adapter.quantization if adapter else None
+    if not quantization:
+        return 0
+    found = 0
+    for parameter in parameters_of(shape):
+        module, _, leaf = parameter.name.rpartition(".")
+        if (
+            leaf == "weight"
+            and len(parameter.shape) == 2
+            and parameter.layer is not None
+            and not _is_router(shape, module)
+        ):
+            blocks = -(-parameter.numel // 64)
+            found += blocks + 4 * -(-blocks // 256) if quantization.double_quant else 4 * blocks
+    return found
+
+
+def _of_stages(listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int, ...], count: int) -> tuple[Parameter, ...]:  # fmt: skip
+    """The parameters of the stages ``own`` of ``count``; a tied weight is on the first and on the last stage, a tensor of its own on each."""
+    ranges = layer_ranges(shape.layers, count)
+    layers = {layer for stage in own for layer in ranges[stage]}
+    head = next((i for i, p in enumerate(listed) if p.layer is not None), len(listed))
+    first, last = listed[:head], [p for p in listed[head:] if p.layer is None]
+    made = [*(first if 0 in own else ()), *(p for p in listed if p.layer in layers)]
+    if count - 1 in own:
+        made += last
+        if shape.tied:
+            made.append(replace(first[0], name="lm_head.weight"))
+    return tuple(made)
+
+
+def layer_ranges(num_layers: int, count: int) -> list[range]:
+    """Consecutive layers of each stage, as ``models.stages`` cuts them: the middle stages take what is left over, then the first."""
+    each, left = divmod(num_layers, count)
+    order = [*range(1, count - 1), 0, count - 1] if count > 1 else [0]
+    sizes = [each + (1 if stage in order[:left] else 0) for stage in range(count)]
+    starts = [sum(sizes[:i]) for i in range(count)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> dict[str, Any]:
+    """The stages that the ``place``-th rank of a row has: every pp-th one, or down and up again in a V."""
+    count = mesh.pp * engine.stages_per_rank
+    own = (place, count - 1 - place) if engine.schedule == "zbv" else tuple(range(place, count, mesh.pp))
+    return {"own": own, "count": count}
+
+
+def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
+    """What one of ``tp`` ranks holds: columns or rows of linear layers, rows of the vocabulary where asked."""
+    if tp == 1:
+        return piece
+    module, _, leaf = piece.name.rpartition(".")
+    end = module.rpartition(".")[2]
+    dim: int | None = None
+    if end in _COLWISE:
+        dim = 0
+    elif end in _ROWWISE and leaf == "weight":
+        dim = 1
+    elif vocabulary and piece.name.endswith(_VOCABULARY):
+        dim = 0
+    if dim is None:
+        return piece
+    shape = tuple(size // tp if at == dim else size for at, size in enumerate(piece.shape))
+    return replace(piece, shape=shape)

@@ -1,0 +1,251 @@
+"""A search as a table of at most 100 columns, as JSON, and as the YAML that starts the chosen layout."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.config.sections.training_scale import ScaleFields
+from paceline.core.units import human_count
+from paceline.plan.cost.advice import advice, escalated
+from paceline.plan.cost.coefficients import spread
+from paceline.plan.cost.outlook import outlook
+from paceline.plan.cost.search import GIB, Ask, Candidate, best_of_each, fastest, search
+from paceline.plan.strategies.base import strategy_spec
+
+WIDTH = 100
+TERMS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "attention",
+    "mlp",
+    "checkpoints",
+    "logits",
+    "gathered",
+    "others",
+    "fragments",
+    "overhead",
+)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What was asked, of every strategy its best layout, the fastest that fits, the guide's choice, and what to say about them."""
+
+    name: str
+    ask: Ask
+    rows: tuple[Candidate, ...]
+    chosen: Candidate | None
+    ruled: Candidate | None
+    steps: tuple[str, ...]
+    advice: tuple[str, ...]
+    considered: int
+    own: Candidate | None = None  # the layout of a config's plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        machine = self.ask.cluster.machine
+        return {
+            "model": self.name,
+            "parameters": self.ask.shape.num_parameters,
+            "hardware": {
+                **asdict(machine),
+                "cards": self.ask.cluster.cards,
+                "nodes": self.ask.cluster.nodes,
+                "source": self.ask.cluster.source,
+            },
+            "unverified": list(self.ask.cluster.unverified),
+            "seq_len": self.ask.seq_len,
+            "rows": self.ask.rows,
+            "considered": self.considered,
+            "strategies": [candidate_json(c) for c in self.rows],
+            "planned": candidate_json(self.own) if self.own else None,
+            "chosen": candidate_json(self.chosen) if self.chosen else None,
+            "auto": {"chosen": self.ruled.strategy if self.ruled else None, "steps": list(self.steps)},
+            "outlook": outlook(shown, self.ask).to_json() if (shown := self.own or self.chosen) else None,
+            "advice": list(self.advice),
+        }
+
+
+def forecast(name: str, ask: Ask, own: Candidate | None = None, reason: str = "") -> Forecast:
+    """Search all layouts and say what is best; ``own`` is what a config asks for, ``reason`` why its plan's ``auto`` chose that.
+
+    What ``auto`` does with a config's own batch is the plan's to say; only a page without a config says what it would choose with all sizes free.
+    """
+    found = search(ask)
+    chosen = fastest(found)
+    ruled, steps = escalated(ask, found) if own is None else (own if reason else None, [reason] if reason else [])
+    return Forecast(
+        name,
+        ask,
+        tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(found)),
+        chosen,
+        ruled,
+        tuple(steps),
+        tuple(advice(ask, found, chosen)),
+        len(found),
+        own,
+    )
+
+
+def candidate_json(c: Candidate) -> dict[str, Any]:
+    """One layout with its predictions."""
+    low, high = _spread(c, "memory")
+    return {
+        "strategy": c.strategy,
+        "mesh": c.mesh.to_json(),
+        "micro_batch": c.work.micro_batch,
+        "accumulation": c.work.accumulation,
+        "recompute": c.work.recompute == "full",
+        "offload": c.work.offload,
+        "memory_bytes": round(c.bytes),
+        "memory_range": [round(c.bytes * low), round(c.bytes * high)],
+        "memory_terms": c.peak.to_json(),
+        "fullest_stage": c.place,
+        "fits": c.fits,
+        "safe": c.safe,
+        "binding": c.binding,
+        "step_seconds": round(c.step, 4),
+        "time_terms": {k: round(v, 4) for k, v in asdict(c.speed).items() if k in TIME},
+        "tokens_per_second_per_card": round(c.work.step_tokens / c.step / c.work.world, 1),
+        "mfu": round(c.speed.mfu / c.time_factor, 4),
+        "config": settings(c),
+    }
+
+
+TIME = (
+    "compute",
+    "tensor_parallel",
+    "context_parallel",
+    "data_parallel",
+    "pipeline",
+    "bubble",
+    "optimizer",
+    "offload",
+    "others",
+    "generation",
+)
+
+
+def _spread(c: Candidate, kind: str) -> tuple[float, float]:
+    return spread("adapter" if kind == "memory" and c.work.adapter else kind)
+
+
+def settings(c: Candidate) -> dict[str, Any]:
+    """The ``training`` keys that start this layout with ``paceline train``."""
+    found: dict[str, Any] = {
+        "per_device_train_batch_size": c.work.micro_batch,
+        "gradient_accumulation_steps": c.work.accumulation,
+        "gradient_checkpointing": c.work.recompute == "full",
+    }
+    if c.work.algorithm != ScaleFields.model_fields["algorithm"].default:
+        found["algorithm"] = c.work.algorithm
+    return found | strategy_spec(c.layout.strategy).settings(c.work, c.mesh)
+
+
+def text(f: Forecast) -> str:
+    """The table in the terminal."""
+    machine, shape = f.ask.cluster.machine, f.ask.shape
+    nodes = f"{f.ask.cluster.nodes} node{'s' if f.ask.cluster.nodes > 1 else ''} of {machine.node}"
+    lines = [
+        f"{f.name} on {f.ask.cluster.cards} × {machine.name} ({nodes}, {machine.memory / GIB:.1f} GiB each)",
+        f"{human_count(shape.num_parameters)} parameters, {human_count(shape.matmul_parameters)} a token; {f.ask.rows} rows of {f.ask.seq_len} tokens a step "
+        f"({human_count(f.ask.rows * f.ask.seq_len)})",
+        "",
+        f"  {'strategy':<20} {'mesh':<21} {'micro':>8} {'GiB':>6} {'states':>6} {'act.':>5} {'s/step':>7} {'tok/s':>6} {'MFU':>4}",
+    ]
+    if f.own is not None:
+        lines.append(_row(f.own, "="))
+    for c in f.rows:
+        mark = (
+            "*"
+            if f.chosen is not None and c is f.chosen
+            else ">"
+            if f.own is None and f.ruled is not None and c.strategy == f.ruled.strategy
+            else " "
+        )
+        lines.append(_row(c, mark))
+    lines += ["", *_chosen(f)]
+    if f.own is None:
+        lines += _wrapped("auto", "; ".join(f.steps))
+    shown = f.own or f.chosen
+    if shown is not None:
+        lines += _wrapped("whole", outlook(shown, f.ask).text())
+    for sentence in f.advice:
+        lines += _wrapped("note", sentence)
+    low, high = spread("memory")
+    slow, fast = spread("speed")
+    lines += _wrapped(
+        "spread",
+        f"measured over predicted, 80 % of published rows: memory {low:.2f} to {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/planner_accuracy.md)",
+    )
+    memory_factor, time_factor = f.ask.corrections
+    if f.ask.corrections != (1.0, 1.0):
+        lines += _wrapped(
+            "ledger", f"this machine's runs correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}"
+        )
+    if f.ask.cluster.unverified:
+        lines += _wrapped(
+            "unsure", f"nobody checked these numbers of {machine.name}: {', '.join(f.ask.cluster.unverified)}"
+        )
+    lines.append("* fastest that fits (within 1 %: the leanest)  " + ("= this config" if f.own else "> auto's"))
+    lines.append("micro: micro-batch × accumulation, r: recomputed")
+    return "\n".join(lines) + "\n"
+
+
+def _row(c: Candidate, mark: str) -> str:
+    name = (strategy_spec(c.layout.strategy).alone if c.work.world == 1 else "") or c.strategy
+    states = (c.peak.parameters + c.peak.gradients + c.peak.optimizer) / GIB
+    moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.logits) / GIB
+    micro = f"{c.work.micro_batch}×{c.work.accumulation}{'r' if c.work.recompute == 'full' else ''}"
+    head = f"{mark} {name:<20} {short_mesh(c):<21} {micro:>8} {c.bytes / GIB:>6.1f} {states:>6.1f} {moving:>5.1f}"
+    if not c.safe:
+        return f"{head} {'tight' if c.fits else 'no'}: {textwrap.shorten(_why(c), WIDTH - len(head) - (8 if c.fits else 5), placeholder='…')}"
+    return (
+        f"{head} {c.step:>7.2f} {c.work.step_tokens / c.step / c.work.world:>6.0f} {c.speed.mfu / c.time_factor:>4.0%}"
+    )
+
+
+def _why(c: Candidate) -> str:
+    if c.impossible:
+        return c.impossible
+    terms = c.peak.to_json()
+    most = max(terms, key=lambda name: terms[name])
+    return f"{c.bytes / GIB:.0f} of {c.card / GIB:.0f}, {most.removesuffix('s')}"
+
+
+def short_mesh(c: Candidate) -> str:
+    """The mesh in few letters: ``pp4 dp16 shard8 tp2``."""
+    names = {"pp": "pp", "dp_replicate": "dp", "dp_shard": "shard", "cp": "cp", "tp": "tp"}
+    parts = [f"{names[axis]}{size}" for axis, size in c.mesh.to_json().items() if size > 1]
+    return " ".join(parts) or "one process"
+
+
+def _chosen(f: Forecast) -> list[str]:
+    c = f.chosen
+    if c is None:
+        return ["Nothing fits."]
+    terms = c.peak.to_json()
+    said = ", ".join(f"{name} {terms[name] / GIB:.1f}" for name in TERMS if terms.get(name, 0) >= 0.05 * GIB)
+    where = f" on stage {c.place} of {c.work.pp}" if c.work.pp > 1 else ""
+    lines = _wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {said}")
+    return lines + _wrapped("start", settings_text(settings(c)))
+
+
+def settings_text(values: Mapping[str, Any]) -> str:
+    """``training`` keys on one line of YAML."""
+    return "training: {" + ", ".join(f"{key}: {_flow(value)}" for key, value in values.items()) + "}"
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in value.items()) + "}"
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _wrapped(label: str, sentence: str) -> list[str]:
+    lines = textwrap.wrap(sentence, WIDTH - 10, break_long_words=False, break_on_hyphens=False)
+    return [f"{label + ':':<9} {lines[0]}", *(" " * 10 + line for line in lines[1:])]

@@ -1,0 +1,197 @@
+"""Whether a plan has room: on each card and in the memory of each node, at its start and from step to step. What cannot be is refused, with the bytes.
+
+Only what is certain counts here: whole models of a start, states to the byte, interpreters. Activations and buffers come on top; of them the
+forecast tells (``predict``), which is measured to be off by some per cent and so refuses nothing by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.units import human_bytes
+from paceline.plan.adapter import adapter_parameters
+from paceline.plan.cost.memory import states_by_role
+from paceline.plan.cost.starts import INTERPRETER, Role, Start, card_peak, host_peak
+from paceline.plan.cost.states import SIZES
+from paceline.plan.hardware.probe import Hardware
+from paceline.plan.parts import ModelStates
+from paceline.plan.plan import Decision, Plan
+from paceline.plan.strategies.base import strategy_spec
+
+KEY = "training.distributed_strategy"
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are needed for certain. ``start_card`` and ``states_card`` of the fullest card, ``start_host`` and ``states_host`` of a node;
+    None where the model's size or the strategy's way is not known."""
+
+    start_card: int
+    start_host: int
+    states_card: int | None
+    states_host: int | None
+    words: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {field: getattr(self, field) for field in self.__dataclass_fields__}
+
+
+def room_of(plan: Plan, hardware: Hardware) -> Room | None:
+    """What ``plan`` needs on ``hardware``. None where the size of a model is not known."""
+    start = strategy_spec(plan.strategy).start(plan.engine)
+    if start is None or plan.shape is None or plan.memory is None:
+        return None
+    processes = plan.world_size // plan.num_nodes
+    on_cpu = hardware.device == "cpu"
+    shapes = {"": plan.shape, **{role: model.shape for role, model in plan.models.items()}}
+    states = _fullest(plan)
+    parts = [placed(plan, s, on_cpu) for s in states] if states is not None else None
+    size = SIZES[plan.precision.master]
+    roles = []
+    for place, shape in enumerate(shapes.values()):
+        kept = _built(plan, states[place], on_cpu) if states is not None else Placed(0, 0, 0)
+        roles.append(Role((shape.num_parameters if shape else 0) * size, kept.card, kept.host))
+    first = Start(False, start.one_reads, start.words) if on_cpu else start
+    return Room(
+        start_card=round(card_peak(first, roles)),
+        start_host=round(host_peak(first, roles, processes)),
+        states_card=None if parts is None else sum(p.card for p in parts),
+        states_host=None if parts is None else processes * (sum(p.host for p in parts) + INTERPRETER),
+        words=start.words,
+    )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Bytes of one rank's states by where they lie."""
+
+    card: int
+    host: int
+    disk: int
+
+
+def placed(plan: Plan, states: ModelStates, on_cpu: bool = False) -> Placed:
+    """``states`` by place: offloaded ones in host memory or on a drive. On a CPU the host's memory is the card's, too."""
+    masters, (optimizer, weights) = master_bytes(plan), plan.engine.places
+    where = {"none": 0, "cpu": 0, "nvme": 0}
+    where[optimizer] += states.optimizer + states.counters + states.gradients + masters
+    where[weights] += states.parameters - masters
+    card, host, disk = where["none"], where["cpu"], where["nvme"]
+    return Placed(0, card + host, disk) if on_cpu else Placed(card, host, disk)
+
+
+def _built(plan: Plan, states: ModelStates, on_cpu: bool) -> Placed:
+    """What is there of a model once it is made and before the first step: its weights."""
+    return placed(plan, ModelStates(states.parameters, 0, 0), on_cpu)
+
+
+def master_bytes(plan: Plan) -> int:
+    """Of a rank's weights those that are an engine's fp32 masters, and go where its optimizer goes."""
+    if not plan.engine.own_masters or plan.shape is None:
+        return 0
+    trained = plan.shape.num_parameters if plan.adapter is None else adapter_parameters(plan.shape, plan.adapter) or 0
+    return 4 * trained // (plan.mesh.tp * plan.mesh.dp_shard * plan.mesh.cp)
+
+
+def _fullest(plan: Plan) -> list[ModelStates] | None:
+    """States of each model on the rank that keeps most (rank 0's for several models); None where they cannot be counted."""
+    if not plan.models:
+        largest = None if plan.memory is None else plan.memory.largest
+        return None if largest is None else [largest]
+    found = list(states_by_role(plan, 0).values())
+    known = [s for s in found if s is not None]
+    return known if len(known) == len(found) else None
+
+
+def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Diagnostic]:
+    """What cannot be: a start or states larger than a card, or than the memory of a node (where that is known)."""
+    if room is None:
+        return []
+    found: list[Diagnostic] = []
+    card = hardware.memory_bytes if hardware.device != "cpu" else 0
+    host = hardware.host_memory_bytes
+    processes = plan.world_size // plan.num_nodes
+    whole = human_bytes(plan.shape.num_parameters * SIZES[plan.precision.master]) if plan.shape else "?"
+    several = f" ({1 + len(plan.models)} models)" if plan.models else ""
+    if card and room.states_card is not None and room.states_card > card:
+        what = "the model states alone, without any activation, do not fit a card"
+        found.append(_lacks("plan.states_card", what, room.states_card, card, "card", _smaller(plan)))
+    elif card and room.start_card > card:
+        what = f"the start does not fit a card: {room.words}, and {plan.precision.master} weights take {whole}{several}"
+        found.append(_lacks("plan.start_card", what, room.start_card, card, "card", _startable(plan)))
+    if not host:
+        return found
+    node = "this host" if plan.num_nodes == 1 else "a node"
+    many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
+    if room.states_host is not None and room.states_host > host:
+        what = f"model states and interpreters of the {many} do not fit its memory"
+        found.append(_lacks("plan.states_host", what, room.states_host, host, "host memory", _smaller(plan)))
+    elif room.start_host > host:
+        what = f"the start of the {many} does not fit its memory: {room.words}, and {plan.precision.master} weights take {whole}{several}"
+        found.append(_lacks("plan.start_host", what, room.start_host, host, "host memory", _startable(plan)))
+    return found
+
+
+def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
+    """A micro-batch that no memory here holds, whatever is recomputed or offloaded: the ids of its tokens (8 bytes each), and one hidden state of
+    each in 2 bytes. Of rows that are not packed, whose lengths nobody knows, one token counts; under a pipeline a row's part of a micro-batch."""
+    if plan.shape is None:
+        return []
+    rows = plan.batch.micro_batch / plan.mesh.pp
+    tokens = rows * (plan.seq_len if plan.packing else 1) / (plan.mesh.cp * plan.mesh.tp)
+    need, cpu = round(tokens * (8 + 2 * plan.shape.hidden_size)), hardware.device == "cpu"
+    need *= plan.world_size // plan.num_nodes if cpu else 1
+    room = hardware.host_memory_bytes if cpu else hardware.memory_bytes
+    if not room or need <= room:
+        return []
+    what = f"a micro-batch of {plan.batch.micro_batch:,} rows does not fit: its token ids and one hidden state of each token alone are too much"
+    hint = "per_device_train_batch_size: 8, say; gradient_accumulation_steps makes large batches of small ones"
+    of = "host memory" if cpu else "card"
+    found = f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
+    return [Diagnostic("plan.rows_room", what, "training.per_device_train_batch_size", found, hint)]
+
+
+def _lacks(code: str, what: str, need: int, room: int, of: str, hint: str) -> Diagnostic:
+    return Diagnostic(code, what, KEY, f"at least {human_bytes(need)} of {human_bytes(room)} of {of}", hint)
+
+
+def _smaller(plan: Plan) -> str:
+    adapter = "lora: {r: 16}, " if plan.adapter is None else ""
+    return f"{adapter}more cards or nodes that share the states, or a smaller model; paceline plan --hardware 16xH100 tries others"
+
+
+def _startable(plan: Plan) -> str:
+    """What starts with less, under this version."""
+    reads = "distributed_strategy: fsdp with fsdp: full_shard (rank 0 alone reads, no card holds more than its share)"
+    quantised = plan.adapter is not None and plan.adapter.quantization is not None
+    if quantised:
+        return f"adapters on weights of 16 bits (quantization_bit: null) under {reads}, or a smaller model"
+    one = strategy_spec(plan.strategy).start(plan.engine)
+    if one is not None and one.one_reads:
+        return "a machine whose memory holds the whole model once, or a smaller model"
+    return f"{reads}, or a smaller model"
+
+
+def room_decisions(plan: Plan, hardware: Hardware, room: Room | None) -> Iterator[Decision]:
+    """What a start takes, in the plan; where nobody knows the memory of the nodes that is said."""
+    if room is None:
+        return
+    host = hardware.host_memory_bytes
+    parts = [f"{human_bytes(room.start_host)} of host memory a node"]
+    if hardware.device != "cpu" and room.start_card:
+        parts.insert(0, f"{human_bytes(room.start_card)} a card")
+    known = (
+        f"{human_bytes(host)} are there"
+        if host
+        else "how much a node has is not known here: host_memory_gb in a YAML for --hardware says it"
+    )
+    yield Decision("start", " and ".join(parts), f"{room.words}; {known}")
+
+
+def told(problems: Sequence[Diagnostic]) -> str:
+    """Findings in a few words, for the reasons of ``auto``."""
+    return "; ".join(f"{d.what}: {d.found}" for d in problems)

@@ -1,0 +1,297 @@
+"""Every layout of a job on a cluster, each with its memory and its time; the fastest that fits, and what binds the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
+from paceline.plan.cost.layout import Layout
+from paceline.plan.cost.peak import Peak, worst_peak
+from paceline.plan.cost.speed import Speed, speed_of
+from paceline.plan.cost.starts import CARD, HOST, Start, card_peak, host_peak
+from paceline.plan.cost.starts import Role as Held
+from paceline.plan.cost.work import Adapter, Rollout, Work, why_not_run
+from paceline.plan.hardware.catalogue import Cluster
+from paceline.plan.mesh import Mesh, divisors
+from paceline.plan.model.families import NO_STAGES, NO_TENSOR_PLAN
+from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.strategies.base import strategy_specs
+
+FITS = 0.95  # a layout runs when its predicted peak stays below this share of the card's memory …
+MARGIN = 0.90  # … and is chosen below this one
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+GIB = 2**30
+TIE = 0.01
+FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be trained where: everything but the layout. ``rows`` an optimizer step; ``frozen`` and ``trained`` models beside the first."""
+
+    shape: ModelShape
+    cluster: Cluster
+    seq_len: int = 4096
+    rows: int = 0
+    adapter: Adapter | None = None
+    flash: bool = True
+    algorithm: str = "sft"
+    tokens: float = 0.0  # of the whole training, or its steps; 0: not known
+    steps: int = 0
+    row_tokens: float = 0.0  # of a row on average, where that was measured; 0: rows are full
+    basis: str = ""  # what the length of the training rests on, in words
+    kept: int = 1  # checkpoints
+    rollout: Rollout | None = None
+    nvme: frozenset[str] = frozenset()  # of optimizer and parameters, what is moved to disk in place of host memory
+    corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            cards = self.cluster.cards
+            object.__setattr__(self, "rows", max(-(-128 // cards), 2) * cards)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout and what is predicted of it. ``limit`` is the memory it may take."""
+
+    layout: Layout
+    work: Work
+    mesh: Mesh
+    peak: Peak
+    place: int
+    speed: Speed
+    limit: float
+    memory_factor: float = 1.0
+    time_factor: float = 1.0
+    impossible: str = ""
+
+    @property
+    def strategy(self) -> str:
+        """What a page calls the layout."""
+        return self.layout.name
+
+    @property
+    def bytes(self) -> float:
+        """Predicted peak of the fullest rank, corrected by the ledger."""
+        return self.peak.total * self.memory_factor
+
+    @property
+    def card(self) -> float:
+        """Bytes of the card, as torch reports them."""
+        return self.limit / MARGIN
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is expected to run."""
+        return not self.impossible and self.bytes <= FITS * self.card
+
+    @property
+    def safe(self) -> bool:
+        """Whether it fits with the margin that a choice keeps."""
+        return not self.impossible and self.bytes <= self.limit
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.speed.step * self.time_factor
+
+    @property
+    def binding(self) -> str:
+        """What keeps it from being chosen: ``91 GiB of 80, most of it optimizer``; empty when nothing does."""
+        if self.impossible:
+            return self.impossible
+        if self.safe:
+            return ""
+        if self.fits:
+            return f"{self.bytes / GIB:.1f} GiB of {self.card / GIB:.1f}: fits with less to spare than a choice keeps"
+        terms = self.peak.to_json()
+        most = max(terms, key=lambda name: terms[name])
+        return f"{self.bytes / GIB:.0f} GiB of {self.card / GIB:.0f}, most of it {most.replace('_', ' ')} ({terms[most] * self.memory_factor / GIB:.0f})"
+
+
+def layouts() -> tuple[Layout, ...]:
+    """Those of all strategies: without other axes first, of those the ones that begin with a whole model on every card, and what shares out least."""
+    every = [layout for spec in strategy_specs() for layout in spec.layouts()]
+    return tuple(sorted(every, key=lambda a: (a.pp, a.tp, a.start is not CARD, a.offload != "none", a.zero)))
+
+
+def search(ask: Ask) -> list[Candidate]:
+    """All layouts of all strategies. Raises ConfigError when the rows of a step cannot be shared out by any."""
+    found = [candidate for layout in layouts() for candidate in layout_candidates(layout, ask)]
+    if not found:
+        raise ConfigError(_no_layout(ask))
+    return found
+
+
+def best_of_each(found: list[Candidate]) -> list[Candidate]:
+    """Of every strategy the fastest layout that fits, or the one that comes nearest; in the order of ``layouts``."""
+    best: dict[str, Candidate] = {}
+    for candidate in found:
+        known = best.get(candidate.strategy)
+        if known is None or _rank(candidate) > _rank(known):
+            best[candidate.strategy] = candidate
+    return list(best.values())
+
+
+def fastest(found: list[Candidate]) -> Candidate | None:
+    """The fastest that fits; None when none does."""
+    return next(iter(ranked(found)), None)
+
+
+def ranked(found: list[Candidate]) -> list[Candidate]:
+    """Those that fit, the fastest first. Of those that no prediction tells from the fastest (``TIE``) whole copies come first, then the smallest."""
+    fitting = sorted((c for c in found if c.safe), key=_rank, reverse=True)
+    tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
+    return [*sorted(tied, key=lambda c: (not c.layout.whole_copies, c.bytes)), *fitting[len(tied) :]]
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float, float]:
+    """Fitting first, then speed; of equal speed the smaller memory. Those that do not fit by how little they lack."""
+    if candidate.safe:
+        return True, round(candidate.work.step_tokens / candidate.step, 3), -candidate.bytes
+    return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
+
+
+def layout_candidates(layout: Layout, ask: Ask) -> Iterator[Candidate]:
+    """What one layout is searched for: mesh, micro-batch, recomputation."""
+    cards, node = ask.cluster.cards, ask.cluster.machine.node
+    if ask.adapter is not None and (
+        layout.tp or layout.pp or layout.cp or (ask.adapter.base_bytes < 2 and not layout.packed)
+    ):
+        return  # adapters are trained on whole matrices and whole rows here; packed ones by these strategies only
+    for tp, pp, cp in product(
+        _tp_sizes(ask.shape, node) if layout.tp else (1,),
+        _pp_sizes(ask.shape, cards) if layout.pp else (1,),
+        _cp_sizes(ask, node) if layout.cp else (1,),
+    ):
+        if cards % (tp * pp * cp) or (layout.tp and tp == 1) or (layout.pp and pp == 1):
+            continue
+        dp = cards // (tp * pp * cp)
+        if ask.rows % dp or (layout.zero and dp * cp == 1) or (layout.hybrid and dp <= max(1, node // tp)):
+            continue
+        shard = node // tp if layout.hybrid else 0
+        if shard and dp % shard:
+            continue
+        replicas = dp // shard if shard else 1
+        yield from _batches(layout, ask, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp))
+
+
+def _batches(layout: Layout, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
+    dp = mesh.data_parallel_size
+    rows = ask.rows // dp
+    for micro in (m for m in MICRO_BATCHES if rows % m == 0):
+        for recompute in ("none", "full"):
+            work = Work(
+                shape=ask.shape, machine=ask.cluster.machine, seq_len=ask.seq_len, micro_batch=micro, accumulation=rows // micro,
+                dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=layout.zero, shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
+                storage=layout.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=layout.offload,
+                sequence_parallel=layout.sequence_parallel, algorithm=ask.algorithm, kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
+                rollout=ask.rollout, start=started(layout.start, ask.adapter),
+            )  # fmt: skip
+            replicated = layout.zero == 0
+            shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
+            yield predicted(layout, work, shown, ask)
+
+
+def predicted(layout: Layout, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
+    """The prediction for one layout."""
+    place, peak = worst_peak(work, memory_coefficients(work.system))
+    memory_factor, time_factor = ask.corrections
+    impossible = why_not_run(work) or why_not_start(work)
+    if not impossible and work.machine.host_memory and work.offload != "none":
+        need = host_bytes(work)
+        if need > work.machine.host_memory:
+            impossible = f"host memory {need / GIB:.0f} GiB of {work.machine.host_memory / GIB:.0f}"
+    return Candidate(
+        layout, work, mesh, peak, place, speed_of(work, speed_coefficients(work.system)), MARGIN * work.machine.memory,
+        memory_factor, time_factor, impossible,
+    )  # fmt: skip
+
+
+def started(start: Start | None, adapter: Adapter | None) -> Start | None:
+    """How a strategy starts under an adapter: weights are packed (4 bit) where their data are, so rank 0 cannot hand them out."""
+    return HOST if start and start.one_reads and adapter is not None and adapter.base_bytes < 2 else start
+
+
+def why_not_start(work: Work) -> str:
+    """What of a start has no room, or nothing: the whole model on a card, or in the memory of a node (where that is known)."""
+    if work.start is None:
+        return ""
+    whole = work.master * work.shape.num_parameters
+    share = work.sharers if work.zero == 3 else 1
+    first = Held(whole, work.storage.weight * whole / work.master / share if work.offload != "all" else 0.0, 0.0)
+    others = work.trained_models + work.frozen_models
+    models = [first] * (1 + work.trained_models) + [
+        Held(whole, 2.0 * whole / work.master / share, 0.0)
+    ] * work.frozen_models
+    many = f" ({1 + others} models)" if others else ""
+    on_card = card_peak(work.start, models) if work.machine.context else 0.0
+    if on_card > work.machine.memory:
+        return f"cannot start: {on_card / GIB:.0f} GiB of {work.machine.memory / GIB:.0f}, whole on each card{many}"
+    processes = min(work.machine.node, work.world)
+    on_host, room = host_peak(work.start, models, processes), work.machine.host_memory
+    if room and on_host > room:
+        return f"cannot start: {on_host / GIB:.0f} GiB of {room / GIB:.0f} of a host, whole in {work.start.readers(processes)} of its processes{many}"
+    return ""
+
+
+def host_bytes(work: Work) -> float:
+    """What offloading keeps in a node's memory: the optimizer's states, with ``all`` weights and gradients too."""
+    if work.offload == "none":
+        return 0.0
+    whole = work.stage_parameters(work.stages[0]) * work.tp
+    per = work.storage.optimizer + (work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0)
+    return whole * per * min(work.machine.node, work.world) / work.sharers
+
+
+def own_kernels(ask: Ask, tp: int, whole_submodules: bool) -> str:
+    """What of Paceline's kernels runs: norms on every Llama-like block, projections and gates where one rank has whole submodules."""
+    if ask.shape.model_type not in FUSED_FAMILIES:
+        return "eager"
+    return "norms" if ask.adapter or tp > 1 or not whole_submodules or ask.shape.experts else "fused"
+
+
+def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
+    """Inside one node, dividing heads, KV heads and the feed-forward; none for a mixture: experts are not cut (``models.tensor_parallel``)."""
+    if shape.experts or shape.model_type in NO_TENSOR_PLAN:
+        return []
+    return [
+        t for t in divisors(node) if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
+    ]
+
+
+def _cp_sizes(ask: Ask, node: int) -> list[int]:
+    """Inside one node, dividing heads (Ulysses): for blocks that take flat micro-batches, and algorithms whose rows may be cut."""
+    if not algorithm_spec(ask.algorithm).sums_tokens or ask.shape.model_type not in FUSED_FAMILIES:
+        return []
+    return [c for c in divisors(node) if c > 1 and ask.shape.heads % c == 0]
+
+
+def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
+    if shape.model_type in NO_STAGES:
+        return [1]
+    return [p for p in divisors(cards) if p <= shape.layers and (p <= 16 or p % 8 == 0)]
+
+
+def near_rows(ask: Ask) -> list[int]:
+    """The nearest rows a step that all cards can share."""
+    cards = ask.cluster.cards
+    lower = max(1, ask.rows // cards) * cards
+    return sorted({lower, lower + cards})
+
+
+def _no_layout(ask: Ask) -> Diagnostic:
+    cards, near = ask.cluster.cards, near_rows(ask)
+    return Diagnostic(
+        "plan.rows_cards",
+        f"{ask.rows} rows a step cannot be shared out evenly over {cards} cards by any strategy",
+        "--rows",
+        str(ask.rows),
+        " or ".join(map(str, near)),
+    )

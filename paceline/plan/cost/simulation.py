@@ -1,0 +1,99 @@
+"""What a simulation is asked and how its answer stands beside the closed form. The simulation itself is ``paceline.simulate`` (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.core.units import human_bytes
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.cost.peak import LOGIT_CHUNK
+from paceline.plan.cost.search import Candidate
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import Simulated, strategy_spec
+
+APART = 0.10  # a larger difference is told
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One quantity: simulated (None where torch cannot), and in closed form (None where there is none)."""
+
+    what: str
+    simulated: float | None
+    closed: float | None
+    unit: str = "bytes"
+
+    @property
+    def apart(self) -> float | None:
+        """Closed form over simulated, minus one."""
+        if self.simulated is None or self.closed is None:
+            return None
+        return self.closed / self.simulated - 1 if self.simulated else float(self.closed != 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self) | {"apart": self.apart}
+
+
+def why_not(plan: Plan) -> str:
+    """Why torch cannot simulate this plan at all; empty where it can."""
+    mesh = plan.mesh
+    spec = strategy_spec(plan.strategy)
+    if spec.simulated is Simulated.NOTHING:
+        return spec.not_simulated or f"'{plan.strategy}' is not known to run without real tensors"
+    if mesh.tp > 1:
+        return "torch fails on tensor-parallel weights under fake tensors (aten.nonzero has no size there)"
+    if mesh.cp > 1:
+        return "blocks of a sequence are exchanged by numbers that a simulation does not have"
+    if plan.adapter is not None and plan.adapter.quantization:
+        return "bitsandbytes packs real weights only"
+    return ""
+
+
+def partly(plan: Plan) -> str:
+    """What of it torch cannot simulate; empty where nothing is left out."""
+    return strategy_spec(plan.strategy).not_simulated
+
+
+def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> list[Compared]:
+    """``measured`` is the answer of ``paceline.simulate``, ``candidate`` the closed form of the same plan."""
+    peak = candidate.peak
+    states: Mapping[str, int] = measured.get("states") or {}
+    rows = [Compared(name, states.get(name), getattr(peak, name)) for name in ("parameters", "gradients", "optimizer")]
+    counters = plan.memory.largest.counters if plan.memory and plan.memory.largest else 0
+    rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
+    rows.append(Compared("activations", measured.get("activations"), peak.attention + peak.mlp + peak.checkpoints))
+    chunked = algorithm_spec(plan.algorithm).sums_tokens
+    head = peak.logits - 3.0 * LOGIT_CHUNK if chunked and peak.logits else None
+    rows.append(Compared("head, for its backward", measured.get("head"), head))
+    closed = strategy_spec(plan.strategy).collectives(plan)
+    sent: Mapping[str, Sequence[int]] = measured.get("collectives") or {}
+    for kind in sorted({*closed, *sent}):
+        times, count = sent.get(kind, (None, None))
+        expected = closed.get(kind, (None, None))
+        rows.append(Compared(f"{kind}s a step", times, expected[0], "times"))
+        rows.append(Compared(f"{kind}, bytes a step", count, expected[1]))
+    return rows
+
+
+def table(rows: Sequence[Compared], reason: str) -> str:
+    """For a person, at most 100 columns."""
+    lines = [f"  {'simulated against closed form':<30} {'simulated':>14} {'closed form':>14} {'apart':>8}"]
+    for row in rows:
+        shown = [_shown(value, row.unit) for value in (row.simulated, row.closed)]
+        apart = "" if row.apart is None else f"{row.apart:+.1%}"
+        lines.append(f"  {row.what:<30} {shown[0]:>14} {shown[1]:>14} {apart:>8}")
+    for row in rows:
+        if row.apart is not None and abs(row.apart) > APART:
+            lines.append(f"DISAGREEMENT: {row.what}: the closed form is {row.apart:+.0%} off; trust the simulation")
+    if reason:
+        lines.append(f"not simulated: {reason}")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if unit == "times" else human_bytes(int(value))

@@ -1,0 +1,231 @@
+"""Hardware by name: the shipped catalogue, ``16xH100`` and a YAML of one's own. Unknown names are answered with the nearest ones."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
+from paceline.plan.cost.work import Machine
+from paceline.plan.hardware.probe import Hardware, peak_flops
+
+GIB = 2**30
+USABLE = 0.985  # of the printed memory, where nobody has printed what torch reports (79.15 GiB of an 80 GB A100 is 0.989 of 80 GiB)
+FULL_PRECISION = 0.5  # of the 16-bit peak: fp32 products run on tensor cores as TF32 at best
+FIELDS = ("name", "card", "cards", "cards_per_node", "memory_gb", "tflops", "hbm_gbps", "inside_gbps", "outside_gbps", "host_gbps", "host_memory_gb")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Card:
+    """One row of the catalogue; ``inside`` joins the cards of a node, ``fabric`` the nodes (GB/s, one way, a card)."""
+
+    name: str
+    memory_gb: float
+    usable: float
+    tflops: float
+    reached_tflops: float
+    bf16: bool
+    hbm_gbps: float
+    inside_gbps: float
+    fabric_gbps: float
+    pcie_gbps: float
+    cards_per_node: int
+    capability: float | None = None
+    aliases: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+
+    def machine(self, node: int | None = None) -> Machine:
+        """The same as what predictions take."""
+        return Machine(
+            name=self.name,
+            memory=self.usable,
+            flops=self.tflops * 1e12,
+            reached=self.reached_tflops * 1e12,
+            hbm=self.hbm_gbps * 1e9,
+            node=node or self.cards_per_node,
+            inside=self.inside_gbps * 1e9,
+            outside=self.fabric_gbps * 1e9,
+            host=self.pcie_gbps * 1e9,
+        )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``cards`` accelerators like ``machine``; ``source`` says where the numbers are from, ``unverified`` which of them nobody checked."""
+
+    machine: Machine
+    cards: int
+    source: str
+    bf16: bool = True
+    capability: float | None = None
+    unverified: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        return max(1, -(-self.cards // self.machine.node))
+
+    def hardware(self) -> Hardware:
+        """One node of it as the plan's other rules take it."""
+        flops = {"bfloat16": self.machine.flops, "float16": self.machine.flops}
+        return Hardware(
+            device="cuda",
+            device_name=self.machine.name,
+            num_devices=min(self.cards, self.machine.node),
+            memory_bytes=int(self.machine.memory),
+            host_memory_bytes=int(self.machine.host_memory),
+            num_nodes=self.nodes,
+            bf16=self.bf16,
+            fp16=True,
+            cpu_count=128,
+            peak_flops=flops if self.bf16 else {"float16": self.machine.flops},
+            torch_backends=("nccl", "gloo"),
+            device_note=f"given by --hardware, {self.source}",
+            capability=self.capability,
+            packages=None,
+        )
+
+
+@cache
+def cards() -> Mapping[str, Card]:
+    """The catalogue by the cards' names."""
+    data = json.loads(resources.files("paceline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8"))
+    return {row["name"]: _card(row) for row in data["cards"]}
+
+
+def _card(row: Mapping[str, Any]) -> Card:
+    usable = row["usable_gib"] * GIB if row["usable_gib"] else row["memory_gb"] * GIB * USABLE
+    return Card(
+        name=row["name"],
+        memory_gb=row["memory_gb"],
+        usable=usable,
+        tflops=row["tflops"],
+        reached_tflops=row["reached_tflops"] or 0.8 * row["tflops"],
+        bf16=row["bf16"],
+        hbm_gbps=row["hbm_gbps"],
+        inside_gbps=row["nvlink_gbps"] or row["pcie_gbps"] / 2,
+        fabric_gbps=row["fabric_gbps"],
+        pcie_gbps=row["pcie_gbps"],
+        cards_per_node=row["cards_per_node"],
+        capability=float(row["capability"]) if row["capability"] else None,
+        aliases=tuple(row["aliases"]),
+        unverified=tuple(row["unverified"]),
+    )
+
+
+def card_named(name: str, where: str = "--hardware") -> Card:
+    """The card called ``name`` or by one of its aliases, whatever the case and the separators. Raises ConfigError with the nearest names."""
+    known = {_plain(spelling): card for card in cards().values() for spelling in (*card.aliases, card.name)}
+    found = known.get(_plain(name))
+    if found is None:
+        raise ConfigError(
+            Diagnostic("plan.hardware_unknown", "no accelerator of this name is in the catalogue", where, name, _near(name, known))
+        )  # fmt: skip
+    return found
+
+
+def data_sheet_peak(name: str, compute: str) -> float | None:
+    """FLOP/s of dense products in the dtype called ``compute`` on the accelerator called ``name``: the number that predictions divide by. None when no
+    data sheet is known here."""
+    try:
+        flops: float | None = card_named(name).tflops * 1e12
+    except ConfigError:
+        flops = max((peak_flops(name) or {}).values(), default=None)
+    return None if flops is None else flops * (1.0 if compute in ("bfloat16", "float16") else FULL_PRECISION)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
+
+
+def _near(name: str, known: Mapping[str, Card]) -> str:
+    near = difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.4)
+    names = list(dict.fromkeys(known[n].name for n in near)) or ["H100-SXM-80GB", "A100-SXM4-80GB", "RTX-4090-24GB"]
+    return f"nearest: {', '.join(names)}; or a YAML with {', '.join(FIELDS[1:6])}"
+
+
+def cluster_of(text: str) -> Cluster:
+    """``16xH100``, ``H100`` (one), or the path of a YAML. Raises ConfigError."""
+    if text.endswith((".yaml", ".yml")):
+        return _from_yaml(Path(text))
+    match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip(), re.IGNORECASE)
+    count = int(match.group(1) or 1) if match else 0
+    if match is None or count < 1:
+        raise ConfigError(
+            Diagnostic("plan.hardware_form", "hardware is a number and a name", "--hardware", text, "16xH100")
+        )
+    card = card_named(match.group(2))
+    return Cluster(
+        _whole_nodes(card.machine(), count), count, "the catalogue's data sheet", card.bf16, card.capability, card.unverified
+    )  # fmt: skip
+
+
+def _whole_nodes(machine: Machine, count: int) -> Machine:
+    """Fewer cards than a node has: a node of that many."""
+    if count > machine.node and count % machine.node:
+        lower, upper = count // machine.node * machine.node, -(-count // machine.node) * machine.node
+        raise ConfigError(
+            Diagnostic(
+                "plan.hardware_nodes",
+                f"nodes with {machine.name} have {machine.node} cards, and all nodes are taken to be alike",
+                "--hardware",
+                str(count),
+                f"{lower} or {upper}, or a YAML with cards_per_node",
+            )
+        )
+    return replace(machine, node=min(machine.node, count))
+
+
+def _from_yaml(path: Path) -> Cluster:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        data = YAML(typ="safe").load(read_text(path))
+    except (OSError, ValueError, YAMLError) as exc:
+        raise ConfigError(Diagnostic("plan.hardware_file", "this hardware file cannot be read", str(path), str(exc).splitlines()[0])) from exc  # fmt: skip
+    if not isinstance(data, dict):
+        raise ConfigError(Diagnostic("plan.hardware_file", "a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)))  # fmt: skip
+    wrong = sorted(str(key) for key in data if key not in FIELDS)
+    if wrong:
+        near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
+        raise ConfigError(Diagnostic("plan.hardware_key", "unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"))  # fmt: skip
+    for key, value in data.items():
+        if key not in ("name", "card") and (
+            isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+        ):
+            raise ConfigError(Diagnostic("plan.hardware_value", f"{key} is a number above 0", f"{path}: {key}", repr(value)))  # fmt: skip
+    card = card_named(str(data["card"]), f"{path}: card") if data.get("card") else None
+    missing = [key for key in ("memory_gb", "tflops", "hbm_gbps", "inside_gbps") if card is None and key not in data]
+    if missing:
+        raise ConfigError(Diagnostic("plan.hardware_missing", "without a card from the catalogue these are needed", str(path), ", ".join(missing)))  # fmt: skip
+    count = int(data.get("cards", 1))
+    node = int(data.get("cards_per_node", card.cards_per_node if card else min(count, 8)))
+    base = card.machine(node) if card else Machine("", 0, 0, 0, node, 0, 0)
+    given = {
+        "name": data.get("name"),
+        "memory": _scaled(data, "memory_gb", GIB * USABLE),
+        "flops": _scaled(data, "tflops", 1e12),
+        "hbm": _scaled(data, "hbm_gbps", 1e9),
+        "inside": _scaled(data, "inside_gbps", 1e9),
+        "outside": _scaled(data, "outside_gbps", 1e9) or (base.outside or _scaled(data, "inside_gbps", 1e9)),
+        "host": _scaled(data, "host_gbps", 1e9),
+        "host_memory": _scaled(data, "host_memory_gb", 1e9),
+    }
+    machine = replace(base, **{key: value for key, value in given.items() if value})  # type: ignore[arg-type]
+    machine = machine if machine.name else replace(machine, name=path.stem)
+    return Cluster(
+        _whole_nodes(machine, count), count, str(path), card.bf16 if card else True, card.capability if card else None
+    )  # fmt: skip
+
+
+def _scaled(data: Mapping[str, Any], key: str, unit: float) -> float | None:
+    return float(data[key]) * unit if data.get(key) else None

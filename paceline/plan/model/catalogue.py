@@ -1,0 +1,67 @@
+"""Models by name, without a download: the built-in list of sizes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.model.read_shape import ModelShape, config_from_path, shape_from_config, trained_shape
+
+_DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
+
+
+@cache
+def known_models() -> Mapping[str, Mapping[str, Any]]:
+    """``config.json`` fields and the published number of parameters, by name."""
+    data = json.loads(resources.files("paceline.plan").joinpath("data/models.json").read_text(encoding="utf-8"))
+    found: dict[str, Mapping[str, Any]] = data["models"]
+    return found
+
+
+def known_shape(name: str) -> ModelShape | None:
+    """The shape of a model of the list by its name or a hub name (organisation, "-Instruct" and the like left aside); None when unknown."""
+    model = _by_plain_name().get(_plain(name))
+    return shape_from_config(model["config"], name) if model else None
+
+
+def model_shape(given: str) -> ModelShape:
+    """The shape behind ``--model``: a folder or ``config.json``, else a name of the list. Raises ConfigError with the nearest names."""
+    return trained_shape(named_config(given), given)
+
+
+def named_config(given: str) -> Mapping[str, Any]:
+    """The ``config.json`` behind ``--model``, as ``model_shape``."""
+    path = Path(given).expanduser()
+    if path.exists() or given.startswith(("/", "./", "../", "~")):
+        return config_from_path(path)
+    found = _by_plain_name().get(_plain(given))
+    if found is not None:
+        config: Mapping[str, Any] = found["config"]
+        return config
+    plain = {_plain(name): name for name in known_models()}
+    near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or ["llama38b", "qwen257b", "gpt2"]
+    hint = f"nearest: {', '.join(plain[n] for n in near)}; or a folder with a config.json"
+    raise ConfigError(
+        Diagnostic("plan.model_unknown", "no model of this name is in the built-in list", "--model", given, hint)
+    )
+
+
+@cache
+def _by_plain_name() -> Mapping[str, Mapping[str, Any]]:
+    return {_plain(name): model for name, model in known_models().items()}
+
+
+def _plain(name: str) -> str:
+    """Letters and digits of the last part of a name, without what publishers add to it."""
+    text = re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())
+    while (shorter := _DECORATIONS.sub("", text)) != text and shorter:
+        text = shorter
+    return text

@@ -1,0 +1,57 @@
+"""The model's ``config.json`` as plain JSON, from wherever it already lies on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.model.read_shape import cached_model_dir
+from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
+
+
+def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, Any]:
+    """``model.config``, or the ``config.json`` of a local folder or of the Hugging Face cache. Raises ConfigError when it is not here."""
+    if model.config:
+        return dict(model.config)
+    name = model.name_or_path or ""
+    folder: Path | None = Path(name).expanduser()
+    if folder is None or not folder.is_dir():
+        home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+        folder = cached_model_dir(name, model.revision, Path(environ.get("HF_HUB_CACHE") or home / "hub"))
+    try:
+        found = read_json(folder / "config.json", MAX_CONFIG_BYTES) if folder else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            Diagnostic("plan.model_config", "the model has no readable config.json", str(folder), str(error))
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_config",
+                "the model's config.json is not on this machine",
+                "model.name_or_path",
+                name or "nothing",
+                f"download it first: hf download {name} config.json" if name else "model.name_or_path or model.config",
+            )
+        )
+    return found
+
+
+def pretrained_dtype(model: ModelSection, environ: Mapping[str, str]) -> str | None:
+    """The type, by torch's name, that the weights were made in; None for a model from scratch, or where nothing is known of it yet."""
+    if not model.name_or_path:
+        return None
+    try:
+        config = model_config(model, environ)
+    except ConfigError:
+        return None  # not here yet; what is wrong with it is told where its shape is read
+    text = config.get("text_config")
+    inner = text if isinstance(text, dict) else {}
+    found = next((c[key] for c in (config, inner) for key in ("dtype", "torch_dtype") if c.get(key)), None)
+    return str(found).removeprefix("torch.") if found else None

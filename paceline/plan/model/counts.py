@@ -1,0 +1,22 @@
+"""How many parameters a model has, and how many of them a token is multiplied with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.plan.model.parameters import parameters_of
+from paceline.plan.model.shape import ModelShape
+
+
+def counted(shape: ModelShape) -> ModelShape:
+    """``shape`` with its counts, from the list of its parameters: of the experts of a layer, a token is multiplied with those it visits."""
+    listed = parameters_of(shape)
+    matmul = 1 * shape.hidden_size if shape.scalar_head else shape.vocab * shape.hidden_size
+    for parameter in listed:
+        if parameter.layer is None or len(parameter.shape) < 2 or parameter.name.endswith("_bias"):
+            continue
+        if len(parameter.shape) == 3 and shape.mixture is not None:
+            matmul += parameter.numel // shape.mixture.experts * shape.mixture.visited
+        else:
+            matmul += parameter.numel
+    return replace(shape, num_parameters=sum(p.numel for p in listed), matmul_parameters=matmul)

@@ -1,0 +1,53 @@
+"""What each family's configuration class of Transformers 5.23 takes where a ``config.json`` leaves a size out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.plan.model.supported import families
+
+# Transformers' names for the same size in its families.
+SIZE_NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocab": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
+    "head_dim": ("head_dim",),
+}
+
+# fmt: off
+FAMILY_SIZES: dict[str, dict[str, Any]] = {
+    "llama": {"vocab": 32000, "hidden_size": 4096, "intermediate": 11008, "layers": 32, "heads": 32, "max_positions": 2048},
+    "mistral": {"vocab": 32000, "hidden_size": 4096, "intermediate": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "max_positions": 131072},
+    "mixtral": {"vocab": 32000, "hidden_size": 4096, "intermediate": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "max_positions": 131072},
+    "qwen2": {"vocab": 151936, "hidden_size": 4096, "intermediate": 22016, "layers": 32, "heads": 32, "kv_heads": 32, "max_positions": 32768},
+    "qwen3": {"vocab": 151936, "hidden_size": 4096, "intermediate": 22016, "layers": 32, "heads": 32, "kv_heads": 32, "head_dim": 128, "max_positions": 32768},
+    "gemma": {"vocab": 256000, "hidden_size": 3072, "intermediate": 24576, "layers": 28, "heads": 16, "kv_heads": 16, "head_dim": 256, "max_positions": 8192, "tied": True},
+    "gemma2": {"vocab": 256000, "hidden_size": 2304, "intermediate": 9216, "layers": 26, "heads": 8, "kv_heads": 4, "head_dim": 256, "max_positions": 8192, "tied": True},
+    "gemma3_text": {"vocab": 262208, "hidden_size": 2304, "intermediate": 9216, "layers": 26, "heads": 8, "kv_heads": 4, "head_dim": 256, "max_positions": 131072, "tied": True},
+    "phi": {"vocab": 51200, "hidden_size": 2048, "intermediate": 8192, "layers": 24, "heads": 32, "max_positions": 2048},
+    "phi3": {"vocab": 32064, "hidden_size": 3072, "intermediate": 8192, "layers": 32, "heads": 32, "max_positions": 4096},
+    "gpt2": {"vocab": 50257, "hidden_size": 768, "layers": 12, "heads": 12, "max_positions": 1024, "tied": True},
+    "gpt_neox": {"vocab": 50432, "hidden_size": 6144, "intermediate": 24576, "layers": 44, "heads": 64, "max_positions": 2048},
+    "qwen3_moe": {"vocab": 151936, "hidden_size": 2048, "intermediate": 6144, "layers": 24, "heads": 32, "kv_heads": 4, "max_positions": 32768},
+}
+# fmt: on
+#: Families without a tensor-parallel plan of Transformers.
+NO_TENSOR_PLAN = frozenset({"gpt2"})
+#: Families whose layers, run stage by stage, compute something else than the whole (positions that the trunk adds itself).
+NO_STAGES = frozenset({"gpt2"})
+
+#: Families whose layers are no linear layers of torch's (``Conv1D``), which bitsandbytes does not pack.
+NO_LINEARS = frozenset({"gpt2"})
+
+#: Larger numbers are no model's: a config that has them is damaged, or means harm.
+LARGEST_SIZE = 2**24
+LARGEST = {"layers": 10_000, "vocab": 2**26, "max_positions": 2**40}
+
+
+def family_sizes(family: str) -> dict[str, Any]:
+    """The sizes that this family's config class takes by itself; none for a family that Transformers does not register."""
+    return dict(FAMILY_SIZES.get(family) or families().get(family, {}).get("sizes", {}))

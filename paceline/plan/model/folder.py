@@ -1,0 +1,159 @@
+"""A model's folder looked at before anything is loaded: configuration, weights, shards. Sizes and headers are read, no tensor; no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.files import open_file, read_text, special_files
+from paceline.plan.model.read_shape import config_from_path
+
+_INDEX = "model.safetensors.index.json"
+_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/([\w.-]+/[\w.-]+)")
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+_MAX_HEADER_BYTES = 100_000_000  # what the safetensors library reads
+_MAX_INDEX_BYTES = 64 * 1024 * 1024
+#: Transformers itself reads the pickles (tensors alone: torch.load with weights_only) and writes safetensors
+_CONVERT = """python -c "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; [c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]" {} {}"""
+_CONVERT_ADAPTER = """python -c "import sys; from peft import AutoPeftModelForCausalLM as M; M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {} {}"""
+
+
+def check_model_folder(name: str, key: str) -> list[Diagnostic]:
+    """What keeps a folder from being loaded as a model with its weights; nothing for a hub name. ``key``: the config key that named it."""
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        return list(_not_there(folder, name, key))
+    if not folder.is_dir():
+        hint = (
+            f"{key.rpartition('.')[2]}: {folder.parent}" if folder.parent != Path(".") else "the folder that holds it"
+        )
+        return [Diagnostic("model.not_a_folder", "a model is a folder, and this is a file", key, name, hint)]
+    if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+        return [_adapter(folder, key)]
+    if special := special_files(folder):
+        return [_special(folder, special, key)]
+    try:
+        config_from_path(folder)
+    except ConfigError as error:
+        return list(error.diagnostics)
+    return list(_weights(folder, key))
+
+
+def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
+    what, hint = "the folder holds something that is no file", "remove it, or name another folder"
+    return Diagnostic("model.special_file", what, key, f"{folder}: {', '.join(special[:4])}", hint)
+
+
+def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
+    """A path that is plainly local, or one below a folder of models that is here."""
+    local = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+    beside = sorted(f.parent.name for f in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
+    if not local and (name.count("/") != 1 or not beside):
+        return  # a hub name
+    if address := _ADDRESS.match(name):
+        yield Diagnostic("plan.model_missing", "this is an address of the web; a model on the hub goes by its name", key, name, f"{key.rpartition('.')[2]}: {address[1]}")  # fmt: skip
+        return
+    found = f"{name}; in {folder.parent}: {', '.join(beside[:6]) or 'no models'}"
+    yield Diagnostic("plan.model_missing", "there is no such folder", key, found, "an existing folder, or a hub name like org/model")  # fmt: skip
+
+
+def _adapter(folder: Path, key: str) -> Diagnostic:
+    try:
+        base = json.loads(read_text(folder / "adapter_config.json")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    there = (
+        "" if base is None or not str(base).startswith(("/", ".")) or Path(base).exists() else ", which is not there"
+    )
+    what = f"this folder holds an adapter, without the model it belongs to ({base or 'which it does not name'}{there})"
+    hint = f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora: {{adapter_name_or_path: {folder}}}"
+    return Diagnostic("model.adapter_folder", what, key, str(folder), hint)
+
+
+def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
+    index, whole = folder / _INDEX, folder / "model.safetensors"
+    if whole.is_file():
+        if (found := damage(whole)) is not None:
+            yield _damaged(whole, found, key)
+    elif index.is_file():
+        yield from _shards(folder, index, key)
+    else:
+        yield _no_weights(folder, key, _CONVERT)
+
+
+def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
+    """Every shard that the index names is there and whole."""
+    try:
+        text = read_text(index) if index.stat().st_size <= _MAX_INDEX_BYTES else ""
+        places: Any = json.loads(text)["weight_map"].values()
+        named = sorted({str(place) for place in places})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what, found = "the index of the weights cannot be read", f"{type(error).__name__}: {error}"
+        yield Diagnostic("model.weights_index", what, key, f"{index}: {found}"[:300], "the folder's files again, whole")
+        return
+    missing = [name for name in named if not (folder / name).is_file()]
+    if missing:
+        what = f"{len(missing)} of {len(named)} files of weights that {_INDEX} names are missing"
+        hint = "copy or download them again: hf download NAME --local-dir DIR"
+        yield Diagnostic("model.missing_shards", what, key, ", ".join(missing[:4]), hint)
+    for name in named:
+        wrong = None if name in missing else damage(folder / name)
+        if wrong is not None:
+            yield _damaged(folder / name, wrong, key)
+
+
+def _damaged(file: Path, found: str, key: str) -> Diagnostic:
+    what = "a file of the model's weights is damaged or was cut short"
+    return Diagnostic("model.damaged_weights", what, key, f"{file}: {found}", "copy or download it again")
+
+
+def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
+    """What keeps the weights of an adapter's folder from being read; its ``adapter_config.json`` is ``plan.adapter``'s."""
+    folder = Path(name).expanduser()
+    weights = folder / "adapter_model.safetensors"
+    if not folder.is_dir():
+        return []
+    if special := special_files(folder):
+        return [_special(folder, special, key)]
+    if not weights.is_file():
+        return [_no_weights(folder, key, _CONVERT_ADAPTER)]
+    found = damage(weights)
+    return [] if found is None else [_damaged(weights, found, key)]
+
+
+def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
+    pickles = sorted(
+        p.name for pattern in _PICKLES for p in folder.glob(pattern) if not p.name.startswith("training_args")
+    )
+    if pickles:
+        what = "the weights are pickle files, which can run code when they are read; only safetensors are read"
+        line = convert.format(quote(str(folder)), quote(f"{folder}-safetensors"))
+        hint = f"convert them once, where that code may run, and name the new folder: {line}"
+        return Diagnostic("model.pickled", what, key, ", ".join(pickles[:4]), hint)
+    inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+    hint = f"a folder with model.safetensors, or {_INDEX} and its files; or model.config in place of model.name_or_path, to train from scratch"
+    return Diagnostic("model.no_weights", "the folder holds no weights", key, f"{folder}: {inside}", hint)
+
+
+def damage(file: Path) -> str | None:
+    """What is wrong with a safetensors file by its header and its size; None when they fit."""
+    try:
+        size = file.stat().st_size
+        with open_file(file) as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+                return f"{size} bytes, which is no safetensors file"
+            header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    need = 8 + length + max(ends, default=0)
+    if not ends:
+        return "it holds no tensor"
+    return None if need == size else f"{size:,} bytes instead of {need:,}"

@@ -1,0 +1,97 @@
+"""Of a ``config.json``: which layers are mixtures of experts, how large, how many experts a token visits; and attention through a low rank. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.plan.model.supported import families
+
+# Names that Transformers' families have for the same number; a folder may hold any of them, whatever its family writes by itself.
+COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+VISITED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
+WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size")
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_MOST = 100_000
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """``experts`` of ``width`` in every layer but ``dense_layers``, of which a token visits ``visited``; beside them one of ``shared`` that every token
+    visits (0: none), switched by ``shared_gate`` numbers."""
+
+    experts: int
+    visited: int
+    width: int
+    shared: int = 0
+    shared_gate: bool = False
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Attention whose queries (``query_rank``; 0: in full) and keys and values go through a low rank (DeepSeek-V2, arXiv:2405.04434, §2.1)."""
+
+    query_rank: int
+    rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+FURTHER = ("shared_expert_intermediate_size", "first_k_dense_replace", "decoder_sparse_step")
+LOW_RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+READ = (*COUNT, *VISITED, *WIDTH, *SHARED, *FURTHER, *LOW_RANKS)
+
+
+def mixture_of(config: Mapping[str, Any], layers: int, intermediate: int, where: str) -> Mixture | None:
+    """The mixture of experts of a config, None of a dense one. Raises ConfigError for numbers that are none."""
+    experts = _number(config, COUNT, where)
+    if experts <= 1:
+        return None
+    width = _number(config, WIDTH, where) or intermediate
+    shared = _number(config, FURTHER[:1], where) or width * _number(config, SHARED, where)
+    visited = min(experts, _number(config, VISITED, where) or 1)
+    gated = config.get("model_type") == "qwen2_moe"
+    return Mixture(experts, visited, width, shared, gated, _dense(config, layers, where))
+
+
+def latent_of(config: Mapping[str, Any], where: str) -> Latent | None:
+    """The low ranks of attention; None for attention in full."""
+    if not _number(config, ("kv_lora_rank",), where):
+        return None
+    full = "q_lora_rank" in config and config["q_lora_rank"] is None
+    numbers = [_number(config, (name,), where) for name in LOW_RANKS]
+    return Latent(0 if full else numbers[0], *numbers[1:])
+
+
+def _dense(config: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...]:
+    """Layers without experts."""
+    kinds = config.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        return tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "dense")
+    first = _number(config, ("first_k_dense_replace",), where)
+    only = config.get("mlp_only_layers")
+    named = {i for i in only if isinstance(i, int)} if isinstance(only, list) else set()
+    step = _number(config, ("decoder_sparse_step",), where) or 1
+    return tuple(i for i in range(layers) if i < first or i in named or (i + 1) % step)
+
+
+def _number(config: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
+    """The first of ``names`` that the config has, else that its family's class takes by itself: a whole number from 0 up; 0: none."""
+    defaults = families().get(str(config.get("model_type")), {}).get("defaults", {})
+    for values in (config, defaults):
+        for name in names:
+            value = values.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+                what = f"{name} is a whole number up to {_MOST:,}"
+                raise ConfigError(
+                    Diagnostic("plan.model_size", what, f"{where}.{name}", repr(value)[:100], f"{name}: 8")
+                )
+            return value
+    return 0

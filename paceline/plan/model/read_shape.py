@@ -1,0 +1,251 @@
+"""The shape of a model from its ``config.json`` alone: sizes and parameter counts, without torch or Transformers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.files import read_text
+from paceline.plan.model.counts import counted
+from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
+from paceline.plan.model.mixtures import latent_of, mixture_of
+from paceline.plan.model.rope import by_length
+from paceline.plan.model.shape import PACKED, PADDED, ModelShape
+from paceline.plan.model.supported import families, obstacle, unsupported
+from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
+from paceline.plan.model.weights_sizes import other_sizes
+
+if TYPE_CHECKING:
+    from paceline.config.sections.model import ModelSection
+
+
+def shape_from_config(config: Mapping[str, Any], where: str = "model.config") -> ModelShape:
+    """The shape behind the contents of a ``config.json`` (or ``model.config``). Raises ConfigError for missing or impossible sizes."""
+    config = dict(config.get("text_config") or config)
+    family = str(config.get("model_type") or "")
+    if not family:
+        raise ConfigError(
+            Diagnostic("plan.model_type", "the model's family is missing", where, "no model_type", "model_type: llama")
+        )
+    sizes = family_sizes(family)
+    for name, spellings in SIZE_NAMES.items():
+        for spelling in spellings:
+            if config.get(spelling) is not None:
+                sizes[name] = _whole(config[spelling], spelling, where, LARGEST.get(name, LARGEST_SIZE))
+                break
+    missing = [name for name in ("hidden_size", "layers", "heads", "vocab") if name not in sizes]
+    if missing:
+        close = difflib.get_close_matches(family, FAMILY_SIZES, n=2)
+        near = f"; or model_type: {' or '.join(close)}" if close else ""
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_sizes",
+                f"'{family}' is not a family known here, and these sizes are missing",
+                where,
+                ", ".join(missing),
+                "; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
+            )
+        )
+    return _build(family, sizes, config, where)
+
+
+def scoring(shape: ModelShape) -> ModelShape:
+    """The same trunk under a head of one number (a reward model), ``Linear(hidden, 1)`` without bias."""
+    return counted(replace(shape, scalar_head=True))
+
+
+def shape_from_path(path: str | Path) -> ModelShape:
+    """The shape of a local model: a directory with a ``config.json``, or such a file. Raises ConfigError."""
+    file = Path(path).expanduser()
+    return shape_from_config(config_from_path(file), str(file / "config.json" if file.is_dir() else file))
+
+
+def config_from_path(path: str | Path) -> dict[str, Any]:
+    """The ``config.json`` of a local model: of a directory, or such a file. Raises ConfigError."""
+    file = Path(path).expanduser()
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        config = read_json(file, MAX_CONFIG_BYTES)
+    except OSError as exc:
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_config", "the model has no readable config.json", str(file), exc.strerror or str(exc)
+            )
+        ) from exc
+    except ValueError as exc:
+        raise ConfigError(Diagnostic("plan.model_config", "this config.json is no JSON", str(file), str(exc))) from exc
+    if not isinstance(config, dict):
+        raise ConfigError(
+            Diagnostic("plan.model_config", "a config.json holds one object", str(file), type(config).__name__)
+        )
+    return config
+
+
+def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> ModelShape | None:
+    """The shape of the config's model: from ``model.config``, a local folder, or the Hugging Face cache; None when it is not here yet.
+
+    ``environ`` may move the cache (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a folder that is missing.
+    """
+    if model.config:
+        return trained_shape(model.config, "model.config", attention=model.attn_implementation)
+    name = model.name_or_path
+    if not name:
+        return None
+    local = Path(name).expanduser()
+    if not local.exists() and name.startswith(("/", "./", "../", "~")):
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_missing",
+                "there is no such folder",
+                "model.name_or_path",
+                name,
+                "an existing folder, or a hub name like org/model",
+            )
+        )
+    given = environ or {}
+    home = Path(given.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    cache = Path(given.get("HF_HUB_CACHE") or home / "hub")
+    folder = local if local.exists() else cached_model_dir(name, model.revision, cache)
+    if folder is None:
+        return None
+    config = config_from_path(folder)
+    own_code = "auto_map" in config and model.trust_remote_code
+    if folder.is_dir() and (found := weights_findings(folder)):
+        raise ConfigError(*found)
+    shape = trained_shape(
+        config, str(folder / "config.json" if folder.is_dir() else folder), own_code, model.attn_implementation
+    )
+    if folder.is_dir() and not own_code and (found := other_sizes(folder, shape)):
+        raise ConfigError(*found)
+    return shape
+
+
+def trained_shape(config: Mapping[str, Any], where: str, own_code: bool = False, attention: str = "auto") -> ModelShape:
+    """``shape_from_config`` of a model that is trained. Raises ConfigError for one that is not (arguments as ``unsupported``'s)."""
+    found = unsupported(config, where, own_code, attention)
+    if found:
+        raise ConfigError(*found)
+    return shape_from_config(config, where)
+
+
+def cached_model_dir(name: str, revision: str | None, cache: Path) -> Path | None:
+    """Where the Hugging Face cache under ``cache`` keeps hub model ``name`` (its ``revision``, default ``main``); None when not downloaded."""
+    repo = cache / ("models--" + name.replace("/", "--"))
+    ref = repo / "refs" / (revision or "main")
+    try:
+        commit = read_text(ref).strip()
+    except OSError:
+        commit = revision or ""
+    snapshot = repo / "snapshots" / commit
+    return snapshot if commit and (snapshot / "config.json").is_file() else None
+
+
+#: Sizes of a small model, where 512 would be a strange one.
+_USUAL = {
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 32000,
+}
+
+
+def _whole(value: Any, name: str, where: str, largest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        what = f"{name} is a whole number from 1 up to {largest:,}"
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_size", what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}"
+            )
+        )
+    return value
+
+
+def _nearest(number: int, asked: int) -> str:
+    """The divisors of ``number`` next to ``asked``."""
+    legal = [d for d in range(1, number + 1) if number % d == 0]
+    return " or ".join(map(str, [*[d for d in legal if d < asked][-1:], *[d for d in legal if d > asked][:1]]))
+
+
+def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where: str) -> ModelShape:
+    hidden, heads = sizes["hidden_size"], sizes["heads"]
+    if "head_dim" not in sizes and hidden % heads:
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_heads",
+                "hidden_size is not a multiple of num_attention_heads",
+                where,
+                f"{hidden} and {heads}",
+                f"num_attention_heads: {_nearest(hidden, heads)}, or head_dim",
+            )
+        )
+    kv_heads = (
+        heads if family in ("gpt2", "gpt_neox", "bloom", "opt") else sizes.get("kv_heads") or heads
+    )  # those know no other number
+    if family == "falcon" and not config.get("new_decoder_architecture"):
+        kv_heads = 1 if config.get("multi_query", True) else heads
+    if heads % kv_heads:
+        raise ConfigError(
+            Diagnostic(
+                "plan.model_heads",
+                "num_attention_heads is not a multiple of num_key_value_heads",
+                where,
+                f"{heads} and {kv_heads}",
+                f"num_key_value_heads: {_nearest(heads, kv_heads)}",
+            )
+        )
+    tied = bool(config.get("tie_word_embeddings", sizes.get("tied", False)))
+    head_dim = sizes.get("head_dim") or hidden // heads
+    intermediate = sizes.get("intermediate") or 4 * hidden
+    full = dict(
+        sizes,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        max_positions=sizes.get("max_positions", 0),
+    )
+    mixture = mixture_of(config, sizes["layers"], intermediate, where)
+    latent = latent_of(config, where)
+    shape = ModelShape(
+        model_type=family,
+        hidden_size=hidden,
+        layers=sizes["layers"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=sizes["vocab"],
+        tied=tied,
+        max_position_embeddings=_positions(full["max_positions"], config),
+        num_parameters=0,
+        matmul_parameters=0,
+        exact=bool(families().get(family, {}).get("counted")) and not config.get("use_qk_norm"),
+        attention_bias=bool(config.get("attention_bias", family in ("gpt_neox", "bloom", "opt", "gpt_oss"))),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        mixture=mixture,
+        latent=latent,
+        rows=PACKED if obstacle(config) is None else PADDED,
+        rope_by_length=by_length(config),
+        buffers=bool(families().get(family, {}).get("buffers")),
+    )
+    return counted(shape)
+
+
+def _positions(trained: int, config: Mapping[str, Any]) -> int:
+    """Positions the model can take: those written down, stretched by linear, dynamic or YaRN scaling (llama3 and longrope count it in)."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) not in (
+        "linear",
+        "dynamic",
+        "yarn",
+    ):
+        return trained
+    original, factor = scaling.get("original_max_position_embeddings") or trained, scaling.get("factor") or 1
+    if not isinstance(original, int) or not isinstance(factor, (int, float)) or not 0 < factor < 1e6:
+        return trained
+    return max(trained, int(original * factor))

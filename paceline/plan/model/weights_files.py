@@ -1,0 +1,132 @@
+"""The files of a model's folder, looked at before anything is started: JSON that is JSON, headers of safetensors that fit their files. No torch.
+
+Format: https://huggingface.co/docs/safetensors#format: 8 bytes of length, little-endian, a JSON object of that length, then the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.files import open_file
+from paceline.plan.model.supported import lost_tensors
+
+MAX_CONFIG_BYTES = 16 * 2**20
+MAX_INDEX_BYTES = 256 * 2**20
+MAX_HEADER_BYTES = 100_000_000  # safetensors' own
+INDEX = "model.safetensors.index.json"
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64, "F16": 16, "BF16": 16, "F32": 32, "F64": 64,
+    "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+def weights_findings(folder: Path) -> list[Diagnostic]:
+    """What is wrong with the safetensors of a model's folder: damaged files, and the weights of a tower that a text model would lose."""
+    found: list[Diagnostic] = []
+    names: list[str] = []
+    for file in weights_of(folder, found):
+        try:
+            names += header_of(file)
+        except (OSError, ValueError) as error:
+            found.append(_damaged(file, str(error)))
+    return found or lost_tensors(names, str(folder))
+
+
+def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
+    """The files that would be read: those that the index names, else ``model.safetensors``; what is wrong with the index goes to ``found``."""
+    index = folder / INDEX
+    if not index.exists():
+        return [folder / "model.safetensors"] if (folder / "model.safetensors").exists() else []
+    try:
+        said = read_json(index, MAX_INDEX_BYTES)
+        placed = said.get("weight_map") if isinstance(said, dict) else None
+        if not isinstance(placed, dict) or not placed:
+            raise ValueError("it has no weight_map")
+        files = sorted({name for name in placed.values() if isinstance(name, str)})
+        if any(not isinstance(name, str) for name in placed.values()) or any(
+            os.sep in n or n in ("", ".", "..") for n in files
+        ):
+            raise ValueError("weight_map names something else than files of this folder")
+    except (OSError, ValueError) as error:
+        found.append(_damaged(index, str(error)))
+        return []
+    missing = [name for name in files if not (folder / name).exists()]
+    if missing:
+        found.append(_damaged(index, f"{len(missing)} of {len(files)} files are not there: {', '.join(missing[:3])}"))
+        return []
+    return [folder / name for name in files]
+
+
+def header_of(file: Path) -> dict[str, Mapping[str, Any]]:
+    """The tensors of a safetensors file: name → its ``dtype``, ``shape`` and ``data_offsets``. Raises ValueError where its header is no header, or
+    does not fit the file; OSError."""
+    size = file.stat().st_size
+    with open_file(file) as opened:
+        start = opened.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise ValueError(f"the file has {size:,} bytes, its header would have {length:,}")
+        header = parse_json(opened.read(length), once=True)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    tensors: dict[str, Mapping[str, Any]] = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    spans = sorted(_span(name, entry) for name, entry in tensors.items())
+    end = size - 8 - length
+    borders = [(0, 0), *spans, (end, end)]
+    if any(a[1] != b[0] for a, b in pairwise(borders)):
+        raise ValueError(f"its tensors overlap, leave gaps, or do not end where the file ends ({end:,} bytes of data)")
+    return tensors
+
+
+def _span(name: str, entry: Any) -> tuple[int, int]:
+    """[start, end) of a tensor, in bytes of the data."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"the entry of {name!r:.80} is none")
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(kind, str) or kind not in _BITS:
+        raise ValueError(f"{name!r:.80} has the dtype {kind!r:.40}")
+    for numbers in (shape, offsets):
+        if not isinstance(numbers, list) or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
+            raise ValueError(f"{name!r:.80} has no shape, or no place")
+    if len(shape) > 64 or len(offsets) != 2 or 8 * (offsets[1] - offsets[0]) != math.prod(shape) * _BITS[kind]:
+        raise ValueError(f"{name!r:.80} has another size than its shape and dtype")
+    return offsets[0], offsets[1]
+
+
+def read_json(file: Path, most: int) -> Any:
+    """A JSON file of at most ``most`` bytes. Raises OSError, and ValueError for what is no JSON."""
+    with open_file(file) as opened:
+        data = opened.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return parse_json(data)
+
+
+def parse_json(data: bytes, *, once: bool = False) -> Any:
+    """JSON in UTF-8, not nested out of measure; with ``once`` no key of an object may stand twice. Raises ValueError."""
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_once if once else None)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"a key stands twice: {next(n for n in names if names.count(n) > 1)!r:.80}")
+    return found
+
+
+def _damaged(file: Path, found: str) -> Diagnostic:
+    what = "this file of the model is damaged"
+    return Diagnostic(
+        "plan.model_file", what, str(file), found, "download the model again (hf download …), or another folder"
+    )

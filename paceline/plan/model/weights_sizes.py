@@ -1,0 +1,107 @@
+"""Sizes in the headers of safetensors against those of a ``config.json``: weights of another model are told before a start. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.model.weights_files import header_of, weights_of
+from paceline.plan.parts import AdapterSpec
+
+LLAMA_LIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"})
+_FLOATS = ("F16", "BF16", "F32", "F64")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
+#: Tensors with a row a token, in Transformers' families of decoders
+_ROWS = frozenset({"embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "lm_head.weight", "embed_out.weight"})  # fmt: skip
+
+
+def linears(shape: ModelShape) -> dict[str, tuple[int, int]] | None:
+    """(inputs, outputs) of the linear layers of one decoder layer; None for a family whose layers are not listed here."""
+    if shape.model_type not in LLAMA_LIKE:
+        return None
+    hidden, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = {
+        "self_attn.q_proj": (hidden, q),
+        "self_attn.k_proj": (hidden, kv),
+        "self_attn.v_proj": (hidden, kv),
+        "self_attn.o_proj": (q, hidden),
+    }
+    if shape.mixture is not None:  # its experts and its router are no linear layers in Transformers 5
+        return None if shape.latent or shape.mixture.shared or shape.mixture.dense_layers else attention
+    return attention | {
+        "mlp.gate_proj": (hidden, shape.intermediate),
+        "mlp.up_proj": (hidden, shape.intermediate),
+        "mlp.down_proj": (shape.intermediate, hidden),
+    }
+
+
+def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
+    """What of the weights in a model's folder does not fit its ``config.json``; damaged files are told elsewhere (``weights_findings``)."""
+    found: list[Diagnostic] = []
+    try:
+        tensors = {name: entry for file in weights_of(folder, found) for name, entry in header_of(file).items()}
+    except (OSError, ValueError):
+        return []
+    wrong = list(_misfits(tensors, shape))
+    if not wrong:
+        return []
+    what = "the weights are those of another model than config.json describes"
+    hint = "the config.json that belongs to these weights (hf download …), or another folder"
+    return [Diagnostic("plan.weights_sizes", what, "model.name_or_path", f"{folder}: {'; '.join(wrong[:3])}", hint)]
+
+
+def _misfits(tensors: Mapping[str, Mapping[str, Any]], shape: ModelShape) -> Iterator[str]:
+    inside, layers = linears(shape) or {}, set[int]()
+    for name, entry in sorted(tensors.items()):
+        if entry["dtype"] not in _FLOATS:
+            continue
+        size, place = list(entry["shape"]), _LAYER.search(name)
+        if place is None:
+            if ".".join(name.split(".")[-2:]) in _ROWS and len(size) == 2 and size[0] != shape.vocab:
+                yield f"{name} has {size[0]} rows, vocab_size is {shape.vocab}"
+            continue
+        layers.add(int(place[1]))
+        a, b = inside.get(place[2].removesuffix(".weight"), (0, 0))
+        if b and size != [b, a]:
+            yield f"{name} is {size}, config.json makes it {[b, a]}"
+    if inside and layers and len(layers) < shape.layers:
+        yield f"{len(layers)} layers, num_hidden_layers is {shape.layers}"
+
+
+def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list[Diagnostic]:
+    """What of an adapter's weights does not fit the model it is to be trained on, or its own ``adapter_config.json``."""
+    inside, rank = linears(shape), adapter.r
+    if inside is None:
+        return []
+    try:
+        tensors = header_of(folder / "adapter_model.safetensors")
+    except (OSError, ValueError):  # told by the look at the folder
+        return []
+    wrong = []
+    for name, entry in sorted(tensors.items()):
+        place = _LAYER.search(name)
+        linear, _, half = (place[2] if place else "").rpartition(".lora_")
+        if place is None or linear not in inside or half not in ("A.weight", "B.weight"):
+            continue
+        a, b = inside[linear]
+        fits = [rank, a] if half == "A.weight" else [b, rank]
+        if int(place[1]) >= shape.layers:
+            wrong.append(f"{name}, and the model has {shape.layers} layers")
+        elif list(entry["shape"]) != fits:
+            wrong.append(f"{name} is {entry['shape']}, the model makes it {fits}")
+    if not wrong:
+        return []
+    what, key = "the adapter's weights are for another model", "lora.adapter_name_or_path"
+    return [
+        Diagnostic(
+            "plan.weights_sizes",
+            what,
+            key,
+            f"{folder}: {'; '.join(wrong[:3])}",
+            "an adapter that was trained on this model",
+        )
+    ]

@@ -1,0 +1,1 @@
+"""What DeepSpeed is to the plan: its spec, its JSON, its bytes."""

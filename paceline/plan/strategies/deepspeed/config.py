@@ -1,0 +1,238 @@
+"""The complete JSON for ``deepspeed.initialize`` from the user's file and the YAML: no ``"auto"`` left, every value owned by one place.
+
+Who owns what: micro-batch, accumulation, clipping, precision, learning rate, optimizer and schedule are the YAML's (to which the file's
+values are the lowest layer); ZeRO, communication, offload, profiling are the file's. What is left out or changed is said in the plan.
+Defaults of "auto" as Transformers 5.23 fills them (integrations/deepspeed.py, ``trainer_config_finalize``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.mesh import Mesh
+from paceline.plan.plan import Precision
+from paceline.plan.strategies.deepspeed.written import KEY
+from paceline.plan.strategies.deepspeed.zero import zero_optimization
+
+if TYPE_CHECKING:
+    from paceline.plan.strategies.job import Findings, Job
+    from paceline.plan.strategies.options import DeepSpeedOptions
+
+
+# What is ours, or computed anew below: never copied from the file.
+_OURS = frozenset(
+    {
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler",
+        "fp16", "bf16", "bfloat16", "zero_optimization", "tensor_parallel", "sequence_parallel_size", "data_parallel_size", "amp",
+        "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "torch_autocast", "zero_optimization_stage", "data_types",
+    }
+)  # fmt: skip
+# Blocks that change what is learnt, the batch or the model's weights: refused when they are on, left out when off.
+_REFUSED = {
+    "curriculum_learning": "rows are taken in the order of their difficulty: the order of data is Paceline's own arithmetic",
+    "data_efficiency": "it drops tokens and reorders data; the order of data is Paceline's own arithmetic",
+    "progressive_layer_drop": "it skips layers at random, which Hugging Face models do not take part in",
+    "compression_training": "it quantises and prunes the weights while they are trained",
+    "quantize_training": "it quantises the weights while they are trained",
+    "elasticity": "it chooses the batch by itself; here a resumed run keeps its global batch on another number of processes",
+    "autotuning": "it starts many trial runs by a launcher of its own",
+    "hybrid_engine": "it replaces the model's layers by kernels for generation that exist for CUDA and old models only",
+    "sparse_attention": "it replaces attention by kernels that exist for old models only",
+    "eigenvalue": "it serves DeepSpeed's quantised training only",
+    "amp": "Apex amp is not supported with ZeRO",
+}
+# Trackers and files: Paceline writes its own.
+_LEFT_OUT = {
+    "tensorboard": "training.report_to: tensorboard writes the run's own events",
+    "wandb": "training.report_to: wandb",
+    "csv_monitor": "every step is in the run's events",
+    "comet": "training.report_to names the trackers there are",
+    "monitor_config": "training.report_to names the trackers there are",
+    "checkpoint": "checkpoints are Paceline's: any strategy reads any other's",
+    "nebula": "checkpoints are Paceline's: any strategy reads any other's",
+    "datastates_ckpt": "checkpoints are Paceline's: any strategy reads any other's",
+    "load_universal_checkpoint": "checkpoints are Paceline's: any strategy reads any other's",
+    "dataloader_drop_last": "training.dataloader_drop_last decides",
+    "compile": "training.torch_compile decides",
+    "seed": "training.seed decides",
+    "pipeline": "pipelines are distributed_strategy: pipeline",
+}
+_TP_KEYS = ("tp_overlap_comm", "partition_config", "preset_model", "injection_policy_tuple", "keep_module_on_host")  # fmt: skip
+FP16_SCALER = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}  # fmt: skip
+
+
+def compile_config(
+    user: Mapping[str, Any],
+    engine: DeepSpeedOptions,
+    job: Job,
+    mesh: Mesh,
+    batch: BatchSplit,
+    precision: Precision,
+    findings: Findings,
+) -> dict[str, Any]:
+    """What ``deepspeed.initialize(config=…)`` takes.
+
+    ``train_batch_size`` is left out on purpose: DeepSpeed multiplies by itself, and under AutoTP and Ulysses it counts the ranks
+    at two places differently, so a written product is refused at one of them.
+    """
+    made: dict[str, Any] = _blocks(user, findings)
+    made["train_micro_batch_size_per_gpu"] = batch.micro_batch
+    made["gradient_accumulation_steps"] = batch.accumulation
+    made["gradient_clipping"] = float(job.training["max_grad_norm"] or 0.0)
+    _batch(user, batch, findings)
+    _precision(made, user, engine.zero_stage, precision, findings)
+    _ownership(user, job, findings)
+    made["zero_optimization"] = zero_optimization(user, engine, job, findings)
+    made["zero_allow_untested_optimizer"] = True
+    made["zero_force_ds_cpu_optimizer"] = False
+    if engine.autotp_size > 1:
+        made["tensor_parallel"] = _tensor_parallel(user, engine.autotp_size, findings)
+    _activation_checkpointing(user, job, findings)
+    return _without_auto(made, findings)
+
+
+def _blocks(user: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """The file's blocks that go through as they are; those that must not be on are refused, those of other owners left out."""
+    made: dict[str, Any] = {}
+    for key, value in user.items():
+        if key in _OURS and key != "amp":
+            continue
+        if key in _REFUSED:
+            if _is_on(value):
+                findings.refuse(
+                    "zero.not_supported", f"{key}: {_REFUSED[key]}", KEY, key, f'"{key}": {{"enabled": false}}'
+                )
+        elif key in _LEFT_OUT:
+            if value not in (None, {}, False) and _is_on(value):
+                findings.say(f"deepspeed {key}", "off", _LEFT_OUT[key], granted=False)
+        else:
+            made[key] = copy.deepcopy(value)
+    for key in ("comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown"):
+        if key in made and _is_on(made[key]):
+            findings.say(f"deepspeed {key}", "on", "asked for: DeepSpeed prints its tables; each step waits for them")
+    return made
+
+
+def _mapping(user: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = user.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _is_on(value: Any) -> bool:
+    """Whether a block is switched on; nested ones (compression_training) when any part is."""
+    if not isinstance(value, dict):
+        return bool(value)
+    if "enabled" in value:
+        return value["enabled"] not in (False, "auto", None)
+    inner = [part for part in value.values() if isinstance(part, dict)]
+    return any(_is_on(part) for part in inner) if inner else bool(value)
+
+
+def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> None:
+    """The batch triple: what does not multiply is repaired, and the repair is said."""
+    total = user.get("train_batch_size")
+    if total in (None, "auto", batch.global_batch):
+        return
+    product = f"{batch.micro_batch} × {batch.accumulation} × {batch.data_parallel_size}"
+    findings.say(
+        "train_batch_size",
+        str(batch.global_batch),
+        f"the file says {total}, which is not {product} data-parallel ranks; the product is what runs (DeepSpeed alone would refuse to start)",
+        granted=False,
+    )
+
+
+def _precision(
+    made: dict[str, Any], user: Mapping[str, Any], stage: int, precision: Precision, findings: Findings
+) -> None:
+    """One owner: ``training.mixed_precision`` (whose lowest layer the file is). fp32 masters; sums of gradients in fp32 unless the file names a dtype."""
+    half = {"bfloat16": "bf16", "float16": "fp16"}.get(precision.compute)
+    if half and stage == 0:
+        why = "without ZeRO DeepSpeed's own half precision drifts from the reference; layers compute with copies of fp32 weights, as under ddp"
+        findings.say("deepspeed precision", f"{half} outside DeepSpeed", why)
+        half = None
+    scaler = _mapping(user, "fp16")
+    made["bf16"] = {"enabled": half == "bf16"}
+    made["fp16"] = {"enabled": half == "fp16"}
+    if half == "fp16":
+        given = {k: v for k, v in scaler.items() if k != "enabled" and v != "auto"}
+        made["fp16"] = {**FP16_SCALER, **given, "enabled": True}
+    if half is None:
+        return
+    types = _mapping(user, "data_types")
+    accumulate = types.get("grad_accum_dtype") or "fp32"
+    made["data_types"] = {"grad_accum_dtype": accumulate}
+    made.setdefault("communication_data_type", "fp32")
+    asked = "the file asks for it" if types or "communication_data_type" in user else "as on every strategy"
+    findings.say(
+        "deepspeed precision",
+        half,
+        f"fp32 masters; gradients summed over micro-steps in {accumulate} and over ranks in {made['communication_data_type']}: {asked}",
+    )
+
+
+def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
+    """Optimizer and schedule blocks are not given to DeepSpeed: the optimizer is torch's own, the learning rate a function of the step."""
+    block = user.get("optimizer")
+    if isinstance(block, dict):
+        kind = block.get("type", "")
+        findings.say(
+            "deepspeed optimizer",
+            str(job.training["optim"]),
+            f"{kind or 'the block'} of the file is this optimizer, its numbers the ones below; DeepSpeed is handed the optimizer ready-made",
+        )
+    block = user.get("scheduler")
+    if isinstance(block, dict):
+        findings.say(
+            "deepspeed scheduler",
+            str(job.training["lr_scheduler_type"]),
+            f"{block.get('type', '')} of the file is read as this schedule; the learning rate of each step is handed to DeepSpeed",
+        )
+    if user.get("zero_force_ds_cpu_optimizer") is True:
+        why = "the optimizer is torch's own, fused on a CPU as well; it resumes bit for bit"
+        findings.say("zero_force_ds_cpu_optimizer", "false", why, granted=False)
+
+
+def _tensor_parallel(user: Mapping[str, Any], size: int, findings: Findings) -> dict[str, Any]:
+    block = _mapping(user, "tensor_parallel")
+    made: dict[str, Any] = {"autotp_size": size}
+    made.update({key: block[key] for key in _TP_KEYS if block.get(key) is not None})
+    known = {*_TP_KEYS, "autotp_size", "tp_size", "tp", "tensor_parallel", "enabled"}
+    own_loss = sorted({"vocab_parallel_lm_head", "vocab_parallel_ce_backend"} & set(block))
+    if any(block[key] for key in own_loss):
+        why = "the loss is Paceline's, from the head's whole weight"
+        findings.say("tensor_parallel", ", ".join(own_loss) + ": off", why, granted=False)
+    dropped = sorted(set(block) - known - set(own_loss))
+    if dropped:
+        why = "DeepSpeed has no such keys: AutoTP decides how each matrix is cut, and its groups are always consecutive ranks"
+        findings.say("tensor_parallel", ", ".join(dropped) + ": off", why, granted=False)
+    return made
+
+
+def _activation_checkpointing(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
+    block = user.get("activation_checkpointing")
+    if not isinstance(block, dict) or not any(value is True for value in block.values()):
+        return
+    asked = ", ".join(sorted(key for key, value in block.items() if value is True))
+    if job.training["gradient_checkpointing"]:
+        why = "handed to DeepSpeed; layers are recomputed by torch (training.gradient_checkpointing), which keeps their inputs where they are"
+    else:
+        why = "handed to DeepSpeed, where it only says how its own recomputation stores; training.gradient_checkpointing: true turns recomputation on"
+    findings.say("activation_checkpointing", asked, why, granted=False)
+
+
+def _without_auto(value: Any, findings: Findings, path: str = "") -> Any:
+    """No "auto" reaches DeepSpeed, which would fail on it (or compare it as text): what is left takes DeepSpeed's default."""
+    if not isinstance(value, dict):
+        return value
+    made = {}
+    for key, item in value.items():
+        at = f"{path}.{key}" if path else str(key)
+        if item == "auto":
+            findings.say(at, "DeepSpeed's default", '"auto" in the file; nothing in the YAML says it')
+        else:
+            made[key] = _without_auto(item, findings, at)
+    return made

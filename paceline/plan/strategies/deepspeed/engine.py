@@ -1,0 +1,244 @@
+"""DeepSpeed: its stage, its mesh (ZeRO's ranks count as dp_shard, AutoTP as tp, Ulysses as cp), its options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.families import NO_TENSOR_PLAN
+from paceline.plan.plan import Precision
+from paceline.plan.strategies.deepspeed.config import compile_config
+from paceline.plan.strategies.deepspeed.written import KEY, asked_stage, offload_device, user_config, zero_block
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import DeepSpeedOptions
+
+PARALLELISM = "training.parallelism"
+
+
+def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
+    """``dp_shard × cp × tp``; sizes from the file and from ``training.parallelism`` must agree."""
+    user = user_config(job.training)
+    tp = _agreed("tp", autotp_size(user, Findings()), job, findings)
+    cp = _agreed("cp", _whole(user.get("sequence_parallel_size")), job, findings)
+    for axis, instead in (("pp", "distributed_strategy: pipeline"), ("dp_replicate", "distributed_strategy: fsdp")):
+        if job.axis(axis) > 1:
+            findings.refuse(
+                "par.deepspeed",
+                f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallel, AutoTP and Ulysses",
+                f"{PARALLELISM}.{axis}_size",
+                f"{axis}_size: {job.axis(axis)}",
+                f"{instead}, or {axis}_size: 1",
+            )
+    if tp > 1 and cp > 1:
+        findings.refuse(
+            "par.deepspeed",
+            "DeepSpeed's AutoTP and Ulysses do not combine",
+            KEY,
+            f"autotp_size {tp} with sequence_parallel_size {cp}",
+            "one of the two, or distributed_strategy: fsdp with tp_size and cp_size",
+        )
+    if job.world_size % (tp * cp):
+        findings.refuse(
+            "par.deepspeed",
+            f"{job.world_size} processes cannot be shared out in groups of {tp * cp}",
+            KEY,
+            f"autotp_size {tp}" if tp > 1 else f"sequence_parallel_size {cp}",
+            f"a divisor of {job.world_size}",
+        )
+        return Mesh(dp_shard=job.world_size)
+    _check_degrees(tp, cp, job, findings)
+    shard, given = job.world_size // (tp * cp), job.axis("dp_shard")
+    if given not in (1, shard):
+        findings.refuse(
+            "par.product",
+            f"dp_shard_size {given} × AutoTP {tp} × Ulysses {cp} is not {job.world_size}",
+            f"{PARALLELISM}.dp_shard_size",
+            str(given),
+            f"dp_shard_size: {shard}",
+        )
+    return Mesh(dp_shard=shard, cp=cp, tp=tp)
+
+
+def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
+    """What the config rules check of ``training.parallelism``, for sizes that the DeepSpeed file names."""
+    heads = job.shape.heads if job.shape else None
+    if heads is not None and heads % tp and job.axis("tp") == 1:
+        findings.refuse(
+            "par.tp_heads",
+            f"{heads} attention heads cannot be divided by {tp}",
+            KEY,
+            f"autotp_size: {tp}",
+            f"a divisor of {heads}",
+        )
+    if job.shape is not None and tp > 1 and job.shape.model_type in NO_TENSOR_PLAN:
+        findings.refuse(
+            "strategy.deepspeed_tp_plan",
+            "AutoTP needs the model's own tensor-parallel plan, and this model has none",
+            KEY,
+            f"model_type {job.shape.model_type} with autotp_size {tp}",
+            "a model with one (llama, qwen2, mistral, gemma2, …), or autotp_size: 1",
+        )
+    kv_heads = job.shape.kv_heads if job.shape else None
+    if kv_heads is not None and heads is not None and heads % tp == 0 and kv_heads < tp and job.axis("tp") == 1:
+        findings.refuse(
+            "par.tp_kv_heads",
+            f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of AutoTP needs one of its own",
+            KEY,
+            f"autotp_size: {tp}",
+            f"autotp_size: {math.gcd(kv_heads, tp)}"
+            if math.gcd(kv_heads, tp) > 1
+            else "distributed_strategy: fsdp or zero3, without autotp_size",
+        )
+    if heads is not None and heads % cp and job.axis("cp") == 1:
+        findings.refuse(
+            "par.cp_heads",
+            f"Ulysses shares {heads} attention heads out over {cp} ranks",
+            KEY,
+            f"sequence_parallel_size: {cp}",
+            f"a divisor of {heads}",
+        )
+    if job.num_nodes > 1 and job.ranks_per_node % tp and job.axis("tp") == 1:
+        findings.refuse(
+            "par.tp_node",
+            f"a tensor-parallel group of {tp} would reach over nodes of {job.ranks_per_node} processes: it talks in every layer",
+            KEY,
+            f"autotp_size: {tp}",
+            f"autotp_size: {math.gcd(tp, job.ranks_per_node)}",
+        )
+    if cp > 1 and job.parallelism.get("cp_method") == "allgather":
+        why = "under DeepSpeed sequences are shared out by Ulysses; distributed_strategy: fsdp has allgather"
+        findings.say(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
+
+
+def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
+    """The size of an axis that both the file and ``training.parallelism`` may name."""
+    given = job.axis(axis)
+    if given > 1 and in_file > 1 and given != in_file:
+        name = "tensor_parallel.autotp_size" if axis == "tp" else "sequence_parallel_size"
+        findings.refuse(
+            "par.deepspeed",
+            f"{axis}_size and the DeepSpeed file's {name} differ",
+            f"{PARALLELISM}.{axis}_size",
+            f"{given} and {in_file}",
+            "the same number, or one of the two",
+        )
+    return max(given, in_file)
+
+
+def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
+    """AutoTP's degree by any of its spellings (1: off); what DeepSpeed would reject or silently ignore is translated and said."""
+    block = user.get("tensor_parallel")
+    if not isinstance(block, dict) or block.get("enabled") is False:
+        return 1
+    inner: dict[str, Any] = next(
+        (block[name] for name in ("tp", "tensor_parallel") if isinstance(block.get(name), dict)), {}
+    )
+    sizes = {
+        "autotp_size": _whole(block.get("autotp_size")),
+        "tp_size": _whole(block.get("tp_size")),
+        "tp.tp_size": _whole(inner.get("tp_size")),
+    }
+    given = {name: size for name, size in sizes.items() if size > 1}
+    if len(set(given.values())) > 1:
+        found = ", ".join(f"{name}: {size}" for name, size in given.items())
+        findings.refuse("par.ds_tp_mismatch", "the tensor-parallel degree is named twice", KEY, found, "autotp_size")
+    size = max(given.values(), default=1)
+    if size > 1 and "autotp_size" not in given:
+        said = next(iter(given))
+        why = (
+            "DeepSpeed rejects the key"
+            if said == "tp_size"
+            else "DeepSpeed accepts the key and silently trains without tensor parallel"
+        )
+        findings.say("tensor_parallel", f"autotp_size: {size}", f"{said} in the file: {why}; this is its own spelling")
+    return size
+
+
+def deepspeed_engine(
+    named_stage: int | None, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+) -> DeepSpeedOptions:
+    """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
+    user = user_config(job.training)
+    asked = asked_stage(user) if named_stage is None else named_stage
+    stage = _stage_that_counts(asked, mesh, precision, findings)
+    zero = zero_block(user)
+    engine = DeepSpeedOptions(
+        zero_stage=stage,
+        autotp_size=max(mesh.tp, autotp_size(user, findings)),
+        sequence_parallel_size=mesh.cp,
+        offload_optimizer=offload_device(zero, "offload_optimizer"),
+        offload_param=offload_device(zero, "offload_param") if stage == 3 else "none",
+    )
+    _check_stage(stage, engine.autotp_size, job, precision, findings)
+    _say_engine(engine, mesh, findings)
+    return replace(engine, config=compile_config(user, engine, job, mesh, batch, precision, findings))
+
+
+def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: Findings) -> int:
+    """Stage 2 in place of 1 for bfloat16 under Ulysses: the optimizer DeepSpeed 0.19 has for that (``BF16_Optimizer``) takes the ranks of a
+    sequence for a tensor-parallel group, counts gradients on the first of them only and finds none on the others."""
+    if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
+        why = "1 was asked for; in bfloat16 DeepSpeed's stage 1 loses the gradient norm where ranks share a sequence. The same numbers, gradients shared out as well"
+        findings.say("ZeRO stage", "2", why, granted=False)
+        return 2
+    return stage
+
+
+def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: Findings) -> None:
+    """What DeepSpeed refuses, or computes wrongly, at this stage."""
+    if tp > 1 and not stage:
+        findings.refuse(
+            "strategy.deepspeed_tp_stage",
+            "AutoTP without ZeRO clips each rank's part of the model by itself",
+            KEY,
+            f"stage 0 with autotp_size {tp}",
+            '"zero_optimization": {"stage": 1}',
+        )
+    hardware = job.hardware
+    if stage and precision.compute == "float16" and hardware.device == "cpu" and "float16" not in hardware.products:
+        findings.refuse(
+            "strategy.deepspeed_fp16",
+            f"ZeRO-{stage} keeps the weights in float16, and DeepSpeed refuses that on a CPU without float16 products ({hardware.device_name})",
+            "training.mixed_precision",
+            "fp16",
+            "bf16: true, mixed_precision: no, or distributed_strategy: ddp, whose masters stay float32",
+        )
+
+
+def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> None:
+    shared = {
+        0: "whole copies on every rank, gradients averaged",
+        1: "optimizer states shared out",
+        2: "optimizer states and gradients shared out",
+        3: "optimizer states, gradients and weights shared out",
+    }
+    findings.say(f"ZeRO-{engine.zero_stage}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine.zero_stage])
+    if engine.autotp_size > 1:
+        findings.say(
+            "AutoTP",
+            f"{engine.autotp_size} ranks share each matrix",
+            "checked at the start: the weights must really be cut, or the run ends",
+        )
+    if engine.sequence_parallel_size > 1:
+        findings.say(
+            "Ulysses",
+            f"{engine.sequence_parallel_size} ranks share each row",
+            "heads are exchanged for sequence around attention",
+        )
+    parts = (("offload_optimizer", "optimizer states"), ("offload_param", "weights"))
+    for (part, name), place in zip(parts, engine.places, strict=True):
+        if place != "none":
+            findings.say(part, place, f"asked for: {name} live there between steps")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return 1
+    try:
+        return max(1, int(value))
+    except ValueError:
+        return 1

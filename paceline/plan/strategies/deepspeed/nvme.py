@@ -1,0 +1,55 @@
+"""What of offloaded weights and optimizer states really goes to the drive: DeepSpeed writes no tensor under 1 MiB there, without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.core.units import human_bytes
+from paceline.plan.cost.pieces import pieces_of
+from paceline.plan.cost.states import SIZES, moments
+from paceline.plan.plan import Decision, Plan
+from paceline.plan.strategies.options import DeepSpeedOptions
+
+SMALLEST = 2**20  # ``MIN_AIO_BYTES`` of DeepSpeed 0.19.8 (runtime/swap_tensor/utils.py)
+SUB_GROUP = 1_000_000_000
+
+
+def nvme_decisions(plan: Plan) -> Iterator[Decision]:
+    """How much of what is asked to live on NVMe gets there, and what stays in memory; off where nothing does."""
+    if not isinstance(plan.engine, DeepSpeedOptions):
+        return
+    zero, places = plan.engine.config.get("zero_optimization") or {}, plan.engine.places
+    asked = [
+        part for part, place in zip(("offload_optimizer", "offload_param"), places, strict=True) if place == "nvme"
+    ]
+    pieces = None if plan.shape is None else pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master])
+    if not asked or pieces is None:
+        return
+    ranks, low = plan.mesh.dp_shard * plan.mesh.cp, SIZES[plan.precision.compute]
+    block = (plan.engine.config.get("aio") or {}).get("block_size")
+    least = max(SMALLEST, block if isinstance(block, int) else 0)
+    if "offload_param" in asked:
+        parts = [low * -(-p.numel // ranks) for p in pieces]
+        yield _told("offload_param", "weights", parts, least, f"a rank's part of a weight (one of {ranks})")
+    if "offload_optimizer" in asked:
+        own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
+        size = int(zero.get("sub_group_size", SUB_GROUP)) if isinstance(zero.get("sub_group_size", SUB_GROUP), (int, float)) else SUB_GROUP  # fmt: skip
+        groups = [size] * (own // size) + [own % size] * bool(own % size)
+        copies = 1 + moments((1,), plan.optimizer)  # masters and moments, each a tensor of its own
+        parts = [4 * group for group in groups for _ in range(copies)]
+        yield _told("offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states")
+
+
+def _told(part: str, name: str, parts: list[int], least: int, of: str) -> Decision:
+    there, all_ = sum(n for n in parts if n >= least), sum(parts)
+    subject = f"zero_optimization.{part}"
+    why = f"DeepSpeed moves nothing under {human_bytes(least)} to a drive, and keeps {of} in memory where it is smaller"
+    if there == all_:
+        return Decision(subject, "nvme", f"{human_bytes(there)} of {name} a rank")
+    if there:
+        return Decision(
+            subject, "nvme", f"{human_bytes(there)} of {human_bytes(all_)} of {name} a rank get there: {why}"
+        )
+    return Decision(
+        subject, "in memory", f"nothing of {human_bytes(all_)} of {name} a rank gets to the drive: {why}", granted=False
+    )

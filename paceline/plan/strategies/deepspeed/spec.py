@@ -1,0 +1,125 @@
+"""DeepSpeed's engine: ZeRO by a stage of its file, or by a name that fixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.cost.layout import WHOLE, Layout, Storage
+from paceline.plan.cost.pieces import Piece, tp_share
+from paceline.plan.cost.starts import CARD, Start
+from paceline.plan.cost.states import whole_states
+from paceline.plan.cost.work import Work
+from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.strategies.base import Simulated, StrategySpec
+from paceline.plan.strategies.deepspeed.engine import deepspeed_engine, deepspeed_mesh
+from paceline.plan.strategies.deepspeed.states import zero_states
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import DeepSpeedOptions, EngineOptions
+from paceline.plan.strategies.state_form import DEEPSPEED as FORM
+
+ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)  # 16-bit weights, sums in fp32, fp32 masters and moments
+LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)  # its bf16 stage 1 keeps the last 16-bit gradients beside the sums  # fmt: skip
+_STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
+_ENGINE = "DeepSpeed's engine reads real memory: its states and what it sends stand in closed form"
+_KEEPS_PACKED = 2  # the stage under which packed weights are neither cut nor cast
+
+
+@dataclass(frozen=True)
+class DeepSpeed(StrategySpec):
+    """Stage 1 shares out the optimizer's states, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054)."""
+
+    def mesh(self, job: Job, findings: Findings) -> Mesh:
+        return deepspeed_mesh(job, findings)
+
+    def options(
+        self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+    ) -> EngineOptions:
+        return deepspeed_engine(self.zero_stage, job, mesh, batch, precision, findings)
+
+    def start(self, engine: EngineOptions) -> Start | None:
+        return CARD
+
+    def label(self, engine: EngineOptions) -> str:
+        return f"zero{self._stage(engine)}"
+
+    def keeps_packed(self, engine: EngineOptions) -> bool:
+        return self._stage(engine) == _KEEPS_PACKED
+
+    def _stage(self, engine: EngineOptions) -> int:
+        """Of ``engine``, or that of the name before there are options."""
+        return engine.zero_stage if isinstance(engine, DeepSpeedOptions) else self.zero_stage or 0
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        engine = _own(plan.engine)
+        cut = [tp_share(p, engine.autotp_size, vocabulary=False) for p in pieces]
+        return zero_states(plan, engine, cut, rank) if engine.zero_stage else whole_states(plan, cut)
+
+    def shares_frozen(self, engine: EngineOptions) -> bool:
+        return _own(engine).zero_stage == 3
+
+    def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
+        return _own(engine).zero_stage == 3
+
+    def layouts(self) -> tuple[Layout, ...]:
+        if self.zero_stage is not None:
+            return (self._layout(self.name, self.zero_stage),)
+        return (
+            self._layout("zero2 + cpu", 2, offload="optimizer"),
+            self._layout("zero3 + cpu", 3, offload="all"),
+            self._layout("autotp + zero1", 1, tp=True),
+        )
+
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+        optimizer, weights = (place != "none" for place in engine.places)
+        offload = "all" if weights else "optimizer" if optimizer else "none"
+        return self._layout(self.name, _own(engine).zero_stage, offload=offload)
+
+    def _layout(self, name: str, stage: int, tp: bool = False, offload: str = "none") -> Layout:
+        return Layout(
+            name,
+            self.name,
+            stage,
+            _STORAGE[stage],
+            tp=tp,
+            offload=offload,
+            packed=stage == _KEEPS_PACKED and offload == "none",
+            whole_submodules=stage < 3,
+            sequence_parallel=not tp,
+        )
+
+    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+        if self.zero_stage is not None and work.offload == "none" and work.tp == work.cp == 1:
+            return {"distributed_strategy": self.name}
+        zero: dict[str, Any] = {"stage": work.zero}
+        if work.offload != "none":
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        if work.offload == "all":
+            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        section: dict[str, Any] = {"zero_optimization": zero}
+        if work.tp > 1:
+            section["tensor_parallel"] = {"autotp_size": work.tp}
+        if work.cp > 1:
+            section["sequence_parallel_size"] = work.cp
+        return {"distributed_strategy": self.engine_name, "deepspeed": section}
+
+
+def _own(engine: EngineOptions) -> DeepSpeedOptions:
+    assert isinstance(engine, DeepSpeedOptions)
+    return engine
+
+
+def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeed:
+    return DeepSpeed(
+        name, ("deepspeed",), "deepspeed", sections=frozenset({"deepspeed"}), zero_stage=stage,
+        substitute=("fsdp", sharding), shards_weights=stage == 3, whole_modules=False, float64=False,
+        quantised_base=stage == _KEEPS_PACKED, engine_casts=True, simulated=Simulated.MODULE, not_simulated=_ENGINE, state_form=FORM,
+    )  # fmt: skip
+
+
+DEEPSPEED = _zero("deepspeed", None, "shard_grad_op")
+ZERO1, ZERO2, ZERO3 = _zero("zero1", 1, "shard_grad_op"), _zero("zero2", 2, "shard_grad_op"), _zero("zero3", 3, "full_shard")  # fmt: skip

@@ -1,0 +1,37 @@
+"""The user's DeepSpeed settings as written: what its blocks say, in whichever of DeepSpeed's spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+KEY = "training.deepspeed"
+
+
+def user_config(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's DeepSpeed settings; empty when none were given (the short forms zero1, zero2, zero3)."""
+    given = training.get("deepspeed")
+    return dict(given) if isinstance(given, dict) else {}
+
+
+def zero_block(user: Mapping[str, Any]) -> dict[str, Any]:
+    """``zero_optimization`` as a mapping; DeepSpeed's oldest form (true) means stage 1."""
+    block = user.get("zero_optimization")
+    if isinstance(block, bool):
+        return {"stage": 1 if block else 0}
+    return dict(block) if isinstance(block, dict) else {}
+
+
+def asked_stage(user: Mapping[str, Any]) -> int:
+    """The ZeRO stage of the file; DeepSpeed's own default is 0."""
+    stage = zero_block(user).get("stage", 0)
+    return int(stage) if isinstance(stage, (int, float)) and not isinstance(stage, bool) else 0
+
+
+def offload_device(zero: Mapping[str, Any], part: str) -> str:
+    """none, cpu or nvme: where ``offload_optimizer`` or ``offload_param`` puts its part."""
+    block = zero.get(part)
+    if isinstance(block, dict):
+        return str(block.get("device", "none")).lower()
+    old = {"offload_optimizer": ("cpu_offload",), "offload_param": ("cpu_offload_param", "cpu_offload_params")}[part]
+    return "cpu" if any(zero.get(name) is True for name in old) else "none"

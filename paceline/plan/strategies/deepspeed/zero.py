@@ -1,0 +1,170 @@
+"""The ``zero_optimization`` block: "auto" sizes filled from the model, old spellings brought to today's, offload checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.plan.strategies.deepspeed.written import KEY, zero_block
+
+if TYPE_CHECKING:
+    from paceline.plan.strategies.job import Findings, Job
+    from paceline.plan.strategies.options import DeepSpeedOptions
+
+_DEVICES = ("none", "cpu", "nvme")
+# Old spellings, and what they are today.
+_OLD = {
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+}
+_REMOVED = {
+    "mics_shard_size": "MiCS has been removed from DeepSpeed; fsdp: hybrid_shard shards inside a node and copies between nodes",
+    "mics_hierarchical_params_gather": "MiCS has been removed from DeepSpeed",
+    "legacy_stage1": "DeepSpeed no longer has its old stage 1",
+    "elastic_checkpoint": "checkpoints are Paceline's: any number of ranks reads them",
+    "load_from_fp32_weights": "checkpoints are Paceline's and always hold fp32 masters",
+}
+# What "auto" means, from the hidden size h (Transformers 5.23, integrations/deepspeed.py).
+_AUTO_FROM_HIDDEN: dict[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda h: h * h,
+    "stage3_prefetch_bucket_size": lambda h: int(0.9 * h * h),
+    "stage3_param_persistence_threshold": lambda h: 10 * h,
+}
+
+
+def zero_optimization(
+    user: Mapping[str, Any], engine: DeepSpeedOptions, job: Job, findings: Findings
+) -> dict[str, Any]:
+    """The block as DeepSpeed 0.19 takes it, for the stage that the plan chose."""
+    block = copy.deepcopy(zero_block(user))
+    stage = engine.zero_stage
+    _modern(block, findings)
+    _fill(block, job, findings)
+    for part in ("offload_optimizer", "offload_param"):
+        _offload(block, part, engine, findings)
+    _loss_less(block, job, findings)
+    _second_copy(block, stage, job, findings)
+    if stage < 3:
+        block = {key: value for key, value in block.items() if not key.startswith("stage3_")}
+    return {**{key: _number(value) for key, value in block.items()}, "stage": stage}
+
+
+def _modern(block: dict[str, Any], findings: Findings) -> None:
+    pin = block.pop("cpu_offload_use_pin_memory", None)
+    for old, new in (
+        ("cpu_offload", "offload_optimizer"),
+        ("cpu_offload_params", "offload_param"),
+        ("cpu_offload_param", "offload_param"),
+    ):
+        if block.pop(old, None) is True and new not in block:
+            block[new] = {"device": "cpu", **({"pin_memory": True} if pin else {})}
+            findings.say(f"zero_optimization.{old}", new, f'DeepSpeed\'s old spelling of "{new}": {{"device": "cpu"}}')
+    for old, new in _OLD.items():
+        if old in block:
+            block.setdefault(new, block.pop(old))
+    for key, why in _REMOVED.items():
+        if block.pop(key, None) not in (None, False, -1):
+            findings.say(f"zero_optimization.{key}", "off", why, granted=False)
+
+
+def _fill(block: dict[str, Any], job: Job, findings: Findings) -> None:
+    hidden = job.shape.hidden_size if job.shape else None
+    for key, rule in _AUTO_FROM_HIDDEN.items():
+        if block.get(key) != "auto":
+            continue
+        if hidden is None:
+            del block[key]
+            findings.say(f"zero_optimization.{key}", "DeepSpeed's default", "auto; the hidden size is not known yet")
+        else:
+            block[key] = rule(hidden)
+            findings.say(f"zero_optimization.{key}", f"{block[key]:,}", f"auto: from the hidden size {hidden}")
+
+
+def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
+    given = block.get(part)
+    if not isinstance(given, dict):
+        block.pop(part, None)
+        return
+    device = str(given.get("device", "none")).lower()
+    if device not in _DEVICES:
+        findings.refuse(
+            "zero.offload", f"{part} knows the devices none, cpu and nvme", KEY, f"device: {device}", '"device": "cpu"'
+        )
+    if device == "none" or (part == "offload_param" and engine.zero_stage < 3):
+        if device != "none":
+            why = f"only ZeRO-3 moves weights away; this is ZeRO-{engine.zero_stage}"
+            findings.say(f"zero_optimization.{part}", "off", why, granted=False)
+        del block[part]
+        return
+    if engine.zero_stage == 0:
+        findings.refuse(
+            "zero.offload",
+            f"{part} needs ZeRO-1 or higher",
+            KEY,
+            f"device: {device} with stage 0",
+            '"stage": 1, or no offload',
+        )
+    if device == "nvme" and not given.get("nvme_path"):
+        findings.refuse(
+            "zero.nvme_path",
+            f"{part} to NVMe needs a folder on the drive",
+            KEY,
+            f'{part}: {{"device": "nvme"}}',
+            '"nvme_path": "/local_nvme"',
+        )
+    if device == "nvme" and engine.zero_stage < 3:
+        findings.refuse(
+            "zero.nvme_stage",
+            "only ZeRO-3 reads and writes NVMe",
+            KEY,
+            f"{part} to nvme with stage {engine.zero_stage}",
+            '"stage": 3, or "device": "cpu"',
+        )
+    ratio = given.get("ratio", 1.0)
+    if isinstance(ratio, (int, float)) and ratio < 1.0 and engine.zero_stage != 3:
+        findings.refuse(
+            "zero.offload_ratio", "a part of the optimizer is offloaded by ZeRO-3 only", KEY, f"ratio: {ratio}", "1.0"
+        )
+    block[part] = {key: value for key, value in given.items() if value != "auto"}
+
+
+def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
+    """ZeRO++: what travels quantised changes the numbers and has CUDA kernels only."""
+    for key in ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"):
+        if block.get(key) is not True:
+            continue
+        if job.hardware.device == "cpu":
+            findings.refuse(
+                "zero.quantised", f"{key} has kernels for CUDA only", KEY, f"{key}: true", f'"{key}": false'
+            )
+        else:
+            findings.say(f"zero_optimization.{key}", "on", "asked for: numbers travel quantised, so losses differ from the other strategies'")  # fmt: skip
+
+
+def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings) -> None:
+    """hpZ of ZeRO++: a second copy of the weights, shared out over few ranks, so that the backward gathers inside a node."""
+    size, key = block.get("zero_hpz_partition_size", 1), "zero_hpz_partition_size"
+    if not isinstance(size, int) or size <= 1:
+        return
+    subject = f"zero_optimization.{key}"
+    if stage < 3:
+        findings.say(subject, "off", f"only ZeRO-3 shares weights out; this is ZeRO-{stage}", granted=False)
+        return
+    if job.world_size % min(size, job.world_size):
+        legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
+        findings.refuse(
+            "zero.hpz", f"{job.world_size} processes cannot be shared out in groups of {size}", KEY, f"{key}: {size}", f'"{key}": {legal}'
+        )  # fmt: skip
+        return
+    held = min(size, job.world_size)
+    findings.say(subject, str(held), f"asked for: a second copy of the weights shared out over {held} ranks, in the dtype of the forward; counted among the parameters below")  # fmt: skip
+
+
+def _number(value: Any) -> Any:
+    """1e9 in JSON is a float; DeepSpeed's counts are whole."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1000 else value

@@ -1,0 +1,1 @@
+"""What fully_shard is to the plan: its spec and its options."""

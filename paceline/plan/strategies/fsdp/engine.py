@@ -1,0 +1,260 @@
+"""FSDP2: its mesh and its options; every key of ``fsdp`` and ``fsdp_config`` is answered."""
+
+from __future__ import annotations
+
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.families import NO_TENSOR_PLAN
+from paceline.plan.strategies.fsdp.options import CONFIG, KEY, FsdpAsked, read_fsdp
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import FsdpOptions, Wrap
+
+PARALLELISM = "training.parallelism"
+
+
+def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
+    """``pp × dp_replicate × dp_shard × cp × tp``. Data-parallel sizes that were left at 1 take what the other axes leave of the processes."""
+    asked = read_fsdp(job.training)
+    sizes = {axis: job.axis(axis) for axis in ("pp", "cp", "tp")}
+    replicate, shard = job.axis("dp_replicate"), job.axis("dp_shard")
+    model = sizes["pp"] * sizes["cp"] * sizes["tp"]
+    if job.world_size % model:
+        return Mesh(dp_shard=job.world_size)  # par.product tells it
+    left = job.world_size // model
+    hybrid = (asked.sharding or "").startswith("hybrid")
+    if (replicate, shard) == (1, 1):
+        replicate, shard = _data_axes(asked, hybrid, left, sizes, job, findings)
+    elif hybrid and replicate == 1 and left % shard == 0:
+        replicate = left // shard
+    elif replicate > 1 and shard == 1 and asked.sharding != "no_shard" and (hybrid or left > replicate):
+        shard = left // replicate if left % replicate == 0 else 1
+    _check_sharding(asked, replicate, shard, findings)
+    _check_width(sizes["tp"], job, findings)
+    mesh = Mesh(dp_replicate=replicate, dp_shard=shard, **sizes)
+    return mesh if mesh.size == job.world_size else Mesh(dp_shard=job.world_size)
+
+
+def _data_axes(
+    asked: FsdpAsked, hybrid: bool, left: int, sizes: dict[str, int], job: Job, findings: Findings
+) -> tuple[int, int]:
+    """(dp_replicate, dp_shard) when the config leaves both open: ``left`` ranks are to be shared out."""
+    if asked.sharding == "no_shard":
+        return left, 1
+    if not hybrid:
+        return 1, left
+    inside = max(1, job.ranks_per_node // (sizes["cp"] * sizes["tp"]))
+    if left % inside:
+        inside = left
+    if inside == left:
+        findings.say(
+            "fsdp groups",
+            "one",
+            f"{asked.sharding}: weights are shared out inside a node and copied between nodes; all {left} ranks stand on one node, so there is one copy. "
+            "training.parallelism.dp_shard_size makes smaller groups",
+        )
+    return left // inside, inside
+
+
+def _check_sharding(asked: FsdpAsked, replicate: int, shard: int, findings: Findings) -> None:
+    """A sharding that the mesh sizes contradict is refused."""
+    if asked.sharding in ("full_shard", "shard_grad_op") and replicate > 1:
+        other = "hybrid_shard" if asked.sharding == "full_shard" else "hybrid_shard_zero2"
+        findings.refuse(
+            "par.sharding",
+            f"{asked.sharding} shares the weights out over all data-parallel ranks, and the mesh has {replicate} copies of them",
+            PARALLELISM,
+            f"dp_replicate_size: {replicate} with fsdp: {asked.sharding}",
+            f"fsdp: {other}, or dp_replicate_size: 1",
+        )
+    if asked.sharding == "no_shard" and shard > 1:
+        findings.refuse(
+            "par.sharding",
+            "no_shard keeps whole weights on every rank, and the mesh shares them out",
+            PARALLELISM,
+            f"dp_shard_size: {shard} with fsdp: no_shard",
+            "fsdp: full_shard, or dp_replicate_size instead of dp_shard_size",
+        )
+
+
+def _check_width(tp: int, job: Job, findings: Findings) -> None:
+    """Tensor parallelism goes by the family's plan, and cuts the MLP's columns in equal parts (heads: the config rules)."""
+    if job.shape is None or tp == 1:
+        return
+    family = job.shape.model_type
+    if family in NO_TENSOR_PLAN or job.shape.experts:
+        code = "models.tp_no_plan" if family in NO_TENSOR_PLAN else "models.tp_style"
+        why = (
+            "has no tensor-parallel plan"
+            if family in NO_TENSOR_PLAN
+            else "has a plan that cuts experts, which is not built"
+        )
+        findings.refuse(code, f"this model {why}", f"{PARALLELISM}.tp_size", f"model_type {family} with tp_size {tp}", "fsdp without tp_size shards any model")  # fmt: skip
+        return
+    if job.shape.intermediate % tp == 0:
+        return
+    width = job.shape.intermediate
+    fitting = max(size for size in range(1, tp + 1) if width % size == 0)
+    findings.refuse(
+        "par.tp_width",
+        f"an MLP {width} wide cannot be cut in {tp} equal parts",
+        f"{PARALLELISM}.tp_size",
+        f"tp_size: {tp}",
+        f"tp_size: {fitting}, and the other ranks by dp_shard_size",
+    )
+
+
+def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
+    """The options of FSDP2 on ``mesh`` (``Plan.engine``, also the ``fsdp`` part of a pipeline's)."""
+    asked = read_fsdp(job.training)
+    sharding, reason = _sharding(asked, mesh)
+    findings.say("fsdp sharding", sharding, reason)
+    if asked.offload and sharding not in ("full_shard", "shard_grad_op"):
+        findings.refuse(
+            "fsdp.offload",
+            f"offload goes with full_shard or shard_grad_op, not with {sharding}",
+            KEY,
+            f"offload with {sharding}",
+            "fsdp: [full_shard, offload]",
+        )
+    quantised = bool((job.lora or {}).get("quantization_bit"))
+    engine = FsdpOptions(
+        sharding=sharding,
+        reshard_after_forward=sharding in ("full_shard", "hybrid_shard"),
+        cpu_offload=asked.offload,
+        wrap=Wrap(
+            asked.wrap or "transformer",
+            tuple(asked.classes) if asked.wrap != "size" else (),
+            asked.min_num_params if asked.wrap == "size" else 0,
+        ),
+        backward_prefetch=asked.backward_prefetch,
+        forward_prefetch=asked.forward_prefetch,
+        meta_start=asked.meta_start and not quantised and mesh.pp == 1,
+        sequence_parallel=mesh.tp > 1 and bool(job.parallelism.get("sequence_parallel", False)),
+        loss_parallel=_loss_parallel(job, mesh, findings),
+        cp_method=str(job.parallelism.get("cp_method") or "ulysses"),
+    )
+    _say_main(engine, asked, job, mesh.pp > 1, findings)
+    _say_axes(engine, mesh, job, findings)
+    _say_settings(asked, job, findings)
+    return engine
+
+
+def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
+    """Whether head and loss stay shared out along the vocabulary: where tp divides it."""
+    if mesh.tp == 1 or not job.parallelism.get("loss_parallel", True):
+        return False
+    if job.shape is None or job.shape.vocab % mesh.tp == 0:
+        return True
+    why = f"a vocabulary of {job.shape.vocab} cannot be shared out over {mesh.tp} ranks; model.embedding_multiple: {mesh.tp} pads one that is resized"
+    findings.say(f"{PARALLELISM}.loss_parallel", "off", why, granted=False)
+    return False
+
+
+def _sharding(asked: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
+    """(sharding, why) from what was asked and what the mesh is."""
+    why = {
+        "full_shard": "weights, gradients and optimizer shared out; weights are let go between forward and backward",
+        "shard_grad_op": "weights, gradients and optimizer shared out; weights stay gathered between forward and backward",
+        "no_shard": "whole weights on every rank, gradients averaged",
+        "hybrid_shard": f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies",
+        "hybrid_shard_zero2": f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies; weights stay gathered until the backward",
+    }
+    if asked.sharding is not None:
+        return asked.sharding, f"asked for: {why[asked.sharding]}"
+    if mesh.dp_shard == 1 and mesh.dp_replicate > 1:
+        return "no_shard", f"the mesh only replicates: {why['no_shard']}"
+    if mesh.dp_replicate > 1:
+        return "hybrid_shard", f"the mesh replicates and shards: {why['hybrid_shard']}"
+    if mesh.pp > 1:
+        return "shard_grad_op", f"{why['shard_grad_op']}; gathering for every micro-batch of a pipeline would cost more"
+    return "full_shard", f"when nothing is asked: {why['full_shard']}"
+
+
+def _say_main(engine: FsdpOptions, asked: FsdpAsked, job: Job, pipeline: bool, findings: Findings) -> None:
+    version = "by FSDP2 (torch's fully_shard)"
+    if asked.version == 1:
+        findings.say(
+            "fsdp_version",
+            "2",
+            f"1 was asked for; its shardings are computed {version}: the same numbers, parameters cut one by one instead of joined into flat ones",
+        )
+    else:
+        findings.say("fsdp_version", "2", version)
+    wrap = engine.wrap
+    if wrap.policy == "size":
+        findings.say(
+            "fsdp wrap",
+            f"modules of {wrap.min_num_params:,} parameters or more",
+            "asked for: each is gathered as one",
+        )
+    elif wrap.policy == "none":
+        findings.say(
+            "fsdp wrap", "the whole model at once", "NO_WRAP asked for: all weights are gathered together in a forward"
+        )
+    else:
+        names = ", ".join(wrap.classes) or "the model's own decoder layers"
+        said = (
+            "asked for"
+            if asked.wrap
+            else "nothing asked; gathering layer by layer gives the same numbers in less memory"
+        )
+        findings.say("fsdp wrap", names, said)
+    if engine.cpu_offload:
+        host = "; on a CPU this saves nothing" if job.hardware.device == "cpu" else ""
+        findings.say("fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}")
+    _say_start(engine.meta_start, asked, pipeline, findings)
+
+
+def _say_start(meta_start: bool, asked: FsdpAsked, pipeline: bool, findings: Findings) -> None:
+    """Who reads the weights; what the config asks for by name and does not get is marked."""
+    if meta_start:
+        why = "rank 0 reads the weights and hands each rank its share; the others allocate nothing whole"
+        findings.say("fsdp start", "rank 0 reads", why)
+        return
+    why = "every rank reads the whole model before it is cut"
+    if asked.meta_start:
+        why += ", to keep its own stages" if pipeline else ": quantised weights cannot be made without their data"
+    named = asked.settings.get("cpu_ram_efficient_loading") is True
+    findings.say("fsdp start", "all ranks read", why, granted=not (asked.meta_start and named))
+
+
+def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
+    if mesh.tp > 1:
+        parts = ["attention heads and MLP columns are shared out"]
+        parts.append("norms along the sequence too" if engine.sequence_parallel else "norms are computed by each")
+        parts.append("head and loss by vocabulary" if engine.loss_parallel else "logits are gathered for the loss")
+        findings.say("tensor parallel", f"{mesh.tp} ranks", "; ".join(parts))
+    elif job.parallelism.get("sequence_parallel"):
+        findings.say(f"{PARALLELISM}.sequence_parallel", "off", "it needs tp_size above 1", granted=False)
+    if mesh.cp > 1:
+        how = {
+            "ulysses": "heads are exchanged for sequence around attention",
+            "allgather": "keys and values are gathered in attention",
+        }
+        findings.say(
+            "context parallel", f"{mesh.cp} ranks share each row", f"{engine.cp_method}: {how[engine.cp_method]}"
+        )
+
+
+def _say_settings(asked: FsdpAsked, job: Job, findings: Findings) -> None:
+    """Keys of ``fsdp_config`` without a knob of their own here: what happens instead."""
+    settings = asked.settings
+    fixed = {
+        "use_orig_params": "FSDP2 keeps every parameter under its own name",
+        "limit_all_gathers": "FSDP2 frees gathered weights in stream order, so they never pile up",
+        "sync_module_states": "every rank begins with rank 0's weights",
+    }
+    for key, why in fixed.items():
+        if key in settings:
+            findings.say(f"fsdp_config.{key}", "true", why, granted=settings[key] is True)
+    state = str(settings.get("state_dict_type") or "")
+    if state == "local_state_dict":
+        findings.refuse("fsdp2.local_state", "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict")
+    elif state:
+        why = "checkpoints are written in shards by every rank; the export makes one Hugging Face folder of them"
+        findings.say("fsdp_config.state_dict_type", "sharded_state_dict", why, granted=state == "sharded_state_dict")
+    if asked.backward_prefetch != "backward_pre" or asked.forward_prefetch:
+        findings.say(
+            "fsdp prefetch",
+            f"backward: {asked.backward_prefetch}, forward: {str(asked.forward_prefetch).lower()}",
+            "asked for: when the next layer's weights are gathered; the numbers are the same",
+        )

@@ -1,0 +1,112 @@
+"""``fully_shard`` of torch, with tensor and context parallelism."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.cost.layout import WHOLE, Layout, Storage
+from paceline.plan.cost.pieces import Piece, pieces_of, tp_share
+from paceline.plan.cost.starts import FIRST, HOST, Start
+from paceline.plan.cost.states import sharded_states
+from paceline.plan.cost.work import Work
+from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.strategies.base import Simulated, StrategySpec
+from paceline.plan.strategies.fsdp.engine import fsdp_engine, fsdp_mesh
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import EngineOptions, FsdpOptions
+from paceline.plan.strategies.state_form import TORCH
+
+SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # fp32 shards, gathered in 16 bit
+_LAYER = re.compile(r"\.(layers|h)\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Fsdp(StrategySpec):
+    """Every rank keeps a part of each layer and gathers the layer when it is computed."""
+
+    def mesh(self, job: Job, findings: Findings) -> Mesh:
+        return fsdp_mesh(job, findings)
+
+    def options(
+        self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+    ) -> EngineOptions:
+        return fsdp_engine(job, mesh, findings)
+
+    def start(self, engine: EngineOptions) -> Start | None:
+        return FIRST if isinstance(engine, FsdpOptions) and engine.meta_start else HOST
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        cut = [tp_share(p, plan.mesh.tp, vocabulary=_own(plan.engine).loss_parallel) for p in pieces]
+        return sharded_states(plan, cut, rank)
+
+    def shares_frozen(self, engine: EngineOptions) -> bool:
+        return True
+
+    def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
+        return mesh.dp_shard > 1
+
+    def layouts(self) -> tuple[Layout, ...]:
+        def way(name: str, tp: bool = False, cp: bool = False, hybrid: bool = False, packed: bool = False) -> Layout:
+            return Layout(name, self.name, 3, SHARDED, tp=tp, cp=cp, hybrid=hybrid, packed=packed, start=FIRST)
+
+        return way("fsdp", packed=True), way("fsdp hybrid", hybrid=True), way("fsdp + cp", cp=True), way("fsdp + tp", tp=True)  # fmt: skip
+
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+        zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
+        offload = "all" if _own(engine).cpu_offload else "none"
+        return Layout(self.name, self.name, zero, storage, offload=offload, start=self.start(engine))
+
+    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+        keys = super().settings(work, mesh)
+        sharding = "hybrid_shard" if work.sharers < work.dp else "full_shard"
+        return {"distributed_strategy": keys.pop("distributed_strategy"), "fsdp": sharding, **keys}
+
+    def collectives(self, plan: Plan) -> dict[str, tuple[int, int]]:
+        """Without tensor parallelism: every layer is a unit, what is left (embedding, last norm, head) another that stays gathered from forward to
+        backward. Gradients are scattered after every micro-batch, or once where whole ones are small (``whole_gradient_bytes``)."""
+        shape, m = plan.shape, plan.batch.accumulation
+        pieces = pieces_of(shape, plan.adapter, 4) if shape is not None else None
+        if shape is None or pieces is None or plan.mesh.dp_shard == 1:
+            return {}
+        weight = 2 if plan.precision.compute in ("bfloat16", "float16") else 4
+        reduce = 4 if plan.precision.reduce == "float32" else 2
+        ranks = plan.mesh.dp_shard
+        in_layers = sum(_padded(p, ranks) for p in pieces if _LAYER.search(p.name))
+        outside = sum(_padded(p, ranks) for p in pieces) - in_layers
+        trained = sum(p.numel for p in pieces if p.trained)
+        scattered = sum(_padded(p, ranks) for p in pieces if p.trained)
+        kept = _own(plan.engine).sharding in ("shard_grad_op", "no_shard", "hybrid_shard_zero2")
+        once = 4 * trained <= _own(plan.engine).whole_gradient_bytes
+        passes = 1 if kept else 2
+        gathers = (passes * shape.layers + 1, weight * (passes * in_layers + outside))
+        scatters = 1 if once else m
+        found = {"all-gather": ((1 if kept and once else m) * gathers[0], (1 if kept and once else m) * gathers[1])}
+        if plan.adapter is None:
+            found["reduce-scatter"] = (scatters * (shape.layers + 1), scatters * reduce * scattered)
+            if plan.mesh.dp_replicate > 1:
+                found["all-reduce"] = (shape.layers + 1, reduce * scattered // ranks)
+        return found
+
+
+def _own(engine: EngineOptions) -> FsdpOptions:
+    assert isinstance(engine, FsdpOptions)
+    return engine
+
+
+def _padded(piece: Piece, ranks: int) -> int:
+    """Numbers of a tensor whose rows are shared out evenly, empty ones added."""
+    return -(-piece.shape[0] // ranks) * ranks * (piece.numel // piece.shape[0])
+
+
+FSDP = Fsdp(
+    "fsdp", axes=frozenset({"dp_replicate", "dp_shard", "cp", "tp"}), sections=frozenset({"fsdp"}), min_processes=2,
+    sharding="full_shard",
+    shards_weights=True, whole_modules=False, score_axes=frozenset({"tp"}), state_form=TORCH,
+    simulated=Simulated.ALL,
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""The pipeline: its schedule, its stages, and what each stage is made of."""
+
+from __future__ import annotations
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.mesh import Mesh
+from paceline.plan.model.families import NO_STAGES
+from paceline.plan.strategies.fsdp.engine import PARALLELISM, fsdp_engine
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import PipelineOptions
+
+#: Schedules that need more than one stage on each rank, with the number they take when none is given.
+MULTI_STAGE = {"interleaved": 2, "zero_bubble": 2, "zbv": 2}
+
+
+def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings) -> PipelineOptions:
+    """``Plan.engine`` of a pipeline. The micro-batches of an optimizer step are the schedule's micro-batches."""
+    schedule = str(job.parallelism.get("pp_schedule") or "1f1b")
+    stages = job.parallelism.get("pp_stages_per_rank") or MULTI_STAGE.get(schedule, 1)
+    if mesh.pp == 1:
+        findings.refuse(
+            "par.pp_size",
+            "a pipeline needs stages",
+            f"{PARALLELISM}.pp_size",
+            "pp_size: 1",
+            f"pp_size: {min(2, job.world_size)} or more, or distributed_strategy: fsdp",
+        )
+    if job.shape is not None and job.shape.model_type in NO_STAGES:
+        findings.refuse(
+            "models.no_stages",
+            "this model class cannot be cut into pipeline stages",
+            f"{PARALLELISM}.pp_size",
+            f"model_type {job.shape.model_type}: its stages would compute something else than the whole",
+            "distributed_strategy: fsdp (or zero3) shards it without cutting it",
+        )
+    _check_stages(schedule, stages, findings)
+    _check_layers(job, mesh, stages, findings)
+    bubble = (mesh.pp - 1) / (mesh.pp - 1 + batch.accumulation * (stages if schedule == "interleaved" else 1))
+    idle = (
+        f"about {bubble:.0%} of a step idle"
+        if schedule in ("1f1b", "gpipe", "interleaved")
+        else "gradients of weights fill the gaps"
+    )
+    findings.say(
+        "pipeline",
+        f"{schedule}, {mesh.pp * stages} stages on {mesh.pp} ranks",
+        f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; the micro-batches of a step are padded to one shape",
+    )
+    return PipelineOptions(schedule, stages, fsdp_engine(job, mesh, findings))
+
+
+def _check_stages(schedule: str, stages: int, findings: Findings) -> None:
+    where = f"{PARALLELISM}.pp_stages_per_rank"
+    if schedule == "zbv" and stages != 2:
+        findings.refuse(
+            "par.pp_stages",
+            "a V of stages holds two a process: one on the way down, one on the way up",
+            where,
+            str(stages),
+            "2",
+        )
+    if schedule not in MULTI_STAGE and stages > 1:
+        findings.refuse(
+            "par.pp_stages",
+            f"the schedule {schedule} has one stage a process",
+            where,
+            str(stages),
+            "1, or pp_schedule: interleaved",
+        )
+
+
+def _check_layers(job: Job, mesh: Mesh, stages: int, findings: Findings) -> None:
+    if job.shape is None or job.shape.layers >= mesh.pp * stages:
+        return
+    findings.refuse(
+        "par.pp_layers",
+        f"{job.shape.layers} layers cannot be cut into {mesh.pp * stages} stages",
+        f"{PARALLELISM}.pp_size",
+        f"pp_size: {mesh.pp} × {stages} stage(s) a process",
+        f"at most {job.shape.layers} stages in all",
+    )

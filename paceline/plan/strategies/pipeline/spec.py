@@ -1,0 +1,69 @@
+"""Stages of layers, each of them parallelised as FSDP's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.plan.batch import BatchSplit
+from paceline.plan.cost.layout import WHOLE, Layout
+from paceline.plan.cost.pieces import Piece, own_stages, tp_share
+from paceline.plan.cost.starts import HOST, Start
+from paceline.plan.cost.states import sharded_states, whole_states
+from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
+from paceline.plan.plan import Plan, Precision
+from paceline.plan.strategies.base import StrategySpec
+from paceline.plan.strategies.fsdp.engine import fsdp_mesh
+from paceline.plan.strategies.fsdp.spec import SHARDED
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import EngineOptions, PipelineOptions
+from paceline.plan.strategies.pipeline.engine import pipeline_engine
+from paceline.plan.strategies.state_form import TORCH
+
+
+@dataclass(frozen=True)
+class Pipeline(StrategySpec):
+    """Micro-batches pass from stage to stage."""
+
+    def mesh(self, job: Job, findings: Findings) -> Mesh:
+        return fsdp_mesh(job, findings)
+
+    def options(
+        self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
+    ) -> EngineOptions:
+        return pipeline_engine(job, mesh, batch, findings)
+
+    def start(self, engine: EngineOptions) -> Start | None:
+        return HOST
+
+    def own_stages(self, plan: Plan, rank: int) -> dict[str, Any] | None:
+        return own_stages(_own(plan.engine), plan.mesh, plan.mesh.coordinates(rank).pp)
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        fsdp, mesh = _own(plan.engine).fsdp, plan.mesh
+        cut = [tp_share(p, mesh.tp, vocabulary=fsdp.loss_parallel) for p in pieces]
+        return sharded_states(plan, cut, rank) if mesh.dp_shard > 1 or mesh.tp > 1 else whole_states(plan, cut)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        return (
+            Layout("pipeline", self.name, pp=True, start=HOST),
+            Layout("pipeline + fsdp", self.name, 3, SHARDED, pp=True, start=HOST),
+            Layout("pipeline + fsdp + tp", self.name, 3, SHARDED, pp=True, tp=True, start=HOST),
+        )
+
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+        zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
+        return Layout(self.name, self.name, zero, storage, pp=True, start=HOST, stages_a_rank=engine.stages_a_rank)
+
+
+def _own(engine: EngineOptions) -> PipelineOptions:
+    assert isinstance(engine, PipelineOptions)
+    return engine
+
+
+PIPELINE = Pipeline(
+    "pipeline", sections=frozenset({"fsdp"}), whole_modules=False, whole_rows=False, stages=True, loss_scale=False,
+    quantised_base=False, state_form=TORCH, not_simulated="a pipeline's schedule needs the other stages' answers",
+)  # fmt: skip

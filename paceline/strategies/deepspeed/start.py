@@ -1,0 +1,161 @@
+"""Starting a DeepSpeed engine, and proving that it is what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.runtime.world import World
+from paceline.strategies.deepspeed.library import library, need_async_io, without_shared_memory_op
+from paceline.strategies.deepspeed.tensor_parallel import unsharded
+
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def start_engine(
+    world: World,
+    config: dict[str, Any],
+    root: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    sequence_parallel: int = 1,
+) -> Any:
+    """``deepspeed.initialize`` around ``root`` and a torch optimizer over its trained parameters (None: nothing is trained). Collective.
+
+    ``sequence_parallel``: ranks that share each sequence (Ulysses); ZeRO shards and averages over them as well.
+
+    Raises ConfigError for what DeepSpeed refuses, in its own words, and ``strategy.deepspeed_trap`` where it started something else than
+    ``config`` says.
+    """
+    world.require_group()
+    check_packed(root, config)
+    deepspeed = library(world)
+    if "nvme" in offload_devices(config).values():
+        need_async_io(world)
+    try:
+        with without_shared_memory_op(deepspeed):
+            deepspeed.init_distributed(dist_init_required=None)
+            if offload_devices(config)["offload_param"] == "nvme":
+                _partition_onto_drive(deepspeed, root, config)
+            engine, *_ = deepspeed.initialize(
+                model=root,
+                optimizer=optimizer,
+                model_parameters=[p for p in root.parameters() if p.requires_grad] or None,
+                config=config,
+                mpu=_sequence_groups(sequence_parallel),
+                dist_init_required=None,
+            )
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_refused",
+                "DeepSpeed refuses this configuration",
+                "training.deepspeed",
+                f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                "change in training.deepspeed what its message names, or distributed_strategy: fsdp, which needs no DeepSpeed",
+            )
+        ) from error
+    check_engine(engine, config, world, sequence_parallel)
+    return engine
+
+
+def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
+    """Raise ConfigError where DeepSpeed's cast to low precision would take packed 4-bit weights for numbers (it spares integers only)."""
+    low = any((config.get(key) or {}).get("enabled") for key in _LOW)
+    packed = [n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()]
+    if low and packed:
+        raise ConfigError(
+            Diagnostic(
+                "strategy.deepspeed_packed",
+                "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low precision",
+                "lora.quantization_bit",
+                f"{len(packed)} weights ({packed[0]}, …)",
+                "distributed_strategy: fsdp, or adapters on whole weights (quantization_bit: null)",
+            )
+        )
+
+
+def _partition_onto_drive(deepspeed: Any, root: nn.Module, config: dict[str, Any]) -> None:
+    """Partition the parameters before the engine does, which would hand them to the drive in another dtype.
+
+    DeepSpeed 0.19's ``Init._set_dtype`` answers ``dtype or float16 if fp16 is supported else bfloat16``: the engine's own float32 becomes
+    bfloat16 where a processor has no float16, and weights lose their lower half on the way to the drive. Asked without a dtype, it takes
+    the configuration's.
+    """
+    low = next((d for key, d in _LOW.items() if (config.get(key) or {}).get("enabled")), None)
+    for parameter in root.parameters():
+        if low is not None and parameter.is_floating_point():
+            parameter.data = parameter.data.to(low)
+    deepspeed.zero.Init(module=root, config_dict_or_path=config)
+
+
+def _sequence_groups(size: int) -> Any:
+    """DeepSpeed's own Ulysses groups, made once a process; None where no sequence is shared.
+
+    Its other way, ``sequence_parallel_size`` in the JSON, builds the same groups but then shards and averages over the data-parallel
+    ranks alone: the ranks of a sequence drift apart without a word.
+    """
+    if size == 1:
+        return None
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
+        parallel_state_sp.initialize_sequence_parallel(size)
+    return parallel_state_sp
+
+
+def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
+    """Where ``offload_optimizer`` and ``offload_param`` put things: ``none``, ``cpu`` or ``nvme``."""
+    zero = config.get("zero_optimization") or {}
+    return {
+        name: str((zero.get(name) or {}).get("device") or "none") for name in ("offload_optimizer", "offload_param")
+    }
+
+
+def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_parallel: int = 1) -> None:
+    """Raise PacelineError when the engine silently is something else than was asked for."""
+    zero = config.get("zero_optimization") or {}
+    stage = int(zero.get("stage", 0))
+    tp = int((config.get("tensor_parallel") or {}).get("autotp_size") or 1)
+    wrong: list[str] = []
+    if int(engine.zero_optimization_stage()) != stage:
+        wrong.append(f"ZeRO stage {int(engine.zero_optimization_stage())} instead of {stage}")
+    if max(int(engine.autotp_size() or 1), 1) != tp:
+        wrong.append(f"AutoTP over {engine.autotp_size()} ranks instead of {tp}")
+    if engine.global_rank != world.rank or engine.world_size != world.world_size:
+        wrong.append(f"rank {engine.global_rank} of {engine.world_size} instead of {world.rank} of {world.world_size}")
+    if int(engine.seq_dp_world_size) != world.world_size // tp:
+        wrong.append(
+            f"gradients are averaged over {engine.seq_dp_world_size} ranks instead of {world.world_size // tp}"
+        )
+    if engine.sequence_parallel_size != sequence_parallel:
+        wrong.append(f"sequences are shared by {engine.sequence_parallel_size} ranks instead of {sequence_parallel}")
+    if stage == 3:
+        wrong += _whole_parameters(engine, world)
+    if tp > 1:
+        wrong += unsharded(engine.module)
+        check = getattr(engine, "first_dataloader_check", None)
+        if check is not None:  # it sends pickled batches around once; Paceline compares checksums of sample ids itself
+            check.remove()
+    if wrong:
+        raise PacelineError(
+            Diagnostic(
+                "strategy.deepspeed_trap",
+                "DeepSpeed has started, but not what the plan says",
+                "training.deepspeed",
+                "; ".join(wrong),
+                "an issue with this message: the run would have trained something else than it says",
+            )
+        )
+
+
+def _whole_parameters(engine: Any, world: World) -> list[str]:
+    """ZeRO-3 parameters that are no partition."""
+    if world.world_size == 1:
+        return []
+    whole = [n for n, p in engine.module.named_parameters() if not hasattr(p, "ds_tensor")]
+    return [f"{len(whole)} parameters are not partitioned ({whole[0]}, …)"] if whole else []

@@ -1,0 +1,230 @@
+"""ZeRO's partitions as shards of plain parameters, and back, bit for bit. Nothing of DeepSpeed's own (pickled) checkpoints is used.
+
+A rank's part of a parameter is a range of its flattened elements. Where all cuts of a parameter fall between rows, every rank's range is a
+block and is yielded as it lies in memory; a parameter that is cut inside a row (at most one or two a partition under ZeRO-1 and 2) is
+gathered, and the rank that holds its beginning yields the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import CheckpointError
+from paceline.plan.mesh import Mesh
+from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
+from paceline.runtime.world import World
+from paceline.strategies import state
+from paceline.strategies.deepspeed.parts import Part, Place, finish_import, local_parts
+from paceline.strategies.handle import Handle
+
+STEP = "step"
+SCALER_KINDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How one parameter lies over the ranks: its local shape and place, and each data-parallel rank's (start, count) of its flattened elements."""
+
+    shape: tuple[int, ...]
+    place: Place
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return prod(self.shape[1:])
+
+    @property
+    def rectangular(self) -> bool:
+        """Whether every range is made of whole rows."""
+        return all(start % self.row == 0 and count % self.row == 0 for start, count in self.ranges)
+
+    def shard(self, role: str, name: str, kind: str, values: Tensor, start: int) -> Shard:
+        """Whole rows from element ``start`` on, as a block of the whole parameter."""
+        if not self.shape:
+            return Shard(role, name, kind, (), (), values.view(()))
+        offsets = (self.place.offsets[0] + start // self.row, *self.place.offsets[1:])
+        return Shard(role, name, kind, self.place.shape, offsets, values.view(-1, *self.shape[1:]))
+
+
+def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
+    """This rank's shards. Collective: parameters cut inside a row are gathered, in the same order on every rank."""
+    engine: Any = handle.module
+    if handle.optimizer is None or not engine.zero_optimization():
+        yield from state.export_state(handle, world.rank, world.world_size)
+        return
+    named = dict(handle.root.plain_named_parameters())
+    trained = {name: p for name, p in named.items() if p.requires_grad}
+    parts = {id(part.parameter): part for part in local_parts(engine)}
+    tp_rank = mesh.coordinates(world.rank).tp
+    spreads = _spreads(trained, parts, world, mesh)
+    role = handle.role.value
+    for name, parameter in trained.items():
+        part, spread = parts.get(id(parameter)), spreads[name]
+        if part is not None and part.start == 0 and part.step is not None and tp_rank == 0:
+            yield Shard(role, name, STEP, (), (), part.step)
+        if not spread.rectangular:
+            yield from _gathered(role, name, parameter, part, spread, world)
+        elif part is not None and spread.place.first:
+            for kind, values in part.tensors().items():  # views, not copies
+                yield spread.shard(role, name, kind, values, part.start)
+    yield from _frozen(role, {n: p for n, p in named.items() if not p.requires_grad}, world, mesh)
+    if world.rank == 0:
+        for name, buffer in handle.root.plain_named_buffers():
+            yield Shard(role, name, BUFFER, tuple(buffer.shape), (0,) * buffer.ndim, buffer.detach())
+    yield from _scaler(role, engine, world)
+
+
+def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) -> None:
+    """Every rank reads the ranges it holds. Raises CheckpointError when a tensor is missing or has another shape."""
+    engine: Any = handle.module
+    if handle.optimizer is None or not engine.zero_optimization():
+        state.import_state(handle, reader)
+        return
+    named = dict(handle.root.plain_named_parameters())
+    names = {id(p): name for name, p in named.items()}
+    role = handle.role.value
+    for part in local_parts(engine, writing=True):
+        name = names[id(part.parameter)]
+        place = Place.of(name, part.parameter, mesh.coordinates(world.rank).tp)
+        check_tensor(reader, role, name, place.shape)
+        for kind in reader.kinds(role, name):
+            if kind == STEP:
+                part.set_step(reader.read(role, name, STEP))
+            else:
+                values = read_range(reader, role, name, kind, place, part)
+                (part.master if kind == PARAM else part.moment(kind)).copy_(values)
+    for name, parameter in named.items():
+        if not parameter.requires_grad:
+            _read_frozen(parameter, reader, role, name, Place.of(name, parameter, mesh.coordinates(world.rank).tp))
+    for name, buffer in handle.root.plain_named_buffers():
+        buffer.copy_(reader.read(role, name, BUFFER))
+    _read_scaler(role, engine, reader)
+    finish_import(engine)
+    handle.root.refresh_compute_weights()
+
+
+def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ...]) -> None:
+    """Raise CheckpointError unless the checkpoint has this parameter in this shape."""
+    if not reader.has(role, name, PARAM):
+        raise CheckpointError(
+            Diagnostic(
+                "checkpoint.missing_tensor",
+                f"the checkpoint has no '{name}' ({PARAM}) for the {role}",
+                found=name,
+                hint="the config's model must be the one that was saved",
+            )
+        )
+    if tuple(reader.shape(role, name, PARAM)) != shape:
+        raise CheckpointError(
+            Diagnostic(
+                "checkpoint.shape",
+                f"'{name}' has another shape in the checkpoint",
+                found=f"{tuple(reader.shape(role, name, PARAM))}, the model has {shape}",
+                hint="the config's model (and its vocabulary) must be the one that was saved",
+            )
+        )
+
+
+def read_range(reader: ShardReader, role: str, name: str, kind: str, place: Place, part: Part) -> Tensor:
+    """The elements of ``part``: the rows they lie in are read, the ends cut off."""
+    if not part.shape:
+        return reader.read(role, name, kind).flatten()
+    row = prod(part.shape[1:])
+    first, last = part.start // row, -(-(part.start + part.count) // row)
+    offsets = (place.offsets[0] + first, *place.offsets[1:])
+    rows = reader.read_block(role, name, kind, offsets, (last - first, *part.shape[1:]))
+    begin = part.start - first * row
+    return rows.flatten()[begin : begin + part.count]
+
+
+def _spreads(trained: dict[str, nn.Parameter], parts: dict[int, Part], world: World, mesh: Mesh) -> dict[str, Spread]:
+    """Every rank's ranges, by parameter: a list of pairs of numbers a rank, of which those with our tensor-parallel coordinate count."""
+    tp_rank = mesh.coordinates(world.rank).tp
+    mine = [[p.start, p.count] if (p := parts.get(id(q))) is not None else None for q in trained.values()]
+    everyone = world.all_gather_json(mine)
+    alike = [rows for rank, rows in enumerate(everyone) if mesh.coordinates(rank).tp == tp_rank]
+    return {
+        name: Spread(
+            tuple(getattr(parameter, "ds_shape", parameter.shape)),
+            Place.of(name, parameter, tp_rank),
+            tuple((rows[i][0], rows[i][1]) for rows in alike if rows[i] is not None),
+        )
+        for i, (name, parameter) in enumerate(trained.items())
+    }
+
+
+def _gathered(
+    role: str, name: str, parameter: nn.Parameter, part: Part | None, spread: Spread, world: World
+) -> Iterator[Shard]:
+    """All of the parameter that its data-parallel group has, yielded by the rank that holds its first element."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    kinds = sorted({kind for each in world.all_gather_json(sorted(part.moments) if part else []) for kind in each})
+    whole = {PARAM: safe_get_full_fp32_param(parameter)}
+    whole |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
+    if part is not None and part.start == 0 and spread.place.first:
+        for kind, values in whole.items():
+            yield spread.shard(role, name, kind, values.detach().cpu().contiguous(), 0)
+
+
+def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh) -> Iterator[Shard]:
+    """Parameters outside of the optimizer, spread over the ranks: whole on every rank, or ZeRO-3 partitions that are gathered one at a time."""
+    tp_rank = mesh.coordinates(world.rank).tp
+    alike = [rank for rank in range(world.world_size) if mesh.coordinates(rank).tp == tp_rank]
+    sizes = {name: int(getattr(p, "ds_numel", p.numel())) * p.element_size() for name, p in frozen.items()}
+    owner = state.assign(sizes, len(alike))
+    for name, parameter in frozen.items():
+        values, place = whole_frozen(parameter), Place.of(name, parameter, tp_rank)
+        if alike[owner[name]] == world.rank and place.first:
+            yield Shard(role, name, PARAM, place.shape, place.offsets, values)
+
+
+def whole_frozen(parameter: nn.Parameter) -> Tensor:
+    """The values of a frozen parameter; a copy when they had to be gathered (collective)."""
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach()
+    from deepspeed.runtime.zero import GatheredParameters
+
+    with GatheredParameters([parameter]):
+        return parameter.detach().clone().cpu()
+
+
+def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, place: Place) -> None:
+    """Every rank reads a frozen parameter whole: ZeRO-3 takes this rank's part of it."""
+    if not reader.has(role, name, PARAM):  # an adapter's checkpoint leaves the base model out
+        return
+    with torch.no_grad():
+        local = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        values = reader.read_block(role, name, PARAM, place.offsets, local)
+        if hasattr(parameter, "ds_id"):
+            size = parameter.partition_numel()
+            part = values.flatten()[size * torch.distributed.get_rank(parameter.ds_process_group) :][:size]
+            parameter.ds_tensor.view(-1)[: part.numel()].copy_(part)
+        else:
+            parameter.copy_(values)
+
+
+def _scaler(role: str, engine: Any, world: World) -> Iterator[Shard]:
+    """DeepSpeed's dynamic loss scale (fp16), once."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if world.rank == 0 and scaler is not None and getattr(scaler, "dynamic", False):
+        for kind in SCALER_KINDS:
+            value = torch.tensor(float(getattr(scaler, kind)), dtype=torch.float64)
+            yield Shard(role, state.SCALER, kind, (), (), value)
+
+
+def _read_scaler(role: str, engine: Any, reader: ShardReader) -> None:
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if scaler is None or not reader.has(role, state.SCALER, SCALER_KINDS[0]):
+        return
+    for kind in SCALER_KINDS:
+        value = float(reader.read(role, state.SCALER, kind))
+        setattr(scaler, kind, value if kind == SCALER_KINDS[0] else int(value))

@@ -1,0 +1,1 @@
+"""torch.distributed.pipelining's schedules behind the strategy's interface."""

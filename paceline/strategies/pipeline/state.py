@@ -1,0 +1,101 @@
+"""Gradients and parameters over the stages of a pipeline: what is held whole, and the weight that two stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from paceline.plan.mesh import Mesh
+from paceline.strategies.pipeline.parts import PipelineRoot
+from paceline.strategies.sharded_state import Block, ShardedHandle
+
+_BUCKET_BYTES = 50 * 2**20  # as DDP's on a CPU: fewer messages, and never twice all gradients
+
+
+@dataclass
+class PipelineHandle(ShardedHandle):
+    """``blocks`` are this rank's pieces of what its stages own; ``copies`` those of the head's copy of a tied embedding, which is trained like
+    them and counted, written and read as the embedding's.
+    """
+
+    copies: list[Block] = field(default_factory=list)
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """Every piece with its parameter's plain name, the copies last."""
+        return [(b.name, b.local) for b in (*self.blocks, *self.copies)]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's pieces of what is trained, the copies last."""
+        return [b.local for b in (*self.blocks, *self.copies) if b.local.requires_grad]
+
+    def take_gradients(self) -> None:
+        """Hand FSDP2's gradients to the local pieces; a whole parameter has its own."""
+        for block in (*self.blocks, *self.copies):
+            if block.local is not block.parameter:
+                grad = block.parameter.grad
+                block.local.grad = None if grad is None else local(grad)
+
+    def drop_gradients(self) -> None:
+        """Free them."""
+        for block in (*self.blocks, *self.copies):
+            block.parameter.grad = block.local.grad = None
+
+
+def whole_blocks(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[Block]:
+    """Blocks of parameters that every rank of a stage holds whole."""
+    at = mesh.coordinates(rank)
+    return [Block(name, p, p, tuple(p.shape), (0,) * p.ndim, mesh.dp_replicate, at.dp_replicate) for name, p in named]
+
+
+@torch.no_grad()
+def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Sums over ``group`` in place, some tens of MB at a time."""
+    bucket: list[Tensor] = []
+    for index, parameter in enumerate(parameters):
+        assert parameter.grad is not None
+        bucket.append(parameter.grad)
+        if index + 1 == len(parameters) or sum(g.nbytes for g in bucket) >= _BUCKET_BYTES:
+            flat = torch.cat([g.flatten() for g in bucket])
+            dist.all_reduce(flat, group=group)
+            for grad, summed in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
+                grad.copy_(summed.view_as(grad))
+            bucket = []
+
+
+@torch.no_grad()
+def exchange(handle: PipelineHandle, row: dist.ProcessGroup, first: int, last: int) -> None:
+    """Both holders of a tied weight get the sum of both gradients, in the same order: they make the same step, bit for bit.
+
+    ``first`` and ``last`` are the holders' places in the ``row``.
+    """
+    root = handle.root
+    assert isinstance(root, PipelineRoot)
+    mine = [p.grad for p in (root.tied, root.tied_copy) if p is not None and p.requires_grad]
+    if not mine:
+        return
+    grads = [local(grad) for grad in mine if grad is not None]
+    assert len(grads) == len(mine), "a tied weight has no gradient"
+    if len(grads) == 2:
+        total = grads[0] + grads[1]
+    else:
+        here = dist.get_rank(row)
+        peer = dist.get_global_rank(row, last if here == first else first)
+        own, other = grads[0].contiguous(), torch.empty_like(grads[0], memory_format=torch.contiguous_format)
+        work = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, own, peer, row), dist.P2POp(dist.irecv, other, peer, row)]
+        )
+        for one in work:
+            one.wait()
+        total = own + other if here == first else other + own
+    for grad in grads:
+        grad.copy_(total)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The shard itself of a DTensor, any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,225 @@
+"""Pipeline parallelism: each rank of a row has some layers; the micro-batches of a window run through the row by a schedule of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.models.roles import RoleModule
+from paceline.models.stages import split, token_ids
+from paceline.models.tensor_parallel import apply_tensor_parallel
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.options import PipelineOptions
+from paceline.protocols.algorithm import Objective
+from paceline.protocols.batch import Batch
+from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
+from paceline.protocols.roles import Role
+from paceline.protocols.shard import ShardReader
+from paceline.runtime.mesh import sharding_mesh
+from paceline.runtime.world import World
+from paceline.strategies import sharded_state
+from paceline.strategies.base import Strategy
+from paceline.strategies.fixed_shape import MULTIPLE, FixedShape
+from paceline.strategies.fsdp import FSDP
+from paceline.strategies.handle import Handle, Handles
+from paceline.strategies.pipeline.parts import PipelineRoot, Work
+from paceline.strategies.pipeline.schedules import Cut, Running, Wire
+from paceline.strategies.pipeline.state import PipelineHandle, exchange, sum_gradients, whole_blocks
+from paceline.strategies.runner import WindowRunner
+from paceline.strategies.sharded_state import blocks_of
+from paceline.strategies.sharding import Units, shard
+
+_EVAL_MICRO_BATCHES_A_RANK = 4  # evaluated in one run of the schedule: enough to keep the row busy, few enough to hold
+
+
+@dataclass
+class _Kept:
+    """The schedule made last: the next window mostly has the same shape."""
+
+    key: tuple[FixedShape, int]
+    running: Running
+
+
+class PipelineRunner(WindowRunner):
+    """Runs the micro-batches of a window through the row of stages by the strategy's schedule."""
+
+    strategy: Pipeline
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self._kept: dict[tuple[Role, bool], _Kept] = {}
+
+    def _accumulate(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        scales: Mapping[str, float],
+        sums: dict[str, Tensor],
+        generator_seed: Callable[[int], int] | None,
+    ) -> None:
+        """The window through the schedule; then gradients are whole sums on every rank that holds them."""
+        strategy, cut = self.strategy, self.strategy.cut
+        for handle in (handles[role] for role in algorithm.trains):
+            assert isinstance(handle, PipelineHandle)
+
+            def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = handle.role) -> Tensor:
+                return self._loss(role, outputs, batch, algorithm, scales, sums)
+
+            ask = algorithm.ask(handle.role, training=True) | cut.also_ask
+            self._run(handle, micro_batches, Work((), ask, finish, generator_seed), training=True)
+            if not strategy.sharding and self.mesh.dp_replicate > 1:
+                sum_gradients(handle.parameters(), strategy.mesh["dp_replicate"].get_group())
+            exchange(handle, strategy.row, cut.rank_of(0), cut.rank_of(cut.count - 1))
+
+    def _run(self, handle: Handle, micro_batches: Sequence[Batch], work: Work, *, training: bool) -> None:
+        """One run of the schedule over ``micro_batches`` as they are (``work`` without batches)."""
+        root = handle.root
+        assert isinstance(root, PipelineRoot)
+        packed = root.stages[0].attention.layout == "packed"
+        placed = [self.strategy.shard_batch(batch) for batch in micro_batches]
+        shape = FixedShape.of(placed, packed, MULTIPLE * self.mesh.tp)
+        number = self.strategy.cut.micro_batches(len(placed))
+        fitted = [shape.fit(batch) for batch in placed] + [shape.empty(placed[0])] * (number - len(placed))
+        running = self._running(handle.role, root, shape, number, training)
+        root.give(replace(work, batches=fitted))
+        try:
+            running.run(torch.cat([token_ids(batch, packed) for batch in fitted]), training=training)
+        finally:
+            root.give(None)
+
+    def _running(self, role: Role, root: PipelineRoot, shape: FixedShape, number: int, training: bool) -> Running:
+        """The schedule for this shape: the last one again, or a new one."""
+        kept = self._kept.get((role, training))
+        if kept is None or kept.key != (shape, number):
+            stage, strategy = root.stages[0], self.strategy
+            width = stage.hf.config.get_text_config().hidden_size
+            wire = Wire(width, stage.boundary_dtype, self.mesh.tp if strategy.how.sequence_parallel else 1)
+            running = Running(strategy.cut, root.by_index, shape, number, wire, strategy.row, self.world.device)
+            kept = self._kept[role, training] = _Kept((shape, number), running)
+        return kept.running
+
+    def _evaluated(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
+    ) -> Iterator[Batch]:
+        """Forward only, some micro-batches at a time; the last stage's names of sums go to all ranks."""
+        batches, cut = iter(micro_batches), self.strategy.cut
+        while chunk := list(islice(batches, _EVAL_MICRO_BATCHES_A_RANK * cut.ranks)):
+            for role in algorithm.trains:
+
+                def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = role) -> Tensor:
+                    self._add_evaluation(algorithm, role, outputs, batch, sums)
+                    return torch.zeros((), device=batch.input_ids.device)
+
+                work = Work((), algorithm.ask(role, training=False), finish)
+                self._run(handles[role], chunk, work, training=False)
+            yield from chunk
+        for role in algorithm.trains:
+            self._kept.pop((role, False), None)  # it holds room for its micro-batches' hidden states
+        holder = cut.rank_of(cut.count - 1) * (self.world.world_size // cut.ranks)
+        for name in self.world.broadcast_json(sorted(sums), src=holder):
+            sums.setdefault(name, torch.zeros((), dtype=torch.float64, device=self.world.device))
+
+
+class Pipeline(FSDP):
+    """``torch.distributed.pipelining`` over the mesh's ``pp`` axis; inside a stage replicated (``dp_replicate``), sharded (``dp_shard``) or cut (``tp``).
+
+    All ranks of a row read the same rows. The micro-batches of a window are padded to one shape, as stages must know what they receive; the
+    padding weighs nothing. Parameters of a stage stay gathered from a window's first forward to its last backward, and gradients are
+    summed over the data-parallel ranks once a window.
+    """
+
+    runner = PipelineRunner
+    can_generate = False
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        if plan.mesh.cp > 1:
+            raise ConfigError(
+                Diagnostic(
+                    "strategy.pipeline_cp",
+                    "a pipeline does not share out sequences",
+                    "training.parallelism.cp_size",
+                    str(plan.mesh.cp),
+                    "cp_size: 1, or distributed_strategy: fsdp without pp_size",
+                )
+            )
+        engine = plan.engine if isinstance(plan.engine, PipelineOptions) else PipelineOptions()
+        self.cut = Cut(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
+        self.place_in_row = plan.mesh.coordinates(world.rank).pp
+        self.how = replace(engine.fsdp, reshard_after_forward=False)
+        self.collective_forward = self.sharding  # whole stages need no other row
+
+    @property
+    def sharding(self) -> bool:
+        """Whether parameters of a stage are DTensors, by FSDP2; else they are whole."""
+        return self.plan.mesh.dp_shard > 1 or self.plan.mesh.tp > 1
+
+    # --- life of a model -------------------------------------------------------------------------------------------
+
+    def _build(self, build: ModelFactory) -> RootModule:
+        """The whole model on the host, without low-precision copies: a stage makes those of its own layers."""
+        return build(BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True))
+
+    def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
+        """This rank's stages of ``root``; the rest is let go."""
+        assert isinstance(root, RoleModule), "a pipeline cuts Hugging Face models"
+        stages = split(root, self.cut.count, self.cut.own(self.place_in_row))
+        if self.plan.mesh.tp > 1:
+            how = self.how
+            apply_tensor_parallel(
+                root, self.mesh["tp"], sequence_parallel=how.sequence_parallel, loss_parallel=how.loss_parallel
+            )
+        parts = PipelineRoot(stages).to(self.world.device)
+        for stage in stages:
+            stage.lower_precision(copies=not self.sharding)
+        mesh, rank = self.plan.mesh, self.world.rank
+        units = self._shard_stages(parts) if self.sharding else None
+        if self.sharding:
+            copies, own = (blocks_of(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters()))
+        else:
+            copies, own = (
+                whole_blocks(named, mesh, rank) for named in (_tied_copy(parts), parts.own_named_parameters())
+            )
+        dist.all_reduce(
+            torch.ones(1, device=self.world.device), group=self.row
+        )  # NCCL wants its group met before it sends within it
+        return PipelineHandle(role, parts, parts, blocks=own, copies=copies, units=units)
+
+    @property
+    def row(self) -> dist.ProcessGroup:
+        """The ranks that have the stages of one copy of the model."""
+        return self.mesh["pp"].get_group()
+
+    def _shard_stages(self, parts: PipelineRoot) -> Units:
+        """FSDP2 inside every stage."""
+        over = sharding_mesh(self.mesh)
+        made = [
+            shard(scheduled, stage.hf.base_model, over, self.how, self.dtypes)
+            for scheduled, stage in zip(parts.scheduled, parts.stages, strict=True)
+        ]
+        for units in made:
+            units.start()
+        return Units(made[0].root, [unit for units in made for unit in units.all()][1:])
+
+    def import_state(self, handle: Handle, reader: ShardReader) -> None:
+        """Each rank reads its own blocks, both holders of a tied weight the same ones."""
+        assert isinstance(handle, PipelineHandle)
+        sharded_state.import_state(replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader)
+
+    def shard_batch(self, batch: Batch) -> Batch:
+        """The whole micro-batch: all ranks of a row see the same tokens."""
+        return batch.to(self.world.device)
+
+
+def _tied_copy(parts: PipelineRoot) -> list[tuple[str, nn.Parameter]]:
+    """The last stage's copy of a tied weight, if it is here."""
+    second = parts.tied_copy
+    return [(name, p) for name, p in parts.plain_named_parameters() if p is second]

@@ -1,0 +1,177 @@
+"""The model that a plan trains, built without storage (or small) to ask its class what the plan needs of it: attention, wrap classes, cuts, targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.algorithms.registry import algorithm_class
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
+from paceline.generation.local import cache_for
+from paceline.launch.environ import current
+from paceline.models import stages
+from paceline.models.context_parallel import ULYSSES, check_context_parallel
+from paceline.models.factory import HFModelFactory, load_hf_config
+from paceline.models.rope import DocumentRope
+from paceline.models.tensor_parallel import how_cut
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.config_json import model_config
+from paceline.plan.model.shrink import shrunk
+from paceline.plan.model.unusual import impossible, unusual
+from paceline.plan.plan import Plan
+from paceline.protocols.model import BuildOptions
+from paceline.protocols.roles import Role
+from paceline.strategies.deepspeed.tensor_parallel import check_tp_plan
+from paceline.strategies.optimizer import trained_parameters
+from paceline.strategies.sharding import wrapped_classes
+from paceline.training.models_of import Models
+
+_STAGES = 2  # of a small sibling: whether the class can be cut does not depend on how often
+
+
+def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
+    """What the model's class, and the tokenizer beside it, cannot do of what the plan asks."""
+    try:
+        load_hf_config(config.model)
+    except PacelineError as error:  # a tokenizer beside it would be refused for it again
+        yield from error.diagnostics
+        return
+    tokens = _Tokens(None)
+    try:
+        folder = tokenizer_here(config.model)
+        tokens = tokens if folder is None else _Tokens(vocab_size(load_tokenizer(config.model)), folder)
+    except PacelineError as error:
+        yield from error.diagnostics
+    try:
+        roots = [
+            _build(config, plan, role, tokens)
+            for role in algorithm_class(plan.algorithm).trains
+            if _is_here(plan, role)
+        ]
+        for root in roots:
+            trained_parameters(root.plain_named_parameters())
+    except PacelineError as error:
+        yield from error.diagnostics
+        return
+    except (
+        Exception
+    ) as error:  # in its library's own words: an attention it does not have, or values it cannot build from
+        yield _not_built(config, error)
+        return
+    for check in (_numbers, _frequencies, _wrap, _context_parallel, _tensor_parallel, _stages, _answers):
+        try:
+            check(config, plan, roots[0])
+        except PacelineError as error:
+            yield from error.diagnostics
+
+
+def _not_built(config: Config, error: Exception) -> Diagnostic:
+    m = config.model
+    odd = unusual(model_config(m, current()), written=bool(m.config))
+    lines = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if isinstance(error, (ValueError, ImportError)) and (m.attn_implementation != "auto" or not odd):
+        what = "the model cannot be built with this attention"
+        hint = "attn_implementation: auto (or eager, sdpa)"
+        return Diagnostic("model.attention", what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint)  # fmt: skip
+    found = f"{', '.join(odd) or 'its sizes'}: {type(error).__name__}: {lines}"[:400]
+    return Diagnostic("models.bad_config", "this model cannot be built from its config", _where(config), found, _HINT)
+
+
+def _numbers(config: Config, plan: Plan, root: Any) -> None:
+    """Numbers that every class takes, and with which nothing can be computed."""
+    if wrong := impossible(model_config(config.model, current())):
+        what = "no step can be computed with these numbers of the model's config"
+        raise ConfigError(Diagnostic("models.bad_config", what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"))  # fmt: skip
+
+
+def _frequencies(config: Config, plan: Plan, root: Any) -> None:
+    """The frequencies of rotary positions are numbers: of zero for a base, or for a factor, everything computed is none."""
+    kinds = {
+        type(m)
+        for m in root.hf.modules()
+        if type(m).__module__.startswith("transformers.")
+        and type(m).__name__.endswith("RotaryEmbedding")
+        and not isinstance(m, DocumentRope)
+        and "config" in vars(m)
+    }
+    for kind in kinds:
+        made = kind(config=root.hf.config.get_text_config())
+        wrong = [name for name, buffer in made.named_buffers() if not bool(torch.isfinite(buffer).all())]
+        if wrong:
+            what, found = "the rotary positions of this model's config are no numbers", f"{kind.__name__}: {wrong[0]}"
+            rope = getattr(made.config, "rope_parameters", None)
+            raise ConfigError(Diagnostic("models.bad_config", what, _where(config), f"{found} of {rope}"[:400], "rope_theta: 10000, with a factor of 1 or more"))  # fmt: skip
+
+
+def _where(config: Config) -> str:
+    return "model.config" if config.model.config else "model.name_or_path"
+
+
+_HINT = "what its message asks for, or no such key: the family's own value then holds"
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What is known of the prepared data's tokenizer before there is any."""
+
+    vocab_size: int | None
+    tokenizer_path: Path = Path()
+
+
+def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> Any:
+    """The root module of ``role`` as a worker builds it, on the meta device and not compiled."""
+    models = Models(replace(plan, compile=False), config, tokens, torch.device(plan.device))
+    return models.trained(role)(BuildOptions(device=torch.device("meta"), fused=False, engine_casts=True))
+
+
+def _is_here(plan: Plan, role: Role) -> bool:
+    """Whether the model that is named for a role lies here; one on the hub is left to its download."""
+    named = algorithm_spec(plan.algorithm).model_named(plan.config["training"], role.value)
+    return named is None or Path(named).expanduser().is_dir()
+
+
+def _wrap(config: Config, plan: Plan, root: Any) -> None:
+    how = plan.engine.sharded
+    if how is not None and how.wrap.classes:
+        wrapped_classes(root.hf, how.wrap.classes)
+
+
+def _context_parallel(config: Config, plan: Plan, root: Any) -> None:
+    if plan.mesh.cp > 1:
+        how = plan.engine.sharded
+        method = ULYSSES if how is None else how.cp_method
+        check_context_parallel(root, plan.mesh.cp, method, plan.mesh.tp)
+
+
+def _tensor_parallel(config: Config, plan: Plan, root: Any) -> None:
+    if plan.mesh.tp == 1:
+        return
+    how = plan.engine.sharded
+    if how is None:
+        check_tp_plan(root.hf.config)
+    else:
+        how_cut(root, plan.mesh.tp, sequence_parallel=how.sequence_parallel)
+
+
+def _answers(config: Config, plan: Plan, root: Any) -> None:
+    rollout = config.training.rollout
+    if algorithm_spec(plan.algorithm).on_policy and rollout is not None and rollout.server is None:
+        cache_for(root.hf, 1)
+
+
+def _stages(config: Config, plan: Plan, root: Any) -> None:
+    """A small sibling with weights is cut and compared: on the meta device there is nothing to compare."""
+    if plan.mesh.pp == 1:
+        return
+    values = {**load_hf_config(config.model).to_dict()}
+    small = shrunk(values, layers=2 * _STAGES) | {"vocab_size": 256, "pad_token_id": None}
+    source = config.model.model_copy(update={"name_or_path": None, "config": small})
+    whole = HFModelFactory(source, Role.POLICY, attention=plan.attention, device="cpu")(BuildOptions(fused=False))
+    stages.split(whole, _STAGES, range(_STAGES))

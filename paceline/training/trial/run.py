@@ -1,0 +1,178 @@
+"""``python -m paceline.training.trial.run JOB ANSWER``: looks at what a config names, then tries what only an import can tell (JSON files).
+
+The parent has a time limit and reads what was answered until then: the answer is written anew after each part, and says which one is under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import PacelineError
+from paceline.data.look import look_at_sets, saved_sets
+from paceline.launch.ending import ended
+from paceline.launch.environ import current
+from paceline.launch.outlet import redacted
+from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.model.config_json import model_config
+from paceline.plan.plan import Plan
+from paceline.plan.tries import ALGORITHM, COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
+from paceline.training.look import look, look_in_doubt, reading_of
+from paceline.training.questions import open_questions
+
+
+@ended
+@redacted
+def main(job: str, answer: str) -> int:
+    """Writes what was found, each finding with whether it hangs on this machine's packages."""
+    for told in answers(json.loads(Path(job).read_text(encoding="utf-8"))):
+        _write(Path(answer), told)
+    return 0
+
+
+def answers(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is known after the look and after each try, the whole of it each time."""
+    config = Config.from_json(asked["config"])
+    plan = None if asked["plan"] is None else Plan.from_json(asked["plan"])
+    if asked["doubt"] is not None:
+        yield {"looked": [d.to_json() for d in look_in_doubt(config, frozenset(asked["doubt"]))]}
+        return
+    looked = look(config, current(), plan)
+    told: dict[str, Any] = {"looked": [d.to_json() for d in looked.found], "tried": [], "asked": {}, "under_way": ""}
+    told["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
+    yield told
+    formats = looked.formats
+    if asked["open"] and (folders := saved_sets(config.data)):
+        told["asked"][DATASETS] = ", ".join(folders)
+        if asked["imports"]:
+            yield {**told, "under_way": DATASETS}
+            more, found = look_at_sets(config.data, reading_of(config), saved=True)
+            told["tried"].append({"name": DATASETS, "found": [d.to_json() for d in found]})
+            formats |= more
+    if asked["open"]:
+        told["asked"] |= open_questions(config, plan, formats)
+    names = dict.fromkeys([*asked["tries"], *told["asked"]]) if asked["imports"] else ()
+    for name in names:
+        if name == DATASETS:
+            continue
+        yield {**told, "under_way": name}
+        told["tried"].append({"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]})
+    yield told
+
+
+def _write(answer: Path, told: dict[str, Any]) -> None:
+    staged = answer.with_suffix(".part")
+    staged.write_text(json.dumps(told), encoding="utf-8")
+    os.replace(staged, answer)
+
+
+def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str] = frozenset()) -> list[Diagnostic]:
+    """Findings of one try. Whatever else an import raises is one too: code that is tried here runs in every rank."""
+    tries: dict[str, Callable[[Config, Plan | None], Iterable[Diagnostic]]] = {
+        REWARDS: _rewards,
+        STRATEGY: _strategy,
+        ALGORITHM: _algorithm,
+        COMPILE: _compile,
+        MODEL: _model,
+        TOKENIZER: lambda config, plan: _tokenizer(config, formats),
+    }
+    try:
+        return list(tries[name](config, plan))
+    except PacelineError as error:
+        return [replace(finding, where=finding.where or _KEYS[name]) for finding in error.diagnostics]
+    except (Exception, SystemExit) as error:  # a library's own refusal of what it was asked for, without a name
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        what, found = f"the {name} cannot be had", f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
+        return [Diagnostic("trial.failed", what, _KEYS[name], found, "what its message asks for, or another value")]
+
+
+_KEYS = {
+    REWARDS: "training.rollout.rewards",
+    STRATEGY: "training.distributed_strategy",
+    ALGORITHM: "training.algorithm",
+    COMPILE: "training.torch_compile_backend",
+    MODEL: "model.name_or_path",
+    TOKENIZER: "model.tokenizer",
+    DATASETS: "data.train",
+}
+
+
+def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.algorithms.rewards.scoring import RewardSpec, check_reward
+    from paceline.data.look import columns_of
+
+    rollout = config.training.rollout
+    assert rollout is not None
+    try:
+        columns = columns_of(config.data)
+    except PacelineError:  # the look has told it
+        columns = None
+    for reward in rollout.rewards:
+        if ":" in reward.name:
+            try:
+                check_reward(RewardSpec(reward.name, reward.weight, dict(reward.options)), columns)
+            except PacelineError as error:
+                yield from (replace(finding, where=_KEYS[REWARDS]) for finding in error.diagnostics)
+
+
+def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from paceline.strategies.registry import strategy_class
+
+    strategy_class(config.training.distributed_strategy)
+    yield from ()
+
+
+def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    """The class of one's own; an offline one is made with its options, an on-policy one takes what the run decides besides."""
+    from paceline.algorithms.registry import algorithm_class
+
+    spec = algorithm_spec(config.training.algorithm)
+    made = algorithm_class(spec.name)
+    if not spec.on_policy:
+        made(**spec.arguments(spec.options_of(config.to_json()["training"])))
+    yield from ()
+
+
+def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    from torch._dynamo import list_backends
+    from torch._inductor import list_mode_options
+
+    t = config.training
+    backends = [name for name in list_backends(exclude_tags=()) if "TESTING" not in name and "minifier" not in name]
+    modes = list(list_mode_options())
+    if t.torch_compile_backend not in (None, *backends):
+        yield Diagnostic("train.compile_backend", "torch has no such compile backend here", "training.torch_compile_backend",
+                         str(t.torch_compile_backend), f"one of {', '.join(backends)}")  # fmt: skip
+    if t.torch_compile_mode not in (None, "default", *modes):
+        yield Diagnostic("train.compile_mode", "torch.compile has no such mode", "training.torch_compile_mode",
+                         str(t.torch_compile_mode), f"one of {', '.join(modes)}")  # fmt: skip
+
+
+def _tokenizer(config: Config, formats: frozenset[str]) -> Iterator[Diagnostic]:
+    from paceline.training.trial.tokenizer import try_tokenizer
+
+    yield from try_tokenizer(config, formats)
+
+
+def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
+    assert plan is not None
+    try:
+        model_config(config.model, current())
+    except PacelineError as error:
+        first = error.diagnostics[0]
+        yield Diagnostic("trial.not_here", f"the model's class was not looked at: {first.what}", first.where, first.found, first.hint, Severity.NOTE)  # fmt: skip
+        return
+    from paceline.training.trial.model import try_model
+
+    yield from try_model(config, plan)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], sys.argv[2]))

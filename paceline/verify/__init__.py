@@ -1,0 +1,1 @@
+"""Whether a strategy computes what a reference computes: what is run, and the verdict. No torch."""

@@ -1,0 +1,138 @@
+"""What ``paceline verify`` runs: the user's config made small, under the strategy in question and under the reference, and how near is near enough."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.plan.model.shrink import shrunk
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.replicated import DDP
+
+LEAST_LEARNING_RATE = 1e-3  # a loss that hardly moves hides what is wrong
+LONGEST_ROW = 128  # tokens
+ROWS_A_SET = 256
+CUTS = ((8, 1), (4, 2), (2, 4))  # (micro-batch, accumulation) of one global batch
+_PRECISION_WORDS = {"float64": "no", "float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest differences that the precision explains.
+
+    loss       absolute
+    grad_norm  relative
+    parameter  norm of the difference over the norm of the reference's parameter; a gradient's over the norm of all gradients
+    """
+
+    loss: float
+    grad_norm: float
+    parameter: float
+
+
+# Sums of another order differ by the unit roundoff times the root of their length; AdamW's division by sqrt(v) carries that
+# into the parameters undamped. Losses: what strategies are held to; the rest measured over them on learnable data.
+TOLERANCES = {
+    "float64": Tolerance(1e-10, 1e-10, 1e-10),
+    "float32": Tolerance(2e-6, 2e-5, 2e-5),
+    "bfloat16": Tolerance(5e-3, 5e-2, 2e-2),
+    "float16": Tolerance(5e-3, 5e-2, 2e-2),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run: its name, its config as JSON, its processes."""
+
+    name: str
+    config: dict[str, Any]
+    nproc: int
+
+
+def sides(plan: Plan, model_config: Mapping[str, Any], *, steps: int, against: str, folder: str) -> tuple[Side, Side]:
+    """(the strategy in question, the reference) over ``steps`` steps, both writing under ``folder``."""
+    base = _small(plan, model_config, steps)
+    asked = copy.deepcopy(base)
+    asked["training"]["distributed_strategy"] = plan.strategy
+    reference, ranks = _reference(base, plan, against)
+    asked["training"]["output_dir"] = f"{folder}/{_word(plan.strategy)}"
+    reference["training"]["output_dir"] = f"{folder}/reference-{against}"
+    asked["launch"] = {**base["launch"], "nproc": plan.world_size}
+    reference["launch"] = {**base["launch"], "nproc": ranks}
+    return Side(_word(plan.strategy), asked, plan.world_size), Side(against, reference, ranks)
+
+
+def probes(asked: Side, folder: str) -> list[Side]:
+    """One step over the same global batch of 8 rows a rank, cut in three ways, without clipping: the gradients must be equal."""
+    found = []
+    for micro, accumulation in CUTS:
+        config = copy.deepcopy(asked.config)
+        config["training"] |= {
+            "per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation, "max_steps": 1, "max_grad_norm": 0.0,
+            "optim": "adamw_torch", "weight_decay": 0.0, "output_dir": f"{folder}/probe-{micro}x{accumulation}",
+        }  # fmt: skip
+        found.append(Side(f"{micro}×{accumulation}", config, asked.nproc))
+    return found
+
+
+def reference_for(plan: Plan) -> str:
+    """``ddp`` over the ranks that see different rows; ``single`` where there is only one."""
+    return DDP.name if plan.mesh.data_parallel_size > 1 else DDP.alone
+
+
+def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The parts that both sides share."""
+    config = copy.deepcopy(dict(plan.config))
+    model, data, training = config["model"], config["data"], config["training"]
+    model["tokenizer"] = model.get("tokenizer") or model.get("name_or_path")
+    stages = max(1, plan.mesh.pp) * plan.engine.stages_a_rank
+    divisor = max(2, plan.mesh.tp, plan.mesh.cp)
+    model |= {
+        "name_or_path": None,
+        "revision": None,
+        "config": shrunk(model_config, layers=max(2, stages), kv_heads=divisor),
+    }
+    data["max_length"] = min(data["max_length"], LONGEST_ROW)
+    data |= {"eval": None, "validation_split": None}
+    for dataset in data["train"]:
+        dataset["max_rows"] = min(dataset.get("max_rows") or ROWS_A_SET, ROWS_A_SET)
+    accumulation = training["gradient_accumulation_steps"]
+    training |= {
+        "max_steps": steps,
+        "learning_rate": max(training["learning_rate"], LEAST_LEARNING_RATE),
+        "lr_scheduler_type": "constant", "lr_scheduler_kwargs": {}, "warmup_steps": 0,
+        "per_device_train_batch_size": min(training["per_device_train_batch_size"], 2),
+        "gradient_accumulation_steps": accumulation if plan.mesh.pp > 1 else min(accumulation, 4),
+        "save_strategy": "steps", "save_steps": 1, "save_total_limit": None,
+        "eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False, "early_stopping_patience": None,
+        "report_to": ["none"], "logging_steps": 1, "resume_from_checkpoint": None, "overwrite_output_dir": True,
+        "mixed_precision": _PRECISION_WORDS[plan.precision.compute], "dataloader_drop_last": False,
+    }  # fmt: skip
+    if config.get("lora"):
+        config["lora"] = {k: (0.0 if "dropout" in k else v) for k, v in config["lora"].items()}
+    config["launch"] = {"nnodes": 1}
+    return config
+
+
+def _reference(base: Mapping[str, Any], plan: Plan, against: str) -> tuple[dict[str, Any], int]:
+    """The same rows a step without the strategy: on one process, or one a data-parallel coordinate."""
+    config = copy.deepcopy(dict(base))
+    ranks = 1 if strategy_spec(against).one_process else plan.mesh.data_parallel_size
+    training = config["training"]
+    training["gradient_accumulation_steps"] *= plan.mesh.data_parallel_size // ranks
+    training |= {
+        "distributed_strategy": against,
+        "parallelism": None,
+        "fsdp": None,
+        "fsdp_config": None,
+        "deepspeed": None,
+    }
+    training |= {"distributed": None, "strategy_options": {}}
+    return config, ranks
+
+
+def _word(strategy: str) -> str:
+    return strategy.replace(":", ".").replace("/", ".")

@@ -1,0 +1,105 @@
+"""From two compared runs to an answer: do they agree within what the precision explains, and where do they part first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.verify.sides import Tolerance
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``text`` is for people (ends with a newline), ``rows`` and ``parted`` for programs; ``parted`` is empty when the runs agree."""
+
+    agrees: bool
+    text: str
+    rows: tuple[Mapping[str, Any], ...]
+    parted: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"agrees": self.agrees, "rows": [dict(row) for row in self.rows], "parted": self.parted}
+
+
+def judge(compared: Mapping[str, Any], tolerance: Tolerance) -> Verdict:
+    """Of ``training.compare``'s answer for parameters."""
+    rows = [_row(step) for step in compared["steps"]]
+    lines = [
+        f"{'step':>6} {'loss':>12} {'differs by':>12} {'gradient norm':>14} {'differs by':>12} {'parameters':>12}  furthest"
+    ]
+    for row in rows:
+        lines.append(
+            f"{row['step']:>6} {row['loss']:>12.6f} {row['loss_gap']:>12.1e} {row['grad_norm']:>14.6f} {row['norm_gap']:>12.1e} "
+            f"{row['parameter_gap']:>12.1e}  {row['parameter']}"
+        )
+    lines.append(
+        f"{'allowed':>6} {'':>11} {tolerance.loss:>12.0e} {'':>14} {tolerance.grad_norm:>12.0e} {tolerance.parameter:>12.0e}"
+    )
+    parted = _parted(rows, compared["missing"], tolerance)
+    if rows and not parted and abs(rows[-1]["loss"] - rows[0]["loss"]) < 100 * tolerance.loss:
+        lines.append(
+            "note: the loss hardly moved, so little was proved; more --steps or a larger learning rate would say more"
+        )
+    lines.append(f"they part: {parted}" if parted else "they agree")
+    return Verdict(not parted, "\n".join(lines) + "\n", tuple(rows), parted)
+
+
+def judge_probe(compared: Mapping[str, Mapping[str, Any]], tolerance: Tolerance, first: str) -> Verdict:
+    """Of gradients of one global batch cut in several ways, each compared with the ``first`` cut."""
+    rows: list[dict[str, Any]] = []
+    parted = ""
+    for cut, found in compared.items():
+        row: dict[str, Any] = {"cut": cut, "parameter_gap": math.inf, "loss_gap": math.inf, "parameter": "nothing"}
+        row |= _row(found["steps"][0]) if found["steps"] else {}
+        rows.append(row)
+        if not parted and (
+            _beyond(row["parameter_gap"], tolerance.parameter) or _beyond(row["loss_gap"], tolerance.loss)
+        ):
+            parted = f"cut as {cut}, the gradient of {row['parameter']} differs by {row['parameter_gap']:.1e} of all gradients"
+    gaps = ", ".join(f"{row['cut']} {row['parameter_gap']:.1e}" for row in rows)
+    said = f"one global batch cut as {first} and as others: gradients differ by {gaps} (allowed {tolerance.parameter:.0e})\n"
+    said += f"they part: {parted}\n" if parted else "the cut makes no difference\n"
+    return Verdict(not parted, said, tuple(rows), parted)
+
+
+def _row(step: Mapping[str, Any]) -> dict[str, Any]:
+    (loss, expected), norms = step["loss"], step["grad_norm"]
+    norm, expected_norm = (math.nan if n is None else float(n) for n in norms)
+    tensors = step.get("tensors") or {"name": "", "relative": math.nan}
+    return {
+        "step": step["step"],
+        "loss": expected,
+        "loss_gap": abs(loss - expected),
+        "grad_norm": expected_norm,
+        "norm_gap": abs(norm - expected_norm) / (abs(expected_norm) or 1.0),
+        "parameter_gap": tensors["relative"],
+        "parameter": tensors["name"],
+        "samples_differ": bool(step.get("samples_differ")),
+    }
+
+
+def _parted(rows: list[dict[str, Any]], missing: list[str], tolerance: Tolerance) -> str:
+    if missing:
+        return f"only one of the two saved {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+    if not rows:
+        return "no step was finished by both"
+    for row in rows:
+        at = f"step {row['step']}"
+        if row["samples_differ"]:
+            return f"at {at} they saw different samples"
+        if _beyond(row["loss_gap"], tolerance.loss):
+            return (
+                f"at {at} the loss differs by {row['loss_gap']:.1e}; the parameter furthest apart is {row['parameter']}"
+            )
+        if _beyond(row["norm_gap"], tolerance.grad_norm):
+            return f"at {at} the gradient norm differs by {row['norm_gap']:.1e} of it; the parameter furthest apart is {row['parameter']}"
+        if _beyond(row["parameter_gap"], tolerance.parameter):
+            return f"after {at} {row['parameter']} differs by {row['parameter_gap']:.1e} of its norm"
+    return ""
+
+
+def _beyond(gap: float, allowed: float) -> bool:
+    """Also True for a gap that is no number."""
+    return not gap <= allowed

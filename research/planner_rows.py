@@ -1,0 +1,214 @@
+"""Published measurements (JSON lines) read as ``Work``: which layout, precision and recomputation a row tells of."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.plan.cost.work import Adapter, Machine, Storage, Work
+from paceline.plan.hardware.catalogue import Card, card_named
+from paceline.plan.model.read_shape import ModelShape
+
+GIB = 2**30
+UNITS = {"GB": GIB, "GiB": GIB, "G": GIB, "MiB": 2**20}  # what these sources print as GB is torch's bytes / 1024³
+# Whose formulas differ, by the beginning of a row's group; all others are "default".
+SYSTEMS = {
+    "ultrascale": "nanotron", "nanotron": "nanotron", "llm-foundry": "foundry", "torchtitan": "titan", "torchao": "titan",
+    "ibm": "fms", "fms": "fms", "megatron": "megatron", "nemo-2": "megatron", "nemo-l": "megatron", "korthikanti": "megatron",
+    "internevo": "internevo", "litgpt": "litgpt", "qwen": "qwen", "ms-swift": "swift", "torchtune": "torchtune",
+}  # fmt: skip
+STORAGE = {
+    "nanotron": Storage(2, 4, 12), "foundry": Storage(4, 4, 8), "titan": Storage(4, 4, 8), "fms": Storage(4, 4, 8),
+    "megatron": Storage(2, 4, 12), "internevo": Storage(2, 2, 12), "litgpt": Storage(2, 2, 0), "torchtune": Storage(2, 2, 4),
+    "qwen": Storage(2, 6, 16), "qwen-int4": Storage(2, 6, 16), "swift": Storage(2, 2, 12), "default": Storage(2, 4, 12),
+}  # fmt: skip
+# litgpt's full rows: what is printed is less than weights, gradients and Adam's moments together, so the moments cannot be in it.
+LINKS = {"foundry": 25e9, "internevo": 6.25e9}  # bytes a second a card to other nodes, where the source says so
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: the work, what was measured (bytes, tokens a second a rank; None where not), and whether it ran at all."""
+
+    id: str
+    group: str
+    cell: str
+    work: Work
+    ran: bool
+    memory: float | None
+    speed: float | None
+    card: float
+    tuning: str
+
+    @property
+    def system(self) -> str:
+        return self.work.system
+
+    @property
+    def layout(self) -> str:
+        w = self.work
+        return f"dp{w.dp} tp{w.tp} pp{w.pp} zero{w.zero} mb{w.micro_batch}"
+
+
+def read(path: Path) -> list[Row]:
+    """The rows that say enough to be predicted."""
+    found = (parse(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    return [row for row in found if row is not None]
+
+
+def parse(row: dict[str, Any]) -> Row | None:
+    """One line; None when it lacks the model's sizes, the layout or a number to compare with, or is a claim without a source."""
+    model = row.get("model") or {}
+    needed = (*(model.get(k) for k in ("n_layers", "params", "hidden", "n_heads", "ffn", "vocab")), row.get("seq_len"))
+    task = str(row.get("task", ""))
+    if (
+        not all(needed)
+        or row.get("kind") not in ("measured", "measured_failure")
+        or task[:3] in ("grp", "dap", "ppo", "mic")
+    ):
+        return None
+    micro = int(row.get("micro_batch") or 1)
+    measured = _memory(row), row.get("tokens_per_s_per_gpu")
+    if row["kind"] == "measured" and measured == (None, None):
+        return None
+    group = str(row["group"])
+    if "internally inconsistent" in str(row.get("notes")):
+        return None
+    if group == "torchtune-flags" and "baseline" in str(row.get("flags")):
+        return None  # padded, not packed: the real lengths are not printed
+    system = next((name for start, name in SYSTEMS.items() if group.startswith(start)), "default")
+    card = _card(str(row.get("gpu") or "A100"))
+    if card is None:
+        return None
+    strategy = str(row.get("strategy") or "")
+    tp, pp, cp = (int(row.get(k) or next(iter(re.findall(rf"{k}(\d+)", strategy)), 1)) for k in ("tp", "pp", "cp"))
+    n = int(row.get("n_gpus") or 1)
+    if n % (tp * pp * cp):
+        return None
+    dp = int(row.get("dp") or n // (tp * pp * cp))
+    dp = n // (tp * pp * cp) if dp * tp * pp * cp != n else dp
+    step = row.get("global_batch_seqs")
+    accumulation = int(row.get("grad_accum") or (max(1, int(step) // (dp * micro)) if step else 1))
+    if pp > 1 and micro > 1 and not row.get("grad_accum") and system in ("titan", "default"):
+        accumulation, micro = micro, 1  # there the column is the batch a data-parallel rank, cut by the pipeline
+    tuning = str(row.get("tuning") or "full")
+    if system == "qwen" and _kind(tuning) == "qlora":
+        system = "qwen-int4"  # another script there: fp16, GPTQ
+    adapter = _adapter(row, tuning)
+    zero, shard = _zero(row, dp * cp, adapter)
+    machine = card.machine(int(row.get("gpus_per_node") or 8))
+    machine = Machine(**{**vars(machine), "outside": LINKS.get(system, machine.outside)})
+    text = f"{row.get('precision')} {row.get('flags')}".lower()
+    work = Work(
+        shape=_shape(model),
+        machine=machine,
+        seq_len=int(row["seq_len"]),
+        micro_batch=micro,
+        accumulation=accumulation,
+        dp=dp, tp=tp, pp=pp, cp=cp, zero=zero, shard=shard,
+        storage=Storage(2, 2, 8) if adapter else STORAGE[system],
+        recompute=_recompute(row, system),
+        flash="no flash" not in str(row.get("notes")).lower() and row.get("attention") != "eager",
+        fused_loss=system == "torchtune",
+        compiled=bool(row.get("compile")),
+        stages_a_rank=int(row.get("vpp") or 1) if pp > 1 else 1,
+        adapter=adapter,
+        offload="all" if "cpu offload" in text else "none",
+        cut_by_cost=system == "nanotron",
+        ring=True,
+        low_precision="fp4" if "fp4" in text else "fp8" if "fp8" in text or "float8" in text else "",
+        system=system,
+    )  # fmt: skip
+    return Row(
+        id=str(row["id"]), group=group, cell=f"{model['name']} × {n}", work=work, ran=row["kind"] == "measured",
+        memory=measured[0], speed=measured[1], card=float(row.get("gpu_mem_gb") or card.memory_gb) * 1e9, tuning=_kind(tuning),
+    )  # fmt: skip
+
+
+def _memory(row: dict[str, Any]) -> float | None:
+    peak = row.get("peak_mem")
+    if not peak or isinstance(peak["value"], list):
+        return None
+    value = float(peak["value"]) * UNITS[peak["unit"]]
+    return value / int(row.get("n_gpus") or 1) if peak.get("scope") == "sum_over_gpus" else value
+
+
+def _card(name: str) -> Card | None:
+    """By name or alias, else by the name's beginning (sources write "A100 (40GB)", "16GB GPU", …)."""
+    for spelling in (name, name.split("(")[0], name.split("/")[0], name.split("-")[0]):
+        try:
+            return card_named(spelling)
+        except ConfigError:
+            continue
+    return None
+
+
+def _shape(model: dict[str, Any]) -> ModelShape:
+    head = int(model.get("head_dim") or model["hidden"] // model["n_heads"])
+    hidden, layers, vocab = int(model["hidden"]), int(model["n_layers"]), int(model["vocab"])
+    tied = bool(model["tied_embeddings"])
+    outside = vocab * hidden * (1 if tied else 2)
+    params = int(model["params"])
+    return ModelShape(
+        model_type="llama" if model.get("mlp") in ("swiglu", "geglu", None) else "gpt_neox",
+        hidden_size=hidden, layers=layers, heads=int(model["n_heads"]), kv_heads=int(model.get("n_kv_heads") or model["n_heads"]),
+        head_dim=head, intermediate=int(model["ffn"]), vocab=vocab, tied=tied, max_position_embeddings=0,
+        num_parameters=params, matmul_parameters=params - outside + vocab * hidden,
+    )  # fmt: skip
+
+
+def _recompute(row: dict[str, Any], system: str) -> str:
+    said = str(row.get("activation_ckpt") or "").lower()
+    if said.startswith("none"):
+        return "none"
+    if "full" in said:
+        return "full"
+    if "selective-attn" in said:
+        return "none"
+    if "selective" in said:
+        return "selective"
+    return "full" if system in ("qwen", "qwen-int4", "swift", "torchtune") else "none"
+
+
+def _zero(row: dict[str, Any], ranks: int, adapter: Adapter | None) -> tuple[int, int]:
+    sharding, strategy = str(row.get("sharding") or "").upper(), str(row.get("strategy") or "").lower()
+    stage = row.get("zero")
+    if stage is None:
+        stage = (
+            3
+            if "fsdp" in strategy or "zero3" in strategy
+            else 1
+            if "zero1" in strategy or "optimizer" in sharding.lower()
+            else 0
+        )
+        if "zero-3 for full" in strategy:
+            stage = 2 if adapter else 3
+    hybrid = re.search(r"zero1[_-]?in[_-]?(\d+)|hsdp(\d+)", strategy)
+    return int(stage), int(next(filter(None, hybrid.groups()))) if hybrid else ranks
+
+
+def _kind(tuning: str) -> str:
+    return "qlora" if "qlora" in tuning else "lora" if "lora" in tuning or "adapter" in tuning else "full"
+
+
+def _adapter(row: dict[str, Any], tuning: str) -> Adapter | None:
+    if _kind(tuning) == "full":
+        return None
+    model, text = row["model"], f"{row.get('flags')} {tuning} {row.get('precision')}"
+    printed = re.search(r"trainable ([\d,]+)", text)
+    rank = int(next(iter(re.findall(r"(?:lora_rank=|r)(\d+)\b", text)), 64 if row["group"].startswith("qwen") else 8))
+    h, f, layers = model["hidden"], model["ffn"], model["n_layers"]
+    broad = row["group"].startswith("qwen") or "all" in text
+    count = layers * rank * ((8 * h + 3 * (h + f)) if broad else 4 * h)
+    base = 2.0
+    if "qlora" in tuning or "nf4" in text or "int4" in text:
+        base = 1.07 if "int8" in text else 0.516 if "dq" in text else 0.5625
+    full = 2 * model["vocab"] * h if "emb/head" in tuning else 0
+    ends = (
+        4.0 if base != 2.0 and row["group"].startswith(("qwen", "ms-swift")) else 2.0
+    )  # peft's prepare_model_for_kbit_training
+    return Adapter(int(printed.group(1).replace(",", "")) if printed else count, base, full, ends)
