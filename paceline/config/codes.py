@@ -126,7 +126,7 @@ _BACKEND = {
     "strategy.compile": "torch.compile is built for the strategies that keep the whole model on each rank.",
     "strategy.pipeline_recompute": "A schedule that splits the backward cannot be combined with computing activations again.",
     "strategy.adafactor": "Adafactor's statistics are means over whole rows and columns; shards do not have them.",
-    "strategy.pairs": "Reward models and DPO compare the two answers of a pair as wholes: no pipeline, no context parallelism, no nn.DataParallel; tensor parallelism for DPO under fsdp alone.",
+    "strategy.pairs": "Reward models, DPO and others score answers as wholes, each on one rank: no pipeline, no context parallelism, no nn.DataParallel; tensor parallelism under fsdp alone, and not for reward models.",
     "strategy.rollouts": "GRPO and PPO write answers token by token, for which every rank needs the whole model for a while: single, ddp, fsdp (with tensor parallelism) and ZeRO can give it.",
     "rollout.no_rewards": "Algorithms that learn from the model's own answers need to be told which are good: `training.rollout.rewards`, built-in names or a function of your own.",
     "rollout.length": "`data.max_length` is prompt and answer together; `max_completion_length` has to leave room for a prompt.",

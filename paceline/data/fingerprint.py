@@ -14,16 +14,12 @@ from paceline.data.locate import Located
 FORMAT_VERSION = 5
 # Modules that decide nothing of the tokens: how they are shown, cut into rows, read back, or kept. A test holds that preparation imports no others.
 BESIDE_THE_TOKENS = ("progress", "digests", "store", "starter", "identity", "fingerprint")
-_CODE = (
+_CODE = (  # and every kind of row
     "build",
     "examples",
     "fields",
     "formats",
     "guess",
-    "kinds/base",
-    "kinds/documents",
-    "kinds/pairs",
-    "kinds/prompts",
     "settle",
     "locate",
     "looking",
@@ -48,7 +44,8 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
 def code_version() -> dict[str, Any]:
     """Whatever of the program decides the tokens: our own source and templates, and the libraries' versions."""
     own, here = hashlib.sha256(), Path(__file__).parent
-    for path in (*(here / f"{name}.py" for name in _CODE), *sorted(here.glob("templates/*.jinja"))):
+    named = (here / f"{name}.py" for name in _CODE)
+    for path in (*named, *sorted(here.glob("kinds/*.py")), *sorted(here.glob("templates/*.jinja"))):
         own.update(path.read_bytes())
     return {"format": FORMAT_VERSION, "source": own.hexdigest()[:16], **versions()}
 

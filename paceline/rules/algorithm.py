@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules.base import Context, Rule
@@ -39,4 +39,9 @@ def _fits(value: object, default: object) -> bool:
     return type(value) is type(default)
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (options,)
+def of_the_spec(c: Context) -> Iterable[Diagnostic]:
+    """What the algorithm's own spec has to say of the job."""
+    return c.algorithm.check(c)
+
+
+ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec)

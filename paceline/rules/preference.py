@@ -1,4 +1,4 @@
-"""What reward models and DPO cannot be combined with, and options of theirs that would do nothing."""
+"""What algorithms that score whole answers cannot be combined with, and options that would do nothing."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from paceline.rules.base import Context, Rule
 from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 
 
-def pairs(c: Context) -> Iterator[Diagnostic]:
+def whole_answers(c: Context) -> Iterator[Diagnostic]:
     """strategy.pairs"""
-    if not c.algorithm.pairs:
+    if not c.algorithm.scores_answers:
         return
     wrong = cutting_keys(c, axes_that_cut(c, scores=c.algorithm.scalar_head))
     if wrong:
         tp = "" if c.algorithm.scalar_head else ", with tp_size"
         yield c.problem(
             "strategy.pairs",
-            f"{c.algorithm.name} compares the two answers of a pair as wholes, and {in_words(wrong)} would cut them apart",
+            f"{c.algorithm.name} scores answers as wholes, and {in_words(wrong)} would cut them apart",
             "training.algorithm",
             *places(wrong),
             hint=f"distributed_strategy: ddp, zero1 to zero3, or fsdp{tp}",
@@ -29,9 +29,9 @@ def pairs(c: Context) -> Iterator[Diagnostic]:
 def options(c: Context) -> Iterator[Diagnostic]:
     """dpo.reference, dpo.label_smoothing, train.algorithm_section"""
     t, own = c.config.training, c.algorithm
-    others = (spec for spec in c.algorithms if spec.pairs and spec.name != own.name)
-    for name in (spec.name for spec in others):
-        if getattr(t, name) is not None:
+    others = (spec.name for spec in c.algorithms if not spec.on_policy and spec.name != own.name)
+    for name in others:
+        if getattr(t, name, None) is not None:
             yield c.problem(
                 "train.algorithm_section",
                 f"training.{name} says how algorithm: {name} learns, and this run's is {t.algorithm}",
@@ -62,4 +62,4 @@ def options(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-PREFERENCE_RULES: tuple[Rule, ...] = (pairs, options)
+PREFERENCE_RULES: tuple[Rule, ...] = (whole_answers, options)

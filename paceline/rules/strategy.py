@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError
+from paceline.plan.strategies.base import strategy_spec
 from paceline.rules.base import Context, Rule
 
 _STRATEGY = "training.distributed_strategy"
@@ -121,7 +123,18 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def of_the_spec(c: Context) -> Iterable[Diagnostic]:
+    """What the strategy's own spec has to say of the job; of a user's own, why it cannot be had."""
+    name = c.config.training.distributed_strategy
+    try:
+        spec = strategy_spec(name) if ":" in name else c.strategy
+    except ConfigError as error:
+        return error.diagnostics
+    return () if spec is None else spec.check(c)
+
+
 STRATEGY_RULES: tuple[Rule, ...] = (
+    of_the_spec,
     zero_stage,
     float64,
     fp16,

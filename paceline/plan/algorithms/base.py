@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
+from paceline.plan.asked import Asked
 from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import Decision
 
@@ -32,7 +33,7 @@ class AlgorithmSpec:
     """``rows``: the kind of row that it reads, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: the role of the model that training
     starts from; ``asks``: what its forward must give (values of ``protocols.roles.Ask``), in training and evaluation.
 
-    ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
+    ``whole_answers``: its loss is of answers, not a sum over tokens that stand by themselves. ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
     ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: keys of its options for the weight that holds the policy to its
     reference, and for the passes over a rollout. ``beside``: options that the run goes by, not the class. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
@@ -43,6 +44,7 @@ class AlgorithmSpec:
     rows: str = "documents"
     trains: str = "policy"
     asks: tuple[str, ...] = ("nll", "correct")
+    whole_answers: bool = False
     named: Mapping[str, str] = field(default_factory=dict)
     evaluated: tuple[str, ...] = ()
     frozen_beside: int = 0
@@ -63,9 +65,9 @@ class AlgorithmSpec:
         return kind
 
     @property
-    def pairs(self) -> bool:
-        """Whether documents of a row are compared with each other, so that they stay together."""
-        return self.row_kind.group > 1
+    def scores_answers(self) -> bool:
+        """Whether answers are scored as wholes, so that each lies on one rank: ``whole_answers``, and wherever those of a row are compared."""
+        return self.whole_answers or self.row_kind.group > 1
 
     @property
     def on_policy(self) -> bool:
@@ -130,6 +132,14 @@ class AlgorithmSpec:
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         """(``Plan.reference``: where log-probabilities of the reference come from, ``Plan.models`` without their shapes, what there is to say)."""
         return NO_MODELS
+
+    def named_roles(self) -> tuple[str, ...]:
+        """The roles beside the trained model's for which another model can be named."""
+        return tuple(self.named)
+
+    def check(self, job: Asked) -> Iterable[Diagnostic]:
+        """What this algorithm cannot be combined with, and options of it that do nothing: findings of the one pass of rules, made by ``job.problem``."""
+        return ()
 
 
 def algorithm_spec(name: str) -> AlgorithmSpec:

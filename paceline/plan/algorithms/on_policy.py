@@ -13,6 +13,9 @@ from paceline.plan.plan import Decision
 class OnPolicy(AlgorithmSpec):
     """A KL holds the policy to its reference; a reward model may judge the answers, a value model expect their scores."""
 
+    def named_roles(self) -> tuple[str, ...]:
+        return (*self.named, *(role for role in ("value", "reward") if role not in self.named))
+
     def model_named(self, training: Training, role: str) -> str | None:
         """A reward model is named among the rewards; a value model starts from it where none is named."""
         named = super().model_named(training, role)

@@ -11,14 +11,12 @@ from paceline.core.errors import ConfigError
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.read_shape import ModelShape, shape_of
 
-_BESIDE = ("reference", "value", "reward")
-
 
 def models_named(training: Mapping[str, Any]) -> dict[str, str]:
     """The folders and hub names of the algorithm's roles beside the trained model's, each with the key that names it."""
     spec = algorithm_spec(training["algorithm"])
     found: dict[str, str] = {}
-    for role in _BESIDE:
+    for role in spec.named_roles():
         name = spec.model_named(training, role)
         if name is not None:
             key = spec.named.get(role, "")

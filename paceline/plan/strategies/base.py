@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import is_assigned, load_attr
 from paceline.core.tables import STRATEGIES
+from paceline.plan.asked import Asked
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import Layout
 from paceline.plan.cost.starts import Start
@@ -86,6 +87,10 @@ class StrategySpec:
     def engine_name(self) -> str:
         """What does the work, as a message names it."""
         return self.engine or self.name
+
+    def check(self, job: Asked) -> Iterable[Diagnostic]:
+        """What this strategy cannot be combined with, and settings that do nothing under it: findings of the one pass of rules, made by ``job.problem``."""
+        return ()
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
         """The mesh of a job; what stands against its sizes goes to ``findings``."""

@@ -126,12 +126,50 @@ KIND = Mine()
 """
 
 
+CHECKED = """
+from dataclasses import dataclass
+from paceline.plan.{0}.base import {1}
+
+@dataclass(frozen=True)
+class Mine({1}):
+    def check(self, job):
+        if job.config.training.gradient_checkpointing:
+            yield job.problem("mine.no_recompute", "it keeps them", "training.gradient_checkpointing", hint="false")
+
+SPEC = Mine(implementation="x:Y")
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "room", "base"),
+    [("algorithm", "algorithms", "AlgorithmSpec"), ("distributed_strategy", "strategies", "StrategySpec")],
+)
+def test_a_spec_of_ones_own_says_what_it_cannot_be_combined_with(
+    key: str, room: str, base: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"checked_{room}.py").write_text(CHECKED.format(room, base), encoding="utf-8")
+    for asked in (True, False):
+        training = {key: f"checked_{room}:SPEC", "gradient_checkpointing": asked}
+        config = Config.model_validate({"data": {"train": "none.jsonl"}, "training": training})
+        found = [(d.code, d.found) for d in check(config, facts=Facts()) if d.code.startswith("mine.")]
+        assert found == ([("mine.no_recompute", "gradient_checkpointing: true")] if asked else [])
+
+
+def test_a_strategy_of_ones_own_that_cannot_be_had_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "broken_strategy.py").write_text("SPEC = 1 / 0\n", encoding="utf-8")
+    values = config_of("sft").model_dump()
+    values["training"]["distributed_strategy"] = "broken_strategy:SPEC"
+    with pytest.raises(ConfigError) as caught:
+        make_plan(Config.model_validate(values), H100, world_size=8, launcher="spawn", run_dir="none")
+    assert [d.code for d in caught.value.diagnostics] == ["core.target_module"]
+
+
 def test_a_kind_of_row_of_ones_own_has_its_source_in_the_key(tmp_path: Path) -> None:
     (tmp_path / "own_rows.py").write_text(KIND, encoding="utf-8")
     (tmp_path / "own_rows_spec.py").write_text(SPEC.format("x:Y", "own_rows:KIND"), encoding="utf-8")
     spec = algorithm_spec("own_rows_spec:SPEC")
     kind = row_kind(spec.rows)
-    assert isinstance(kind, RowKind) and spec.measured and not spec.pairs
+    assert isinstance(kind, RowKind) and spec.measured and not spec.scores_answers
     before = kind.identity()
     (tmp_path / "own_rows.py").write_text(KIND + "\n# changed\n", encoding="utf-8")
     assert kind.identity() != before and row_kind("documents").identity() == row_kind("documents").identity()
