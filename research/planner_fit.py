@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from planner_rows import Row
 
+from paceline.plan.cost.coefficients import MemoryCoefficients, SpeedCoefficients
 from paceline.plan.cost.peak import peak_of, worst_peak
 from paceline.plan.cost.speed import speed_of
 
@@ -99,7 +100,7 @@ OWN_RULE = {"nanotron"}  # its published memory is the first stage's (see docs/p
 
 def predicted_memory(row: Row, sets: Mapping[str, Coefficients]) -> float:
     """Bytes of the rank whose memory the source publishes."""
-    c = {**sets["default"], **sets.get(row.system, {})}
+    c = MemoryCoefficients(**{**sets["default"], **sets.get(row.system, {})})
     return peak_of(row.work, c, 0).total if row.system in OWN_RULE else worst_peak(row.work, c)[1].total
 
 
@@ -115,7 +116,8 @@ def memory_error(row: Row, c: Coefficients) -> float:
 
 def predicted_speed(row: Row, sets: Mapping[str, Coefficients]) -> float:
     """Tokens a second a rank."""
-    return speed_of(row.work, {**sets["default"], **sets.get(row.system, {})}).tokens_per_second_per_rank
+    c = SpeedCoefficients(**{**sets["default"], **sets.get(row.system, {})})
+    return speed_of(row.work, c).tokens_per_second_per_rank
 
 
 def fit_memory(rows: Sequence[Row], rounds: int) -> Sets:

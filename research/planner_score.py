@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from planner_fit import Sets, median, predicted_memory, predicted_speed, quantile
 from planner_rows import Row
 
+from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.peak import worst_peak
 from paceline.plan.cost.work import why_not_run
 
@@ -62,7 +63,7 @@ def fits(row: Row, sets: Sets, share: float = FITS) -> bool:
     """Whether the planner would say that this row runs (``share``: of the card that it may take)."""
     if why_not_run(row.work):
         return False
-    c = {**sets["default"], **sets.get(row.system, {})}
+    c = MemoryCoefficients(**{**sets["default"], **sets.get(row.system, {})})
     return worst_peak(row.work, c)[1].total <= share * row.work.machine.memory
 
 

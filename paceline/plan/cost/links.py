@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.plan.cost.coefficients import SpeedCoefficients
 from paceline.plan.cost.work import Machine
-
-Coefficients = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -26,26 +24,26 @@ class Group:
         return -(-self.size // self.members_in_node(machine))
 
 
-def bandwidth(group: Group, machine: Machine, c: Coefficients) -> float:
+def bandwidth(group: Group, machine: Machine, c: SpeedCoefficients) -> float:
     """Bus bandwidth of a ring over the group: NVLink inside a node; between nodes the adapters of its members there, and less on more nodes.
 
     The fall with the number of nodes is fitted: measured all-gathers over 1 to 64 nodes (HF's cluster) fall from 250 to 11 GB/s.
     """
     nodes = group.nodes(machine)
-    inside = machine.inside * c["link_inside"]
+    inside = machine.inside * c.link_inside
     if nodes == 1:
         return inside
-    outside = machine.outside * group.members_in_node(machine) * c["link_outside"] / nodes ** c["link_fall"]
+    outside = machine.outside * group.members_in_node(machine) * c.link_outside / nodes**c.link_fall
     return min(inside, outside)
 
 
-def latency(group: Group, machine: Machine, c: Coefficients) -> float:
+def latency(group: Group, machine: Machine, c: SpeedCoefficients) -> float:
     """Seconds before the first byte: a base, and a hop for each step of the ring (NCCL's model, src/graph/tuning.cc)."""
     nodes = group.nodes(machine)
-    return 8.4e-6 + (group.size - nodes) * 3.4e-6 + (nodes - 1) * 14e-6 * c["hop"]
+    return 8.4e-6 + (group.size - nodes) * 3.4e-6 + (nodes - 1) * 14e-6 * c.hop
 
 
-def pass_time(group: Group, count: float, machine: Machine, c: Coefficients) -> float:
+def pass_time(group: Group, count: float, machine: Machine, c: SpeedCoefficients) -> float:
     """One all-gather or reduce-scatter of ``count`` bytes in all."""
     if group.size <= 1:
         return 0.0

@@ -2,17 +2,16 @@
 
 Sources: states by Rajbhandari et al. 2020 (arXiv:1910.02054); activations by class after Korthikanti et al. 2022 (arXiv:2205.05198) with the
 tensors that an eager SwiGLU and RMSNorm block really saves; micro-batches in flight of 1F1B by Narayanan et al. 2021 (arXiv:2104.04473).
-``docs/planner.md`` has each formula. All numbers are bytes; ``c`` are the coefficients of ``predict.coefficients``.
+``docs/planner.md`` has each formula. All numbers are bytes; ``c`` are the coefficients of ``cost.coefficients``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.work import Rollout, StageCut, Work
 
-Coefficients = Mapping[str, float]
 BUCKET = 25 * 2**20  # DDP's
 OWN_NORM = 4.0  # input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
 OWN_NORM_CPU = 2.0  # its output alone, in fp32 on a CPU
@@ -48,7 +47,7 @@ class Peak:
         return {f.name: round(getattr(self, f.name)) for f in fields(self)}
 
 
-def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
+def peak_of(work: Work, c: MemoryCoefficients, place: int) -> Peak:
     """The peak of the ``place``-th rank of a pipeline (0 where there is none)."""
     stage = work.stages[place]
     whole = work.stage_parameters(stage)
@@ -58,7 +57,7 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
     layer = attention + mlp
     checkpoints = 0.0
     if work.recompute == "full":
-        one = c["checkpoint"] * work.element * work.tokens * work.shape.hidden_size
+        one = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
         checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
         attention = mlp = 0.0
     logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0  # a scalar head
@@ -66,12 +65,12 @@ def peak_of(work: Work, c: Coefficients, place: int) -> Peak:
     layer_sum = attention + mlp
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
     moving = layer_sum * slots + checkpoints + logits + gathered
-    overhead = (c["overhead"] + (c["communicators"] if work.world > 1 else 0.0)) * 2**30 * work.machine.context
-    fragments = c["fragments"] * moving + c["segments"] * _segments(work) * layer_sum * slots
-    fragments += c["states_slack"] * (parameters + gradients)
+    overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
+    fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
+    fragments += c.states_slack * (parameters + gradients)
     others = work.trained_models * (parameters + gradients + optimizer)
     others += work.frozen_models * 2.0 * whole / (work.sharers if work.zero == 3 else 1)
-    fragments += c["safety"] * (parameters + gradients + optimizer + moving + fragments + overhead)
+    fragments += c.safety * (parameters + gradients + optimizer + moving + fragments + overhead)
     return Peak(
         parameters=parameters,
         gradients=gradients,
@@ -97,7 +96,7 @@ def _answers(work: Work) -> float:
     return 2 * work.element * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len * rows / (work.tp * work.pp)
 
 
-def worst_peak(work: Work, c: Coefficients) -> tuple[int, Peak]:
+def worst_peak(work: Work, c: MemoryCoefficients) -> tuple[int, Peak]:
     """The fullest place of a pipeline and its peak: the ends and one between are looked at."""
     places = {0, 1, work.pp - 2, work.pp - 1} if work.pp > 1 else {0}
     found = [(place, peak_of(work, c, place)) for place in sorted(p for p in places if 0 <= p < work.pp)]
@@ -135,7 +134,7 @@ def _states(work: Work, whole: float) -> tuple[float, float, float]:
     return weights, gradients, optimizer
 
 
-def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
+def _kept(work: Work, c: MemoryCoefficients) -> tuple[float, float]:
     """What one layer keeps of one micro-batch for its backward: (attention with its norm, feed-forward with its norm).
 
     Two bytes an element. Attention: residual, norm's output, q, k and v (spread to all heads where the block does so), the attention's output.
@@ -147,17 +146,17 @@ def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
     fused = work.kernels == "fused"
     on_cpu = work.element == 4 and not work.machine.context
     own_norm = OWN_NORM_CPU if on_cpu else OWN_NORM
-    norm = own_norm * h if work.kernels != "eager" else c["norm"] * h
-    attention = norm + (4.0 * (q + kv) if fused else c["query"] * q + c["keys"] * kv)
+    norm = own_norm * h if work.kernels != "eager" else c.norm * h
+    attention = norm + (4.0 * (q + kv) if fused else c.query * q + c.keys * kv)
     if work.cp > 1 and not work.ring:  # the attention's output by heads beside the one by tokens
         attention += 2.0 * q
     inner = shape.intermediate * max(1.0, _visited(work))
     second = 0.0 if work.parallel_residual else norm
-    mlp = second + 2.0 * inner * (2.0 if fused or not work.gated else c["gated"])
+    mlp = second + 2.0 * inner * (2.0 if fused or not work.gated else c.gated)
     if not work.flash:
         attention += 5.0 * shape.heads * work.seq_len / work.cp
     if work.compiled:
-        attention, mlp = attention * c["compiled"], mlp * c["compiled"]
+        attention, mlp = attention * c.compiled, mlp * c.compiled
     if (
         work.recompute == "selective"
     ):  # torchtitan's: the attention's output and every second product's (q, v, gate, down) stay
@@ -165,7 +164,7 @@ def _kept(work: Work, c: Coefficients) -> tuple[float, float]:
     if (
         work.adapter is not None and work.kernels == "eager"
     ):  # under Paceline's kernels as much is kept as without (simulated)
-        attention, mlp = attention * c["frozen_attention"], mlp * c["frozen_mlp"]
+        attention, mlp = attention * c.frozen_attention, mlp * c.frozen_mlp
     split = work.tp
     if work.tp > 1 and not work.sequence_parallel:  # norms and residuals stay whole: Korthikanti's 10 + 24/t
         return tokens * (norm + (attention - norm) / split), tokens * (second + (mlp - second) / split)
@@ -190,29 +189,29 @@ def _visited(work: Work) -> float:
     return (work.layer_matmul - attention) / expert
 
 
-def _logits(work: Work, c: Coefficients) -> float:
+def _logits(work: Work, c: MemoryCoefficients) -> float:
     """Logits, their fp32 copy, its softmax and gradients, as long as they are whole."""
     if work.kernels != "eager":  # chunks of logits, and the head's gradient made in the forward (models.head_kernels)
         trained = work.adapter is None or work.adapter.full_modules > 0
         gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
         return 3.0 * LOGIT_CHUNK + gradient + work.element * work.tokens * work.shape.hidden_size
     if work.fused_loss:
-        return c["fused_logits"] * 2**30
-    return c["logits"] * work.tokens * work.shape.vocab / work.tp
+        return c.fused_logits * 2**30
+    return c.logits * work.tokens * work.shape.vocab / work.tp
 
 
-def _gathered(work: Work, c: Coefficients, whole: float, stage: StageCut, slots: float) -> float:
+def _gathered(work: Work, c: MemoryCoefficients, whole: float, stage: StageCut, slots: float) -> float:
     """What lies there unsharded for a while."""
     h = work.shape.hidden_size
     found = 0.0
     reduced = whole if work.adapter is None else float(work.adapter.parameters + work.adapter.full_modules)
     if work.tp > 1 and work.sequence_parallel:
-        each, ends = c["gathered"], c["gathered_ends"]
+        each, ends = c.gathered, c.gathered_ends
         if (
             work.pp > 1
         ):  # measured: hardly any with two stages, more with larger groups, little over more than two nodes
             far = 0.25 if work.tp > 2 * work.machine.node else 1.0
-            each, ends = c["gathered_pipeline"] * (far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05), 0.0
+            each, ends = c.gathered_pipeline * (far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05), 0.0
         found += (each * (slots if work.recompute == "none" else 1) + ends) * work.tokens * h
     if (
         work.zero == 3 and work.pp > 1
@@ -221,9 +220,9 @@ def _gathered(work: Work, c: Coefficients, whole: float, stage: StageCut, slots:
     elif work.zero == 3:
         layer = work.layer_parameters / work.tp
         ends = work.embedding_parameters * (int(stage.embedding) + int(stage.head)) / work.tp
-        found += 2.0 * (2 if work.prefetch else 1) * layer + 4.0 * layer + c["root_unit"] * 2.0 * ends
+        found += 2.0 * (2 if work.prefetch else 1) * layer + 4.0 * layer + c.root_unit * 2.0 * ends
     elif work.zero == 2:
-        found += 2 * 2.0 * min(reduced, c["bucket"])
+        found += 2 * 2.0 * min(reduced, c.bucket)
     elif work.dp > 1:
-        found += min(BUCKET, 2.0 * reduced) + c["replica"] * reduced
+        found += min(BUCKET, 2.0 * reduced) + c.replica * reduced
     return found

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.plan.cost.coefficients import SpeedCoefficients
 from paceline.plan.cost.links import Group, latency, pass_time
 from paceline.plan.cost.work import Rollout, StageCut, Work
-
-Coefficients = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Speed:
         return self.flops / (self.step * self.world * self.peak_flops)
 
 
-def speed_of(work: Work, c: Coefficients) -> Speed:
+def speed_of(work: Work, c: SpeedCoefficients) -> Speed:
     """The time of a step and what it goes to."""
     compute, tensor, gather = max((_slot(work, c, stage) for stage in work.stage_kinds), key=sum)
     m = work.accumulation
@@ -99,39 +97,37 @@ def step_flops(work: Work) -> float:
     return token_flops(work) * work.step_tokens * (2 / 3 if work.adapter else 1)
 
 
-def _slot(work: Work, c: Coefficients, stage: StageCut) -> tuple[float, float, float]:
+def _slot(work: Work, c: SpeedCoefficients, stage: StageCut) -> tuple[float, float, float]:
     """One micro-batch forward and backward on one stage: (compute, exposed tensor-parallel time, exposed gathering of ZeRO-3)."""
     shape, tokens, tp = work.shape, work.tokens, work.tp
     reached = work.machine.reached or 0.8 * work.machine.flops
-    peak = (
-        reached * {"": 1.0, "fp8": c["low_precision"], "fp4": c["low_precision"] * c["four_bits"]}[work.low_precision]
-    )
+    peak = reached * {"": 1.0, "fp8": c.low_precision, "fp4": c.low_precision * c.four_bits}[work.low_precision]
     passes = 2.0 if work.adapter else 3.0  # forward, gradient of inputs, gradient of weights
-    passes += {"none": 0.0, "selective": c["selective_passes"], "full": 1.0}[work.recompute]
+    passes += {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
     layer = 2.0 * passes * tokens * work.layer_matmul / tp
     attention = 2.0 * passes * tokens * 2 * shape.heads * shape.head_dim * work.seq_len / 2 / tp
     head = 2.0 * 3 * tokens * work.embedding_parameters / tp if stage.head else 0.0
     width = shape.hidden_size / tp
-    efficiency = c["kernel"] / (1 + c["width"] / width + c["rows"] / tokens)
-    busy = layer / (peak * efficiency) + attention / (reached * c["attention"])
-    moved = c["elementwise"] * passes * tokens * (shape.hidden_size * 2 + 2 * shape.intermediate / tp)
-    moved_time = moved / work.machine.hbm * (c["compiled_time"] if work.compiled else 1.0)
+    efficiency = c.kernel / (1 + c.width / width + c.rows / tokens)
+    busy = layer / (peak * efficiency) + attention / (reached * c.attention)
+    moved = c.elementwise * passes * tokens * (shape.hidden_size * 2 + 2 * shape.intermediate / tp)
+    moved_time = moved / work.machine.hbm * (c.compiled_time if work.compiled else 1.0)
     bandwidth, waits = _tensor_parallel(work, c)
     alone = busy + moved_time
-    launch = c["launch"] * 1e-3 * passes / 3 * (c["compiled_time"] if work.compiled else 1.0)
-    with_group = max(alone + c["tensor_exposed"] * bandwidth, launch, c["tensor_hidden"] * bandwidth) + waits
+    launch = c.launch * 1e-3 * passes / 3 * (c.compiled_time if work.compiled else 1.0)
+    with_group = max(alone + c.tensor_exposed * bandwidth, launch, c.tensor_hidden * bandwidth) + waits
     if work.tp > 1 and work.pp > 1:
         spread = Group(work.tp, 1).nodes(work.machine) - 1
-        with_group = max(with_group, c["tensor_pipeline"] * 1e-3 * work.tp * (1 + c["tensor_nodes"] * spread))
+        with_group = max(with_group, c.tensor_pipeline * 1e-3 * work.tp * (1 + c.tensor_nodes * spread))
     compute = stage.layers * max(alone, launch)
     tensor = stage.layers * max(0.0, with_group - max(alone, launch))
     if stage.head:
-        loss = c["loss_moves"] * tokens * shape.vocab / tp / work.machine.hbm
+        loss = c.loss_moves * tokens * shape.vocab / tp / work.machine.hbm
         compute += head / (peak * efficiency) + loss
     return compute, tensor, stage.layers * _gather(work, c, alone)
 
 
-def _tensor_parallel(work: Work, c: Coefficients) -> tuple[float, float]:
+def _tensor_parallel(work: Work, c: SpeedCoefficients) -> tuple[float, float]:
     """A layer's 4 gathers and 4 scatters of 2·s·b·h over the tensor-parallel group (Korthikanti 2022): (moving the bytes, waiting for the first)."""
     if work.tp == 1:
         return 0.0, 0.0
@@ -142,7 +138,7 @@ def _tensor_parallel(work: Work, c: Coefficients) -> tuple[float, float]:
     return times * (pass_time(group, count, work.machine, c) - wait), times * wait
 
 
-def _context_parallel(work: Work, c: Coefficients) -> float:
+def _context_parallel(work: Work, c: SpeedCoefficients) -> float:
     """Ulysses (Jacobs et al. 2023, arXiv:2309.14509): q, k, v and the output of a layer go all to all in each pass; nothing hides them."""
     if work.cp == 1 or work.ring:
         return 0.0
@@ -153,7 +149,7 @@ def _context_parallel(work: Work, c: Coefficients) -> float:
     return passes * (3 * wait + pass_time(group, work.element * work.tokens * width, work.machine, c))
 
 
-def _gather(work: Work, c: Coefficients, busy: float) -> float:
+def _gather(work: Work, c: SpeedCoefficients, busy: float) -> float:
     """ZeRO-3: weights gathered for the forward and the backward, gradients scattered, in every micro-batch; what compute does not cover."""
     if work.zero < 3 or work.sharers == 1:
         return 0.0
@@ -164,45 +160,45 @@ def _gather(work: Work, c: Coefficients, busy: float) -> float:
     seconds = 2 * pass_time(group, 2.0 * count, work.machine, c)
     if not work.adapter:
         seconds += pass_time(group, 4.0 * count if work.storage.gradient >= 4 else 2.0 * count, work.machine, c)
-    return max(0.0, seconds - c["overlap"] * busy) + c["overlap_slow"] * min(seconds, busy)
+    return max(0.0, seconds - c.overlap * busy) + c.overlap_slow * min(seconds, busy)
 
 
-def _reduce(work: Work, c: Coefficients, whole: float, compute: float) -> float:
+def _reduce(work: Work, c: SpeedCoefficients, whole: float, compute: float) -> float:
     """Gradients averaged once a window (ZeRO-2: in every micro-batch), weights gathered again; the last backward hides a part, of weights nothing."""
     if work.adapter:
         whole = work.adapter.parameters / work.shape.num_parameters * whole
     found = 0.0
-    each = c["reduce_bytes"]
+    each = c.reduce_bytes
     if work.zero < 3 and work.dp * work.cp > 1:
         group = Group(work.dp * work.cp, work.tp)
         scatter = pass_time(group, each * whole, work.machine, c)
         averaged_whole = not work.zero or work.storage.sent > 0
         again = pass_time(group, (each if averaged_whole else 2.0) * whole, work.machine, c)
         times = work.accumulation if work.zero == 2 else 1
-        hidden = c["overlap"] * compute * (2 / 3) * times
+        hidden = c.overlap * compute * (2 / 3) * times
         if not averaged_whole:
-            found += max(c["never_hidden"] * scatter * times, scatter * times - c["zero_overlap"] * hidden) + again
+            found += max(c.never_hidden * scatter * times, scatter * times - c.zero_overlap * hidden) + again
         else:
-            found += max(c["never_hidden"] * (scatter + again), scatter + again - hidden)
+            found += max(c.never_hidden * (scatter + again), scatter + again - hidden)
         if work.storage.sent:
             found += pass_time(group, work.storage.sent * whole, work.machine, c)
     elif work.zero == 3 and work.dp * work.cp > work.sharers:
         replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
-        found += 2 * pass_time(replicas, each * whole / work.sharers, work.machine, c) * c["never_hidden"]
+        found += 2 * pass_time(replicas, each * whole / work.sharers, work.machine, c) * c.never_hidden
     return found
 
 
-def _send(work: Work, c: Coefficients) -> float:
+def _send(work: Work, c: SpeedCoefficients) -> float:
     """What a micro-batch's activations and gradients take between two stages."""
     if work.pp == 1:
         return 0.0
     inside = work.world // work.pp < work.machine.node
     count = 2 * 2.0 * work.tokens * work.shape.hidden_size / (work.tp if work.sequence_parallel else 1)
-    link = work.machine.inside * c["link_inside"] if inside else work.machine.outside * c["link_outside"]
-    return c["send"] * 1e-3 + count / link * work.stages_a_rank
+    link = work.machine.inside * c.link_inside if inside else work.machine.outside * c.link_outside
+    return c.send * 1e-3 + count / link * work.stages_a_rank
 
 
-def _optimizer(work: Work, c: Coefficients) -> float:
+def _optimizer(work: Work, c: SpeedCoefficients) -> float:
     """Adam reads and writes about 30 bytes a parameter; a step has a fixed price beside."""
     if work.adapter:
         own = float(work.adapter.parameters)
@@ -210,7 +206,7 @@ def _optimizer(work: Work, c: Coefficients) -> float:
         own = work.largest_stage
     if work.zero:
         own /= work.sharers
-    return c["optimizer_moves"] * own / work.machine.hbm + c["step_fixed"]
+    return c.optimizer_moves * own / work.machine.hbm + c.step_fixed
 
 
 def _offload(work: Work) -> float:
@@ -227,7 +223,7 @@ def _offload(work: Work) -> float:
     return moved + 30.0 * share * min(work.machine.node, work.world) / 100e9
 
 
-def _generation(work: Work, c: Coefficients) -> float:
+def _generation(work: Work, c: SpeedCoefficients) -> float:
     """A step's share of a rollout: every token reads all weights and the keys and values of half a row (decoding is bound by memory: Pope et al.
     2022, arXiv:2211.05102). All answers of a rollout are written at once; its steps share the time."""
     if not work.spec.on_policy:
@@ -238,5 +234,5 @@ def _generation(work: Work, c: Coefficients) -> float:
     answers = work.micro_batch * work.accumulation * rollout.windows
     cached = 2 * 2.0 * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len / 2 * answers / cut
     a_token = (weights + cached) / (0.6 * work.machine.hbm) * work.pp
-    whole = rollout.answer * max(a_token, c["launch"] * 1e-3 / 3 * shape.layers)
+    whole = rollout.answer * max(a_token, c.launch * 1e-3 / 3 * shape.layers)
     return whole / (rollout.windows * rollout.passes)

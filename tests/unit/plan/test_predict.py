@@ -46,9 +46,9 @@ def test_activations_of_one_layer_by_hand() -> None:
     """attention: norm·h + 4q + 4kv; feed-forward: norm·h + 2·4·f; logits: c·V; times tokens."""
     h, q, kv, f, tokens = 4096, 4096, 1024, 14336, 4096
     peak = peak_of(work(), C, 0)
-    assert peak.attention == pytest.approx(32 * tokens * (C["norm"] * h + 4 * q + 4 * kv))
-    assert peak.mlp == pytest.approx(32 * tokens * (C["norm"] * h + 2 * C["gated"] * f))
-    assert peak.logits == pytest.approx(C["logits"] * tokens * 128256)
+    assert peak.attention == pytest.approx(32 * tokens * (C.norm * h + 4 * q + 4 * kv))
+    assert peak.mlp == pytest.approx(32 * tokens * (C.norm * h + 2 * C.gated * f))
+    assert peak.logits == pytest.approx(C.logits * tokens * 128256)
     # saved-tensor hooks on Transformers' Llama gave 49.2 s·b·h for f = 3.5 h and a quarter of KV heads
     assert (peak.attention + peak.mlp) / (32 * tokens * h) == pytest.approx(49.2, rel=0.01)
 
@@ -56,9 +56,7 @@ def test_activations_of_one_layer_by_hand() -> None:
 def test_recomputation_keeps_one_layer_and_the_inputs_of_all() -> None:
     plain, again = peak_of(work(), C, 0), peak_of(work(recompute="full"), C, 0)
     assert again.attention == again.mlp == 0
-    assert again.checkpoints == pytest.approx(
-        C["checkpoint"] * 2 * 4096 * 4096 * 32 + (plain.attention + plain.mlp) / 32
-    )
+    assert again.checkpoints == pytest.approx(C.checkpoint * 2 * 4096 * 4096 * 32 + (plain.attention + plain.mlp) / 32)
 
 
 def test_adapters_train_little_and_keep_the_base_packed() -> None:
@@ -127,7 +125,7 @@ def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() 
 
 def test_a_group_over_nodes_is_as_fast_as_its_adapters() -> None:
     machine = cluster_of("64xH100").machine
-    assert bandwidth(Group(8, 1), machine, S) == machine.inside * S["link_inside"]
+    assert bandwidth(Group(8, 1), machine, S) == machine.inside * S.link_inside
     assert bandwidth(Group(64, 1), machine, S) < bandwidth(Group(16, 1), machine, S) < machine.inside
     assert bandwidth(Group(8, 8), machine, S) < bandwidth(Group(64, 1), machine, S) * 8
     assert pass_time(Group(1, 1), 1e9, machine, S) == 0.0
@@ -211,7 +209,7 @@ def test_between_running_and_being_chosen_there_is_a_margin() -> None:
 
 
 def test_what_stays_gathered_at_the_ends_does_not_grow_with_the_layers() -> None:
-    ends = {**C, "gathered_ends": 10.0}
+    ends = replace(C, gathered_ends=10.0)
     for layout, more in ((work(tp=8, dp=1), 10 * 4096 * 4096), (work(), 0), (work(tp=2, pp=4, dp=1), 0)):
         assert peak_of(layout, ends, 0).gathered - peak_of(layout, C, 0).gathered == pytest.approx(more)
 
