@@ -6,20 +6,22 @@ would meet a state that is not its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from paceline.config.optimizers import BUILT
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.codec import to_json
+from paceline.plan.model.parameters import SCORE
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Plan
 
 _EXPORT = "paceline export RUN --to DIR and a new run with model.name_or_path: DIR"
 _SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # a vocabulary may have grown
-_ADAPTER = ("r", "alpha", "use_rslora", "target_modules", "modules_to_save", "bias")
+_WHOLE = "modules_to_save"
+_ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
 _MATRIX = (8, 6)  # any: two optimizers of one class that keep as much of it keep the same
 
 
@@ -32,7 +34,7 @@ def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any
         return [Diagnostic("resume.other_algorithm", what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint)]  # fmt: skip
     return [
         *_optimizer(state.get("optimizer"), plan.optimizer),
-        *_adapters(state, to_json(plan.adapter)),
+        *_adapters(state, to_json(plan.adapter), tied=plan.shape is not None and plan.shape.tied),
         *_sizes(saved, plan),
     ]
 
@@ -55,7 +57,7 @@ def _keeps(optimizer: OptimizerSpec) -> tuple[str, int]:
     return (optimizer.name, 0) if built is None else (built.made_by, built.kept(_MATRIX, optimizer.args))
 
 
-def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None) -> list[Diagnostic]:
+def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: bool) -> list[Diagnostic]:
     before = state.get("adapter")
     if (before is None) != (now is None):
         held, trained = ("a whole model", "an adapter") if before is None else ("an adapter", "all weights")
@@ -64,6 +66,8 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None) -> list[D
     if before is None or now is None:
         return []
     other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
+    if _same_whole(before.get(_WHOLE) or (), now[_WHOLE], tied=tied) and _WHOLE in other:
+        other.remove(_WHOLE)
     if other[:2] == ["r", "alpha"]:  # twice the rank, where it is not written
         other.remove("alpha")
     return [
@@ -76,6 +80,12 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None) -> list[D
         )
         for key in other
     ]
+
+
+def _same_whole(before: Collection[str], now: Collection[str], *, tied: bool) -> bool:
+    """Whether the modules that the adapter was saved with are those asked for now: a fresh head and the other name of a tied weight are added by the run."""
+    added = set(before) - set(now) - {SCORE.partition(".")[0]}
+    return set(now) <= set(before) and len(added) <= (1 if tied and now else 0)
 
 
 def _shown(value: Any) -> str:
