@@ -61,6 +61,10 @@ STRATEGIES = Table(
         "single": Row(f"{_REPLICATED}:SINGLE", "paceline.strategies.single:Single"),
         "data_parallel": Row(f"{_REPLICATED}:DATA_PARALLEL", "paceline.strategies.data_parallel:DataParallel"),
         "ddp": Row(f"{_REPLICATED}:DDP", "paceline.strategies.ddp:DDP"),
+        "zero_redundancy": Row(
+            "paceline.plan.strategies.zero_redundancy:ZERO_REDUNDANCY",
+            "paceline.strategies.zero_redundancy:ZeroRedundancy",
+        ),
         "fsdp": Row("paceline.plan.strategies.fsdp.spec:FSDP", "paceline.strategies.fsdp:FSDP"),
         "pipeline": Row(
             "paceline.plan.strategies.pipeline.spec:PIPELINE", "paceline.strategies.pipeline.strategy:Pipeline"

@@ -165,7 +165,8 @@ def _engine_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
             "ddp_bucket_cap_mb": training.get("ddp_bucket_cap_mb"),
             "ddp_broadcast_buffers": training.get("ddp_broadcast_buffers"),
             "ddp_static_graph": training.get("ddp_static_graph") or None,
-        }
+        },
+        "ZeroRedundancyOptimizer": {"parameters_as_bucket_view": training.get("parameters_as_bucket_view") or None},
     }
     for owner, name, value in ((owner, *item) for owner, values in asked.items() for item in values.items()):
         if value is None:

@@ -53,6 +53,7 @@ VARIANTS = (
     Variant("single", {"distributed_strategy": "single"}, 1, 1, 4),
     Variant("data_parallel (one device)", {"distributed_strategy": "data_parallel"}, 1, 1, 4),
     Variant("ddp", {"distributed_strategy": "ddp"}),
+    Variant("zero_redundancy", {"distributed_strategy": "zero_redundancy"}),
     _fsdp("fsdp full_shard", fsdp="full_shard"),
     _fsdp("fsdp shard_grad_op", fsdp="shard_grad_op"),
     _fsdp("fsdp no_shard", fsdp="no_shard"),
@@ -181,6 +182,7 @@ def matrix() -> list[Cell]:
 LARGER = (
     Variant("ddp, 4 processes", {"distributed_strategy": "ddp"}, 4, 4),
     Variant("ddp, 8 processes", {"distributed_strategy": "ddp"}, 8, 8),
+    Variant("zero_redundancy, 4 processes", {"distributed_strategy": "zero_redundancy"}, 4, 4),
     _fsdp("fsdp full_shard, 4 processes", 4, fsdp="full_shard"),
     _fsdp("fsdp full_shard, 8 processes", 8, fsdp="full_shard"),
     _mesh("fsdp hybrid_shard (2 × 4)", 8, 8, dp_replicate_size=2, dp_shard_size=4),
@@ -196,7 +198,7 @@ def exact() -> list[Cell]:
     return [Cell(v, "full", "fp64", recompute=r) for v in native for r in (False, True)]
 
 
-_DATA_PARALLEL = ("single", "ddp", "fsdp full_shard", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+_DATA_PARALLEL = ("single", "ddp", "zero_redundancy", "fsdp full_shard", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _QUANTISED = ("single", "ddp", "fsdp full_shard")
 
 

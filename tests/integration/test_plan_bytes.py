@@ -28,6 +28,11 @@ TWO: dict[str, dict[str, Any]] = {
     "ddp": _t(distributed_strategy="ddp", optim="sgd", optim_args="momentum=0.9"),
     "ddp lora bf16": {**_t(distributed_strategy="ddp", bf16=True), **LORA},
     "ddp qlora": {**_t(distributed_strategy="ddp"), **QLORA},
+    "zero_redundancy": _t(distributed_strategy="zero_redundancy", optim="sgd", optim_args="momentum=0.9"),
+    "zero_redundancy lora bf16": {
+        **_t(distributed_strategy="zero_redundancy", bf16=True, parameters_as_bucket_view=True),
+        **LORA,
+    },
     "fsdp qlora": {**_t(**FULL), **SINGLY},
     "shard_grad_op": _t(fsdp="shard_grad_op", optim="rmsprop"),
     "no_shard": _t(fsdp="no_shard"),
@@ -42,6 +47,7 @@ TWO: dict[str, dict[str, Any]] = {
 FOUR: dict[str, dict[str, Any]] = {
     "full_shard bf16": _t(bf16=True, **FULL),
     "full_shard lora": {**_t(**FULL), **LORA},
+    "zero_redundancy": _t(distributed_strategy="zero_redundancy"),
     "hybrid": _t(fsdp="hybrid_shard", parallelism={"dp_shard_size": 2, "dp_replicate_size": 2}),
     "cp": _t(parallelism={"dp_shard_size": 2, "cp_size": 2}),
     "tp sp": {"model": {"vocab_size": 14}, **_t(parallelism={"tp_size": 2, "sequence_parallel": True})},

@@ -25,6 +25,7 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "single": (1, {"distributed_strategy": "single", **ALONE}),
     "data_parallel": (1, {"distributed_strategy": "data_parallel", **ALONE}),
     "ddp": (2, {"distributed_strategy": "ddp", **SHARED}),
+    "zero_redundancy": (2, {"distributed_strategy": "zero_redundancy", **SHARED}),
     "fsdp full_shard": (2, {"distributed_strategy": "fsdp", "fsdp": "full_shard", **SHARED}),
     "fsdp shard_grad_op": (2, {"distributed_strategy": "fsdp", "fsdp": "shard_grad_op", **SHARED}),
     "fsdp tp": (2, {"distributed_strategy": "fsdp", "parallelism": {"tp_size": 2}, **ALONE}),

@@ -138,6 +138,11 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # made of a
     )
     ddp_static_graph: Bool = Field(default=False, description="Promise DDP that every step uses the same parameters.")
 
+    parameters_as_bucket_view: Bool = Field(
+        default=False,
+        description="zero_redundancy: the parameters that a process steps lie in one buffer, sent by one broadcast; for many small ones (LoRA).",
+    )
+
     per_device_train_batch_size: Int = Field(default=8, description="Rows per process and micro-batch.")
     per_device_eval_batch_size: Int = Field(default=8, description="Rows per process and batch in evaluation.")
     gradient_accumulation_steps: Int = Field(default=1, description="Micro-batches per optimizer step.")

@@ -252,6 +252,16 @@ def ddp(tree: Tree) -> Any:
     DDP(world, plan_of(Config.from_json(plain(tree)), 2)).wrap(Role.POLICY, torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
+@calls("strategies.zero_redundancy.ZeroRedundancyOptimizer")
+def zero_redundancy(tree: Tree) -> None:
+    from paceline.strategies.zero_redundancy import ZeroRedundancy
+
+    world = SimpleNamespace(**{**vars(WORLD), "world_size": 2})
+    root = SimpleNamespace(plain_named_parameters=lambda: [("w", torch.nn.Parameter(torch.zeros(1)))])
+    plan = plan_of(Config.from_json(plain(tree)), 2)
+    ZeroRedundancy(world, plan)._make_optimizer(plan.optimizer, root)  # type: ignore[arg-type]
+
+
 @calls("training.worker.prepare", "training.worker.written_for")
 def preparation(tree: Tree) -> None:
     """With what a rank has its data prepared."""

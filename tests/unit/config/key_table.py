@@ -137,6 +137,7 @@ TABLE: dict[str, Key | Read] = {
     "training.ddp_backend": Key(p.plan(2, p.A100), "gloo"),
     "training.ddp_timeout": Key(p.plan(), 60),
     **under(T, p.ddp, DDP, ddp_find_unused_parameters=True, ddp_bucket_cap_mb=3, ddp_broadcast_buffers=False, gradient_as_bucket_view=False, ddp_static_graph=True),
+    "training.parameters_as_bucket_view": Key(p.zero_redundancy, True, {"training.distributed_strategy": "zero_redundancy"}),
     "training.use_cpu": Key(p.device, True),
     "training.deepspeed": Key(p.loaded(), {"zero_optimization": {"stage": 1}}),
     "training.fsdp": Key(p.loaded(), "shard_grad_op"),

@@ -1,0 +1,65 @@
+"""Whole copies of the model whose optimizer is shared out: torch's ``ZeroRedundancyOptimizer`` under DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.plan.cost.layout import WHOLE, Layout
+from paceline.plan.cost.pieces import Piece
+from paceline.plan.cost.states import counter_bytes, moments
+from paceline.plan.mesh import Mesh
+from paceline.plan.parts import ModelStates
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.base import Simulated
+from paceline.plan.strategies.job import Findings, Job
+from paceline.plan.strategies.options import EngineOptions
+from paceline.plan.strategies.replicated import DDP, Averaged
+from paceline.plan.strategies.state_form import TORCH
+
+
+@dataclass(frozen=True)
+class ZeroRedundancy(Averaged):
+    """Gradients are averaged whole; each rank keeps the moments of some parameters, steps these and sends them to the others."""
+
+    def mesh(self, job: Job, findings: Findings) -> Mesh:
+        return Mesh(dp_shard=job.world_size)
+
+    def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
+        whole = super().states(plan, pieces, rank)
+        own = [p for p, keeper in _keepers(pieces, plan.world_size) if keeper == rank]
+        return whole and replace(
+            whole,
+            optimizer=sum(p.size * moments(p.shape, plan.optimizer) for p in own),
+            counters=counter_bytes(plan.optimizer) * len(own),
+        )
+
+    def layouts(self) -> tuple[Layout, ...]:
+        return (Layout(self.name, self.name, 1, replace(WHOLE, sent=4.0), packed=True),)
+
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+        return self.layouts()[0]
+
+
+def _keepers(pieces: Sequence[Piece], ranks: int) -> list[tuple[Piece, int]]:
+    """Which rank steps each trained tensor, as ``_partition_parameters`` of torch 2.13 deals them out: group by group (those that decay first), the
+    largest first, whole, to the rank with the fewest numbers so far. A rank may be left without any."""
+    load, found = [0] * ranks, []
+    for decays in (True, False):
+        group = [p for p in pieces if p.trained and p.decays == decays]
+        for piece in sorted(group, key=lambda p: -p.numel):
+            rank = load.index(min(load))
+            load[rank] += piece.numel
+            found.append((piece, rank))
+    return found
+
+
+ZERO_REDUNDANCY = ZeroRedundancy(
+    "zero_redundancy",
+    axes=frozenset({"dp_shard"}),
+    knobs=DDP.knobs | {"parameters_as_bucket_view"},
+    alone=DDP.alone,
+    state_form=TORCH,
+    simulated=Simulated.MODULE,
+    not_simulated="DDP's reducer reads real memory, and the optimizer is another on each rank: both stand in closed form",
+)

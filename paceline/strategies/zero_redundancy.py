@@ -1,0 +1,62 @@
+"""``ZeroRedundancyOptimizer`` under DDP: whole weights and gradients on every rank, the optimizer shared out (ZeRO-1 of arXiv:1910.02054)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from paceline.plan.plan import Plan
+from paceline.protocols.model import RootModule
+from paceline.protocols.optimizer import OptimizerSpec
+from paceline.protocols.shard import Shard, ShardReader
+from paceline.runtime.world import World
+from paceline.strategies import state
+from paceline.strategies.ddp import DDP
+from paceline.strategies.handle import Handle
+from paceline.strategies.optimizer import recipe_of
+
+
+class ZeroRedundancy(DDP):
+    """Each rank steps whole parameters of its own, any optimizer's, and broadcasts them: the same bits as DDP, for every rank clips by one norm.
+
+    Not used: ``overlap_with_ddp`` (it skips the first steps and cannot clip), and torch's ``consolidate_state_dict`` (it pickles): each rank
+    writes the moments it keeps, under plain names.
+    """
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        self.parameters_as_bucket_view = bool(plan.config.get("training", {}).get("parameters_as_bucket_view"))
+
+    def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:
+        if self.world.world_size == 1:
+            return super()._make_optimizer(spec, root)
+        recipe = recipe_of(spec, root.plain_named_parameters())
+        made = ZeroRedundancyOptimizer(
+            recipe.groups,
+            optimizer_class=recipe.cls,
+            parameters_as_bucket_view=self.parameters_as_bucket_view,
+            **recipe.kwargs,
+        )
+        made.state = made.optim.state  # its own stays empty: moments are in the local optimizer
+        return made
+
+    def export_state(self, handle: Handle) -> Iterator[Shard]:
+        """This rank's parameters with their moments, and its share of what is frozen."""
+        return state.export_state(handle, self.world.rank, self.world.world_size, _keepers(handle))
+
+    def import_state(self, handle: Handle, reader: ShardReader) -> None:
+        """Every weight, and the moments of this rank's parameters."""
+        state.import_state(handle, reader, self.world.rank, _keepers(handle))
+
+
+def _keepers(handle: Handle) -> dict[str, int]:
+    """Trained parameter → the rank that steps it."""
+    optimizer = handle.optimizer
+    if not isinstance(optimizer, ZeroRedundancyOptimizer):
+        return {}
+    named = handle.root.plain_named_parameters()
+    ranks: dict[nn.Parameter, int] = optimizer._param_to_rank  # type: ignore[attr-defined]
+    return {name: ranks[p] for name, p in named if p.requires_grad}
