@@ -18,7 +18,8 @@ _COLUMNS = 100
 def explained(code: str) -> str:
     """The explanation of ``code``. Raises ConfigError with the nearest codes when there is none such."""
     if code in EXPLANATIONS:
-        return f"{code}\n{textwrap.fill(EXPLANATIONS[code], _COLUMNS, initial_indent='  ', subsequent_indent='  ')}"
+        text = textwrap.fill(EXPLANATIONS[code], _COLUMNS, initial_indent="  ", subsequent_indent="  ")
+        return f"{code}\n{text}"
     kin = [c for c in sorted(EXPLANATIONS) if c.split(".")[0] == code.split(".")[0]]
     near = difflib.get_close_matches(code, EXPLANATIONS, n=3) or kin[:5]
     hint = f"nearest: {', '.join(near)}" if near else "the code in brackets of a message, e.g. run.exists"

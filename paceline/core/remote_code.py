@@ -61,7 +61,11 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
         return None
     listed = ", ".join(code.files[:_SHOWN]) + (f" and {len(code.files) - _SHOWN} more" if len(code.files) > _SHOWN else "")  # fmt: skip
     changed = bool(_DIGEST.fullmatch(revision or ""))
-    what = f"the code in {name} {'is not the code that was read: it has changed' if changed else 'runs only as it was read: it is pinned by its digest'}"
+    other, unread = (
+        "is not the code that was read: it has changed",
+        "runs only as it was read: it is pinned by its digest",
+    )
+    what = f"the code in {name} {other if changed else unread}"
     return Unpinned(
         what,
         f"revision: {revision or 'none'}; here are {listed}",

@@ -9,12 +9,16 @@ from urllib.parse import unquote, urlsplit
 
 MIN_LENGTH = 8  # a shorter value ("true", "1") would blot out ordinary words
 _LINE_LENGTH = 20  # of a line of a secret that has several (a private key)
-_WORDS = r"TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|CREDENTIALS|AUTH|AUTHORIZATION|BEARER|PAT|DSN|COOKIE"
+_WORDS = (
+    r"TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|CREDENTIALS"
+    r"|AUTH|AUTHORIZATION|BEARER|PAT|DSN|COOKIE"
+)
 _NAME = re.compile(
     rf"(?i)(?:^|[_.-])(?:{_WORDS})S?(?:[_.-]|\d*$)|PASSWORD|PASSWD|SECRET|API_?KEY|CREDENTIAL|TOKEN(?!I[ZS])"
 )
 _CERTAIN = re.compile(
-    r"(?i)(?:TOKEN|API_?KEY|ACCESS_?KEY(?:_ID)?|SECRET(?:_KEY)?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|_PASS|_PWD|_PAT)(?:_?\d+)?$"
+    r"(?i)(?:TOKEN|API_?KEY|ACCESS_?KEY(?:_ID)?|SECRET(?:_KEY)?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?"
+    r"|_PASS|_PWD|_PAT)(?:_?\d+)?$"
 )
 _WORDS_ONLY = re.compile(r"[a-z]+(?:[-_. ][a-z]+)*")  # PROJECT_KEY=alpha-team, AUTH_TYPE=password
 _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^\s/]{12,}")

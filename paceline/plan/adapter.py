@@ -71,12 +71,13 @@ def check_adapter(
         found.append(_not_installed("peft", "adapters need peft", "lora", "lora", here))
     axes = [axis for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1]
     if not spec.whole_rows or axes:
+        cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
         found.append(
             Diagnostic(
                 "plan.adapter_strategy",
                 "adapters are trained where every rank sees whole layers and whole rows, or shards of them by FSDP or ZeRO",
                 "lora",
-                f"{spec.name}{' with ' + ', '.join(f'{axis}={getattr(mesh, axis)}' for axis in axes) if axes else ''}",
+                f"{spec.name}{f' with {cut}' if axes else ''}",
                 "distributed_strategy: fsdp (full_shard) or zero3 without tp, cp and pp; or all weights: remove the lora section",
             )
         )

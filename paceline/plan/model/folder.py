@@ -20,8 +20,14 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 _MAX_HEADER_BYTES = 100_000_000  # what the safetensors library reads
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 #: Transformers itself reads the pickles (tensors alone: torch.load with weights_only) and writes safetensors
-_CONVERT = """python -c "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; [c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]" {} {}"""
-_CONVERT_ADAPTER = """python -c "import sys; from peft import AutoPeftModelForCausalLM as M; M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {} {}"""
+_CONVERT = (
+    'python -c "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T;'
+    ' [c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]" {} {}'
+)
+_CONVERT_ADAPTER = (
+    'python -c "import sys; from peft import AutoPeftModelForCausalLM as M;'
+    ' M.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])" {} {}'
+)
 
 
 def check_model_folder(name: str, key: str) -> list[Diagnostic]:

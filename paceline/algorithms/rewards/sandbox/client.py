@@ -34,7 +34,8 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from paceline.algorithms.rewards.sandbox import server
 del sys.path[0]
-import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, itertools, json, math, operator, random, re, string, typing, unittest
+import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, itertools, json, math
+import operator, random, re, string, typing, unittest
 server.main(int(sys.argv[1]))
 """
 _ENVIRONMENT = {
