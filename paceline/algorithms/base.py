@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 from paceline.protocols.window import Window
@@ -25,6 +26,7 @@ class Algorithm(ABC):
     consulted: tuple[
         Role, ...
     ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``protocols.algorithm``
+    window_means: WindowMeans | None = None  # asked before each window, without gradients (``window_sums``)
     watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
     loss_falls: bool = True  # training brings the loss down: one that rises far is worth a warning
 
@@ -38,6 +40,12 @@ class Algorithm(ABC):
 
     def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
         """``batch`` with what was learnt of a consulted role's ``outputs``."""
+        raise NotImplementedError
+
+    def window_sums(
+        self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
+    ) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """(sum, int64 weight) by name, of one micro-batch that ``window_means`` had the models read; see ``protocols.algorithm``."""
         raise NotImplementedError
 
     @abstractmethod

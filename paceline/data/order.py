@@ -77,9 +77,9 @@ def positions_for(
     return list(range(start, start + micro_batch))
 
 
-def step_positions(step: int, global_batch: int) -> list[int]:
-    """Positions of a whole step, all ranks together: [sG, (s+1)G)."""
-    return list(range(step * global_batch, (step + 1) * global_batch))
+def step_positions(step: int, global_batch: int, num_rows: int) -> range:
+    """Positions of a whole step, all ranks together, without fillers: [sG, (s+1)G) below ``num_rows``."""
+    return range(step * global_batch, min((step + 1) * global_batch, num_rows))
 
 
 def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[Diagnostic]:

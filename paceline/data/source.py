@@ -104,6 +104,27 @@ class PackedSource:
         batch = replace(batch, group=self.table.group, extras=self._extras(ids))
         return batch if self.table.group == 1 else with_prefixes(batch)
 
+    def mismatched(self, epoch: int, positions: Sequence[int], among: range) -> Batch:
+        """The rows at ``positions`` with each prompt's answer replaced by that of the document before it among the rows at ``among`` (the last one's for
+        the first): as TRL's ``KL_completion_ids``, but a function of the order of the data alone, however ``among`` is split."""
+        bins = self.layout(epoch)
+        ids, documents = self.document_ids(epoch, positions), []
+        for position in positions:
+            before = among[(position - among.start - 1) % len(among)] if position in among else -1
+            previous = bins.bin(before)[-1] if before >= 0 else -1
+            for document in self.document_ids(epoch, [position]):
+                documents.append(self._swapped(document, int(previous)))
+                previous = document
+        return build_batch(documents, ids, sum(position in among for position in positions))
+
+    def _swapped(self, document: int, other: int) -> NDArray[np.int32]:
+        """The prompt of ``document`` (what comes before its first label) and behind it the answer of ``other``, cut to ``seq_len``; a filler's is one."""
+        if document < 0:
+            return np.full(2, ~self.pad_token_id, np.int32)
+        own, answer = self.table.coded(document), self.table.coded(other)
+        joined = np.concatenate([own[: int((own >= 0).argmax())], answer[int((answer >= 0).argmax()) :]])
+        return joined[: self.seq_len]
+
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
         """What is known of each document; 0 of a filler."""
         columns = {**self.table.columns, **self.columns}

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
+
+
+@dataclass(frozen=True)
+class WindowMeans:
+    """Forwards without gradients over a whole window before its first backward: means over all of its documents, on all ranks, that the losses need.
+
+    roles  the models that are asked; one that is not there is the policy with its adapter off
+    rows   what they read: the micro-batches themselves (empty), or those of ``Batch.others`` under this name
+    """
+
+    roles: tuple[Role, ...]
+    rows: str = ""
 
 
 class Objective(Protocol):
@@ -19,6 +32,7 @@ class Objective(Protocol):
     consulted: tuple[
         Role, ...
     ]  # asked before each micro-batch, without gradients; a role without a model of its own: the policy, its adapter off
+    window_means: WindowMeans | None  # asked before each window; what came of it is in ``Batch.extras``
     watched: tuple[str, ...]  # the metrics that are counted in training too; their means go into StepResult.extras
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
@@ -27,6 +41,12 @@ class Objective(Protocol):
 
     def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
         """``batch`` with what was learnt of a consulted role's ``outputs``."""
+        ...
+
+    def window_sums(
+        self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
+    ) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """(sum, int64 weight) by name of what ``window_means`` asked for, of one micro-batch; the window's means come into ``Batch.extras`` by that name."""
         ...
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 IGNORE_INDEX = -100
+MISMATCHED = "mismatched"  # in ``Batch.others``: the same prompts, each with the answer to another one
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Batch:
     group          int             documents that belong together and follow each other: 2 for preference pairs (chosen, rejected)
     extras         name -> [D]     what is known of each document: ``margin`` of its pair (float64), …
     shared         D ints or ()    how many of a document's first tokens are those of the last document before it that shares none; (): not known
+    others         name -> Batch   micro-batches of other rows that go with this one (see ``MISMATCHED``); a device gets them by themselves
     tokens         name -> [1, T]  what is known of each labelled position (elsewhere 0): the log-probability of its label at sampling, …
 
     A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: it touches every parameter and weighs nothing.
@@ -41,6 +43,7 @@ class Batch:
     shared: tuple[int, ...] = field(default=(), kw_only=True)
     extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     tokens: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    others: Mapping[str, Batch] = field(default_factory=dict, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -65,7 +68,16 @@ class Batch:
         }
         extras = {name: value.pin_memory() for name, value in self.extras.items()}
         tokens = {name: value.pin_memory() for name, value in self.tokens.items()}
-        return replace(self, **moved, extras=extras, tokens=tokens)
+        others = {name: batch.pinned() for name, batch in self.others.items()}
+        return replace(self, **moved, extras=extras, tokens=tokens, others=others)
+
+    def with_numbers(self, numbers: Mapping[str, float]) -> Batch:
+        """The same batch with ``numbers`` among its ``extras``, float64 and equal for all documents."""
+        count = self.document_ids.numel()
+        return replace(
+            self,
+            extras={**self.extras, **{n: torch.full((count,), v, dtype=torch.float64) for n, v in numbers.items()}},
+        )
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``; ``cu_seqlens`` stays on the CPU (its values are read by Python loops)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
@@ -180,6 +180,10 @@ class Runner(Protocol):
         max_grad_norm: float | None,
         generator_seed: Callable[[int], int] | None = None,
     ) -> StepResult: ...
+
+    def window_means(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective
+    ) -> Mapping[str, float]: ...
 
     def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums: ...
 

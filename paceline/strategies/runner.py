@@ -19,6 +19,7 @@ from paceline.protocols.roles import Ask, Role
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handle, Handles
+from paceline.strategies.means import Means
 
 _AGREED_AT_ONCE = 8  # evaluated micro-batches between two questions whether every rank still has some
 
@@ -60,6 +61,8 @@ class WindowRunner:
         weights, tokens = self._global_weights(micro_batches, algorithm)
         if not any(weights.values()):
             return StepResult(dict.fromkeys(weights, 0.0), weights, None, "no_labels", tokens)
+        means = self.window_means(handles, micro_batches, algorithm)
+        micro_batches = [batch.with_numbers(means) for batch in micro_batches]
         scales = {term: self.strategy.averaging_factor / w if w else 0.0 for term, w in weights.items()}
         trained = [handles[role] for role in algorithm.trains]
         names = [*sorted(weights), *algorithm.watched]
@@ -153,6 +156,23 @@ class WindowRunner:
             outputs = self.forward_no_grad(handles, role, placed, algorithm.ask(role, training=False))
             placed = algorithm.informed(role, outputs, placed)
         return placed
+
+    def window_means(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective
+    ) -> Mapping[str, float]:
+        """By name, what the algorithm's ``window_means`` come to over these micro-batches of all ranks; nothing where it has none. Collective, as
+        ``eval_window`` is."""
+        asked, found = algorithm.window_means, Means()
+        if asked is None:
+            return {}
+        for batch in self._given(micro_batches):
+            placed = self.strategy.shard_batch(batch.others[asked.rows] if asked.rows else batch)
+            answers = {
+                role: self.forward_no_grad(handles, role, placed, algorithm.ask(role, training=False))
+                for role in asked.roles
+            }
+            found.add(algorithm.window_sums(answers, placed))
+        return found.over(self.world.all_reduce_sum_float, self._count, self.strategy.loss_copies)
 
     def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums:
         """Sums over all ranks of the losses and metrics of these micro-batches, without gradients. Collective; every rank gives at least one
@@ -267,4 +287,5 @@ def _blank(batch: Batch) -> Batch:
         labels=torch.full_like(batch.labels, IGNORE_INDEX),
         document_ids=torch.full_like(batch.document_ids, -1),
         num_rows=0,
+        others={name: _blank(other) for name, other in batch.others.items()},
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
+from functools import partial
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
@@ -13,7 +15,7 @@ from paceline.protocols.data import RowSource
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.loading import Loading
-from paceline.training.windows import Cut
+from paceline.training.windows import Cut, read_batch
 
 
 def evaluate(
@@ -26,19 +28,24 @@ def evaluate(
 ) -> dict[str, float]:
     """``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set.
 
-    All ranks run the same number of micro-batches; beyond the end they get fillers of weight 0. Sums and weights are reduced
+    What an algorithm's losses need of a whole window (``window_means``) is here of the whole set, in a first pass over it. All ranks run the same number of micro-batches; beyond the end they get fillers of weight 0. Sums and weights are reduced
     over the ranks and divided once. Raises PacelineError when the rows counted are not the rows of the set.
     """
     num_rows = source.num_rows(0)
     rounds = math.ceil(num_rows / (cut.micro_batch * cut.dp_size))
     loading = loading or Loading()
 
-    def batch(j: int) -> Batch:
-        made = source.batch(0, cut.positions(0, j, num_rows))
+    def read(j: int, others: str = "") -> Batch:
+        made = read_batch(source, 0, cut.positions(0, j, num_rows), range(num_rows), others)
         return made.pinned() if loading.pin else made
 
-    with contextlib.closing(loading.in_order(batch, range(rounds))) as batches:
-        sums = runner.eval_window(handles, batches, algorithm)
+    means: Mapping[str, float] = {}
+    if algorithm.window_means is not None:
+        first = partial(read, others=algorithm.window_means.rows)
+        with contextlib.closing(loading.in_order(first, range(rounds))) as batches:
+            means = runner.window_means(handles, batches, algorithm)
+    with contextlib.closing(loading.in_order(read, range(rounds))) as batches:
+        sums = runner.eval_window(handles, (batch.with_numbers(means) for batch in batches), algorithm)
     if sums.rows != num_rows:
         raise PacelineError(
             Diagnostic(
@@ -51,14 +58,14 @@ def evaluate(
         )
     metrics = {"eval_rows": float(num_rows)}
     total, weight = 0.0, 0
-    means: dict[str, float] = {}
+    told: dict[str, float] = {}
     for name, value in sums.sums.items():
         metric, _, term = name.rpartition("/")
         over = sums.weights.get(term or name, 0)
         if metric:
-            means[metric] = value / over if over else math.nan
+            told[metric] = value / over if over else math.nan
         else:
             total, weight = total + (value / over if over else 0.0), weight + over
-    metrics |= {f"eval_{name}": value for name, value in algorithm.summary(means).items()}
+    metrics |= {f"eval_{name}": value for name, value in algorithm.summary(told).items()}
     metrics["eval_loss"] = total if weight else math.nan
     return metrics

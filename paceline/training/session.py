@@ -116,7 +116,8 @@ class Session:
             windows: Windows = rollouts
             evaluated: Evaluation = rollouts.evaluate
         else:
-            windows = WindowSource(source, cut, epochs, state.step, self.loading)
+            others = algorithm.window_means.rows if algorithm.window_means is not None else ""
+            windows = WindowSource(source, cut, epochs, state.step, self.loading, others)
             evaluated = self.evaluated(runner, handles, algorithm)
         filler = windows.filler()
         for role in algorithm.trains:

@@ -7,12 +7,12 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
 
 from paceline.data.order import positions_for, step_positions, steps_per_epoch
-from paceline.protocols.batch import Batch
+from paceline.protocols.batch import MISMATCHED, Batch
 from paceline.protocols.data import RowSource
 from paceline.protocols.shard import Shard
 from paceline.protocols.window import Window
@@ -109,11 +109,19 @@ def count_epochs(
 
 
 class WindowSource:
-    """The windows of one rank from global step ``start`` on, loaded ahead as ``loading`` says."""
+    """The windows of one rank from global step ``start`` on, loaded ahead as ``loading`` says; with what ``others`` names beside each micro-batch."""
 
-    def __init__(self, source: RowSource, cut: Cut, epochs: Epochs, start: int, loading: Loading | None = None) -> None:
+    def __init__(
+        self,
+        source: RowSource,
+        cut: Cut,
+        epochs: Epochs,
+        start: int,
+        loading: Loading | None = None,
+        others: str = "",
+    ) -> None:
         self._source, self._cut, self._epochs, self._start = source, cut, epochs, start
-        self._loading = loading or Loading()
+        self._loading, self._others = loading or Loading(), others
 
     def __iter__(self) -> Iterator[Window]:
         return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
@@ -131,11 +139,21 @@ class WindowSource:
         epoch, within = self._epochs.locate(step)
         num_rows = self._source.num_rows(epoch)
         cut = self._cut
-        batches = [self._source.batch(epoch, cut.positions(within, j, num_rows)) for j in range(cut.accumulation)]
+        together = step_positions(within, cut.global_batch, num_rows)
+        places = [cut.positions(within, j, num_rows) for j in range(cut.accumulation)]
+        batches = [read_batch(self._source, epoch, positions, together, self._others) for positions in places]
         if self._loading.pin:
             batches = [batch.pinned() for batch in batches]
-        everyone = [p for p in step_positions(within, cut.global_batch) if p < num_rows]
-        return Window(step, epoch, batches, sample_digest(self._source.document_ids(epoch, everyone)))
+        return Window(step, epoch, batches, sample_digest(self._source.document_ids(epoch, list(together))))
+
+
+def read_batch(source: RowSource, epoch: int, positions: list[int], together: range, others: str) -> Batch:
+    """The micro-batch of the rows at ``positions``, and where ``others`` names it, that of their prompts with answers mixed up among the rows at
+    ``together``."""
+    batch = source.batch(epoch, positions)
+    if others != MISMATCHED:
+        return batch
+    return replace(batch, others={MISMATCHED: source.mismatched(epoch, positions, together)})
 
 
 def sample_digest(document_ids: list[int]) -> str:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data_fixtures import make_table
 
 from paceline.core.errors import DataError
 from paceline.data.hashing import permutation
 from paceline.data.order import check_feeds, epoch_documents, positions_for, step_positions, steps_per_epoch
-from paceline.data.source import PackedSource
+from paceline.data.source import PackedSource, build_batch
 from paceline.protocols.batch import IGNORE_INDEX
 
 LENGTHS = [int(n) for n in 3 + permutation(11, 97) % 29]
@@ -51,7 +52,8 @@ def test_equal_global_batch_means_equal_steps_on_any_world_size(tmp_path: Path) 
 
 def test_the_micro_batches_of_a_step_tile_its_positions() -> None:
     got = [p for j in range(3) for d in range(4) for p in positions_for(5, j, d, 4, 2, 3)]
-    assert got == step_positions(5, 24) == list(range(120, 144))
+    assert got == list(step_positions(5, 24, 999)) == list(range(120, 144))
+    assert list(step_positions(5, 24, 125)) == list(range(120, 125))
 
 
 def test_a_position_is_the_same_asked_alone_or_after_others(tmp_path: Path) -> None:
@@ -131,3 +133,29 @@ def test_too_few_rows_for_the_processes() -> None:
     assert check_feeds(3, 4)[0].code == "data.too_few_rows"
     assert steps_per_epoch(10, 4, drop_last=False) == 3
     assert steps_per_epoch(10, 4, drop_last=True) == 2
+
+
+def _parts(row: np.ndarray) -> tuple[list[int], list[int]]:
+    """A coded document: (prompt, answer), the answer beginning at the first label."""
+    first = next(i for i, token in enumerate(row.tolist()) if token >= 0)
+    return row.tolist()[:first], row.tolist()[first:]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_mismatched_answers_are_those_of_the_step_however_it_is_split(tmp_path: Path, packing: bool, size: int) -> None:
+    rows = source(tmp_path, packing=packing)
+    count = rows.num_rows(1)
+    for together in (range(6), range(count - 3, count)):
+        ids = rows.document_ids(1, list(together))
+        before = dict(zip(ids, [ids[-1], *ids[:-1]], strict=True))
+        for start in range(0, len(together), size):
+            part = list(together[start : start + size])
+            own = rows.document_ids(1, part)
+            joined = [_parts(rows.table.coded(d))[0] + _parts(rows.table.coded(before[d]))[1] for d in own]
+            filler = [np.full(2, ~7, np.int32)]
+            wanted = build_batch([np.array(j[:32], np.int32) for j in joined] + filler, [*own, -1], len(part))
+            batch = rows.mismatched(1, [*part, -1], together)
+            assert torch.equal(batch.input_ids, wanted.input_ids) and torch.equal(batch.labels, wanted.labels)
+            assert (batch.document_ids.tolist(), batch.num_rows) == ([*own, -1], len(part))
+            assert torch.equal(batch.cu_seqlens, wanted.cu_seqlens) and batch.max_seqlen <= 32

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny_parts import TinyRoot, make_batch, plan
+from tiny_parts import TinyObjective, TinyRoot, make_batch, plan
 
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.plan.strategies.base import strategy_specs
+from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.protocols.roles import Role
+from paceline.protocols.roles import Ask, Role
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 from paceline.strategies.registry import make_strategy, strategy_class
-from paceline.strategies.runner import WindowRunner, make_runner
+from paceline.strategies.runner import WindowRunner, _blank, make_runner
 from paceline.strategies.single import Single
 
 MOST = 14
@@ -135,3 +137,52 @@ def test_every_rank_clips_by_rank_0s_norm(main: bool) -> None:
     strategy.world = SimpleNamespace(is_main=main, device=torch.device("cpu"), all_reduce_sum_float=summed)  # type: ignore[assignment]
     assert float(strategy.finish(handle, lr=0.0, max_grad_norm=None).grad_norm) == 3.0
     assert (own[0] > 0.0) == main
+
+
+class Centered(TinyObjective):
+    """Σ nll · (the mean nll of a label over the whole window's other rows): no micro-batch can tell its loss by itself."""
+
+    window_means = WindowMeans((Role.POLICY,), "others")
+    seen: ClassVar[list[float]] = []
+
+    def window_sums(self, outputs: Any, batch: Batch) -> Any:
+        return {
+            "mean": (outputs[Role.POLICY]["nll"], batch.num_labels()),
+            "none": (batch.num_labels(), batch.num_labels() * 0),
+        }
+
+    def losses(self, role: Role, outputs: Any, batch: Batch) -> Any:
+        assert batch.extras["mean"].shape == batch.document_ids.shape and float(batch.extras["none"].sum()) == 0.0
+        self.seen.append(float(batch.extras["mean"][0]))
+        return {"nll": outputs["nll"] * batch.extras["mean"][0]}
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_losses_have_the_means_of_a_whole_window_before_its_first_backward(evaluated: bool) -> None:
+    strategy = make_strategy("single", World.single(), plan())
+    handles = {
+        Role.POLICY: strategy.prepare(Role.POLICY, lambda: TinyRoot(), OptimizerSpec(name="sgd", learning_rate=1.0))
+    }  # type: ignore[arg-type]
+    others = [make_batch([20 + i, 40 + i]) for i in range(3)]
+    batches = [replace(make_batch([i]), others={"others": other}) for i, other in enumerate(others)]
+    with torch.no_grad():
+        found = [handles[Role.POLICY].root(other, frozenset({Ask.NLL}))["nll"] for other in others]
+    mean = float(sum(found)) / sum(int(other.num_labels()) for other in others)
+    made, objective = make_runner(strategy), Centered()
+    objective.seen.clear()
+    if evaluated:
+        means = made.window_means(handles, batches, objective)
+        sums = made.eval_window(handles, (batch.with_numbers(means) for batch in batches), objective)
+        assert sums.rows == 3
+    else:
+        was = handles[Role.POLICY].root.training
+        result = made.train_window(handles, batches, objective, lr=0.1, max_grad_norm=None)
+        assert result.grad_norm and handles[Role.POLICY].root.training == was
+    assert objective.seen == pytest.approx([mean] * 3, abs=1e-12)
+    assert made.window_means(handles, batches, TinyObjective()) == {}
+
+
+def test_a_blank_batch_weighs_nothing_with_the_others_that_go_with_it() -> None:
+    blank = _blank(replace(make_batch([1]), others={"others": make_batch([2, 3])}))
+    assert int(blank.num_labels()) == 0 and int(blank.others["others"].num_labels()) == 0
+    assert blank.others["others"].document_ids.tolist() == [-1, -1]

@@ -63,6 +63,7 @@ class TinyObjective:
     trains = (Role.POLICY,)
     frozen = ()
     consulted = ()
+    window_means = None
     watched = ()
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
