@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.algorithms import codes
 from paceline.algorithms.base import Algorithm
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS
@@ -19,5 +19,5 @@ def algorithm_class(name: str) -> type[Algorithm]:
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         hint = "a class that inherits from paceline.algorithms.base:Algorithm (or SFT, DPO)"
         what = f"the implementation of '{name}' is no algorithm"
-        raise ConfigError(Diagnostic("algorithm.not_an_algorithm", what, "training.algorithm", repr(cls), hint))
+        raise ConfigError(codes.ALGORITHM_NOT_AN_ALGORITHM(what, "training.algorithm", repr(cls), hint))
     return cls

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.manifest import FileEntry
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.refusals import refusal_of
 
@@ -18,27 +18,27 @@ CrashPoint = Callable[[str], None]
 _BLOCK = 16 * 1024 * 1024
 _CODES = {
     errno.ENOSPC: (
-        "checkpoint.disk_full",
+        codes.CHECKPOINT_DISK_FULL,
         "the disk is full",
         "free space, lower training.save_total_limit, or put training.output_dir elsewhere",
     ),
     errno.EDQUOT: (
-        "checkpoint.disk_full",
+        codes.CHECKPOINT_DISK_FULL,
         "the disk quota is used up",
         "free space or put training.output_dir elsewhere",
     ),
     errno.EROFS: (
-        "checkpoint.read_only",
+        codes.CHECKPOINT_READ_ONLY,
         "the file system is read-only",
         "remount it, or put training.output_dir elsewhere",
     ),
     errno.EACCES: (
-        "checkpoint.permission",
+        codes.CHECKPOINT_PERMISSION,
         "no permission to write here",
         "give this user write permission, or put training.output_dir elsewhere",
     ),
     errno.EPERM: (
-        "checkpoint.permission",
+        codes.CHECKPOINT_PERMISSION,
         "no permission to write here",
         "give this user write permission, or put training.output_dir elsewhere",
     ),
@@ -60,13 +60,13 @@ def named_errors(where: Path, what: str = "the checkpoint cannot be written") ->
 
 def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be written") -> CheckpointError:
     """The named error for what the operating system refused."""
-    code, reason, hint = _CODES.get(exc.errno or 0, ("checkpoint.io", "", "look at the disk and its file system"))
+    code, reason, hint = _CODES.get(exc.errno or 0, (codes.CHECKPOINT_IO, "", "look at the disk and its file system"))
     refused = refusal_of(exc, where)
     if refused is not None and refused.kind == "no_inodes":
         reason, hint = refused.reason, refused.hint
     found = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
     said = f"{what}: {reason}" if reason else what
-    return CheckpointError(Diagnostic(code, f"{said}; what was published before is untouched", str(where), found, hint))
+    return CheckpointError(code(f"{said}; what was published before is untouched", str(where), found, hint))
 
 
 def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never) -> FileEntry:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.disk import named_errors
 from paceline.checkpoint.export_adapter import (
     adapter_entries,
@@ -37,7 +38,6 @@ from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import need_space
 from paceline.checkpoint.tensorfile import Entry, write_tensors
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.adapters import WEIGHTS
 from paceline.protocols.roles import Role
@@ -78,9 +78,7 @@ def export_hf(
     and compares it with the checkpoint. ``to`` appears whole or not at all. Raises ConfigError (destination, dtype), CheckpointError.
     """
     if dtype not in DTYPES:
-        raise ConfigError(
-            Diagnostic("export.dtype", "no such dtype for an export", "--dtype", dtype, ", ".join(DTYPES))
-        )
+        raise ConfigError(codes.EXPORT_DTYPE("no such dtype for an export", "--dtype", dtype, ", ".join(DTYPES)))
     check_destination(to, overwrite)
     with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
         role = _role(reader, role)
@@ -130,9 +128,7 @@ def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[En
     if not names:
         found = ", ".join(reader.roles()) or "none"
         raise CheckpointError(
-            Diagnostic(
-                "export.no_role", f"the checkpoint holds no weights of the {role}", str(reader.path), f"roles: {found}"
-            )
+            codes.EXPORT_NO_ROLE(f"the checkpoint holds no weights of the {role}", str(reader.path), f"roles: {found}")
         )
     entries = []
     for name in names:

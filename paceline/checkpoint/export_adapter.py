@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.disk import write_fresh
 from paceline.checkpoint.folder import ADAPTER_CONFIG, finite
 from paceline.checkpoint.reader import CheckpointReader
@@ -59,7 +60,7 @@ def check_adapter(stage: Path, entries: list[Entry], where: Path) -> None:
     wrong += [e.name for e in entries if e.name in stored and not torch.equal(stored[e.name], e.load())]
     if wrong or kind != "LORA":
         what = "peft does not read what was written as it was; nothing was left behind"
-        raise CheckpointError(Diagnostic("export.load_check", what, str(where), f"{kind}: {', '.join(wrong[:5])}"))
+        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), f"{kind}: {', '.join(wrong[:5])}"))
 
 
 def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any], dtype: torch.dtype) -> list[Entry]:
@@ -85,8 +86,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
     found = base_fingerprint(hf)
     if base.get("fingerprint") and found != base["fingerprint"]:
         raise CheckpointError(
-            Diagnostic(
-                "export.base_model",
+            codes.EXPORT_BASE_MODEL(
                 "the base weights are not those that the adapter was trained on",
                 str(base.get("name_or_path") or "model.config"),
                 f"fingerprint {str(found)[:12]}, trained on {str(base['fingerprint'])[:12]}",
@@ -99,7 +99,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
         merge(hf, spec, trained)
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(
-            Diagnostic("export.tensors", "the adapter does not fit its base", str(reader.path), str(error)[:300])
+            codes.EXPORT_TENSORS("the adapter does not fit its base", str(reader.path), str(error)[:300])
         ) from error
     return [
         Entry(name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape), _given(t, dtype, reader.path, name))
@@ -117,9 +117,6 @@ def _base(reader: CheckpointReader) -> Mapping[str, Any]:
 
 
 def _no_spec(reader: CheckpointReader) -> Diagnostic:
-    return Diagnostic(
-        "export.adapter",
-        "the checkpoint does not say what adapter it holds",
-        str(reader.path),
-        "no 'adapter' in its state",
+    return codes.EXPORT_ADAPTER(
+        "the checkpoint does not say what adapter it holds", str(reader.path), "no 'adapter' in its state"
     )

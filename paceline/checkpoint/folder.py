@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.disk import sync_folder, write_fresh
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import Entry, write_tensors
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.buffers import persistent_buffers
 
@@ -35,9 +35,7 @@ def check_destination(to: Path, overwrite: bool) -> None:
     if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
         what = "the destination exists and is not empty" if to.is_dir() else "the destination is no folder"
         raise ConfigError(
-            Diagnostic(
-                "export.destination", what, "--to", str(to), "another folder, or --overwrite to replace this one"
-            )
+            codes.EXPORT_DESTINATION(what, "--to", str(to), "another folder, or --overwrite to replace this one")
         )
 
 
@@ -83,15 +81,13 @@ def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Ch
             f"'{name}' reaches {float(tensor.abs().max()):.3g}, which {str(dtype).removeprefix('torch.')} cannot hold"
         )
         hint = "--dtype bfloat16 or float32"
-    return CheckpointError(Diagnostic("export.not_finite", what, str(path), hint=hint))
+    return CheckpointError(codes.EXPORT_NOT_FINITE(what, str(path), hint=hint))
 
 
 def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
     """``config.json`` as saved, without private keys and the attention's name (some have run code: CVE-2026-4372), with the dtype of this export."""
     if "config.json" not in reader.side_files():
-        raise CheckpointError(
-            Diagnostic("export.no_config", "the checkpoint holds no hf/config.json", str(reader.path))
-        )
+        raise CheckpointError(codes.EXPORT_NO_CONFIG("the checkpoint holds no hf/config.json", str(reader.path)))
     raw = parse_object(
         reader.side_file("config.json"), str(reader.path / "hf" / "config.json"), max_bytes=MAX_CONFIG_BYTES
     )
@@ -162,7 +158,7 @@ def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], w
     if not is_known(config):
         found = f"model_type: {config.get('model_type')!r}"
         what = "Transformers knows no causal language model of this type"
-        raise CheckpointError(Diagnostic("export.model_type", what, str(where), found))
+        raise CheckpointError(codes.EXPORT_MODEL_TYPE(what, str(where), found))
     model = _skeleton(config)
     config["architectures"] = [type(model).__name__]
     expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}
@@ -174,7 +170,7 @@ def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], w
     }
     if any(wrong.values()):
         what = "the checkpoint's tensors are not those of its config.json"
-        raise CheckpointError(Diagnostic("export.tensors", what, str(where), _listed(wrong)))
+        raise CheckpointError(codes.EXPORT_TENSORS(what, str(where), _listed(wrong)))
     return model
 
 
@@ -232,7 +228,7 @@ def check_load(stage: Path, entries: list[Entry], where: Path) -> None:
     wrong["different"] = [e.name for e in entries if e.name not in loaded or not torch.equal(loaded[e.name], e.load())]
     if any(wrong.values()):
         what = "Transformers does not load what was written as it was; nothing was left behind"
-        raise CheckpointError(Diagnostic("export.load_check", what, str(where), _listed(wrong)))
+        raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), _listed(wrong)))
 
 
 def _load_quietly(folder: Path, auto: Any) -> tuple[Any, Mapping[str, Any]]:

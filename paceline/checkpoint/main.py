@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.layout import is_step_name, read_hint, scan
 from paceline.checkpoint.resume import find_checkpoint
 from paceline.checkpoint.strictjson import parse_object
@@ -78,7 +79,7 @@ def _step(run: RunDir, which: str) -> Path:
     if name is None:
         hint = "latest; the best one is marked by training.load_best_model_at_end"
         raise CheckpointError(
-            Diagnostic("export.no_best", "this run marked no checkpoint as the best", str(run.checkpoints), hint=hint)
+            codes.EXPORT_NO_BEST("this run marked no checkpoint as the best", str(run.checkpoints), hint=hint)
         )
     number = name.removeprefix("step-")
     if number.isascii() and number.isdigit() and is_step_name(run.checkpoint(int(number)).name):
@@ -87,12 +88,8 @@ def _step(run: RunDir, which: str) -> Path:
             return path
     there = ", ".join(f.name for f in scan(run.checkpoints)) or "none"
     raise ConfigError(
-        Diagnostic(
-            "export.no_checkpoint",
-            "there is no such checkpoint",
-            "--checkpoint",
-            which,
-            f"latest, best, or one of: {there}",
+        codes.EXPORT_NO_CHECKPOINT(
+            "there is no such checkpoint", "--checkpoint", which, f"latest, best, or one of: {there}"
         )
     )
 

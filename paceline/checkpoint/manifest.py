@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import paceline
+from paceline.checkpoint import codes
 from paceline.checkpoint.strictjson import dump_object, parse_object
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -167,8 +167,7 @@ def open_regular(path: Path) -> BinaryIO:
 def incomplete(checkpoint: Path, found: str) -> CheckpointError:
     """The error for a checkpoint that was not finished."""
     return CheckpointError(
-        Diagnostic(
-            "checkpoint.incomplete",
+        codes.CHECKPOINT_INCOMPLETE(
             "the checkpoint is incomplete",
             str(checkpoint),
             found,
@@ -180,8 +179,7 @@ def incomplete(checkpoint: Path, found: str) -> CheckpointError:
 def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
     """The error for a file that is not what the manifest says."""
     return CheckpointError(
-        Diagnostic(
-            "checkpoint.damaged",
+        codes.CHECKPOINT_DAMAGED(
             f"'{name}' is not the file that was published",
             str(checkpoint),
             found,
@@ -201,16 +199,13 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
         errno.EPERM: "read permission for this user",
     }.get(error.errno or 0, "try again: the file system answered with an error")
     what = f"'{path.name}' cannot be opened here; nothing says that it is damaged"
-    return CheckpointError(
-        Diagnostic("checkpoint.unreadable", what, str(path.parent), error.strerror or str(error), hint)
-    )
+    return CheckpointError(codes.CHECKPOINT_UNREADABLE(what, str(path.parent), error.strerror or str(error), hint))
 
 
 def foreign_file(path: Path) -> CheckpointError:
     """The error for a file of a kind that can carry code."""
     return CheckpointError(
-        Diagnostic(
-            "checkpoint.foreign_file",
+        codes.CHECKPOINT_FOREIGN_FILE(
             f"'{path.name}' has a suffix of pickle files, which can run code; Paceline writes only safetensors and JSON",
             str(path.parent),
             path.name,
@@ -223,9 +218,7 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
     def need(condition: bool, what: str) -> None:
         if not condition:
             raise CheckpointError(
-                Diagnostic(
-                    "checkpoint.manifest", "the manifest is not valid", where, what, "resume from another checkpoint"
-                )
+                codes.CHECKPOINT_MANIFEST("the manifest is not valid", where, what, "resume from another checkpoint")
             )
 
     need(data.get("format") == FORMAT, f"format {data.get('format')!r}, expected {FORMAT!r}")

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.manifest import (
     HF_FOLDER,
     STATE,
@@ -27,7 +28,6 @@ from paceline.checkpoint.names import TensorName, decode_place
 from paceline.checkpoint.strictjson import parse_object
 from paceline.checkpoint.tensorfile import Slot, read_header, read_rows
 from paceline.checkpoint.ties import MAX_STATE_BYTES, check_name, check_state
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 KEPT_FREE = 512  # open files beside a checkpoint's: sockets, logs, data
@@ -141,10 +141,8 @@ class CheckpointReader:
         if covered is not None and not bool(covered.all()):
             missing = prod(shape) - int(covered.sum())
             raise CheckpointError(
-                Diagnostic(
-                    "checkpoint.tensor_incomplete",
-                    f"{missing} elements of '{name}' ({kind}) of {role} are not stored",
-                    str(self.path),
+                codes.CHECKPOINT_TENSOR_INCOMPLETE(
+                    f"{missing} elements of '{name}' ({kind}) of {role} are not stored", str(self.path)
                 )
             )
         return result
@@ -173,8 +171,7 @@ class CheckpointReader:
         blocks = self._blocks.get(TensorName(role, kind, name))
         if blocks is None:
             raise CheckpointError(
-                Diagnostic(
-                    "checkpoint.no_tensor",
+                codes.CHECKPOINT_NO_TENSOR(
                     f"the checkpoint holds no '{kind}' of '{name}' for the {role}",
                     str(self.path),
                     f"kinds stored for it: {', '.join(self.kinds(role, name)) or 'none'}",

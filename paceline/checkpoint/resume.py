@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.layout import Found, is_step_name, leftovers, read_hint, scan
 from paceline.checkpoint.manifest import MANIFEST, read_manifest, verify
 from paceline.checkpoint.ties import check_name, check_state, read_state
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.rundir import RunDir
+from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
     from paceline.checkpoint.reader import CheckpointReader
@@ -67,8 +69,7 @@ def same_run(state: Mapping[str, Any], now: Mapping[str, Any], *, override: Coll
     ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World size and strategy may change. ``override`` names fields let through.
     """
     found = [
-        Diagnostic(
-            "checkpoint.other_run",
+        codes.CHECKPOINT_OTHER_RUN(
             f"the checkpoint was made with another {what}",
             field,
             f"{_short(state.get(field))} in the checkpoint, {_short(now[field])} now",
@@ -124,8 +125,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
             notes.append(_save_never_ended(folder, len(staged)))
         return None
     raise CheckpointError(
-        Diagnostic(
-            "resume.no_checkpoint",
+        rules_codes.RESUME_NO_CHECKPOINT(
             "there is no checkpoint to resume from" + (" (a save was begun and never finished)" if staged else ""),
             str(folder),
             hint="resume_from_checkpoint: auto (starts fresh when there is none), a path, or leave the key out",
@@ -156,8 +156,7 @@ def _problem(found: Found, hashes: bool) -> CheckpointError | None:
 
 def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagnostic:
     first = problem.diagnostics[0]
-    return Diagnostic(
-        "resume.skipped_incomplete",
+    return codes.RESUME_SKIPPED_INCOMPLETE(
         f"{found.name} is passed over: {first.what}",
         str(found.path),
         first.found,
@@ -171,11 +170,8 @@ def _took(found: Found, hint: str | None) -> Diagnostic:
     said = f" ('latest' says {hint})" if hint and hint != found.name else ""
     if found.path.is_symlink():
         said += f", a link to {found.path.resolve()}"
-    return Diagnostic(
-        "resume.chosen",
-        f"resuming from {found.name}, the newest complete checkpoint{said}",
-        str(found.path),
-        severity=Severity.NOTE,
+    return codes.RESUME_CHOSEN(
+        f"resuming from {found.name}, the newest complete checkpoint{said}", str(found.path), severity=Severity.NOTE
     )
 
 
@@ -184,8 +180,7 @@ def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]
         f"{found.name}: {problem.diagnostics[0].what}: {problem.diagnostics[0].found}"
         for found, problem in problems[:5]
     )
-    return Diagnostic(
-        "resume.only_incomplete",
+    return rules_codes.RESUME_ONLY_INCOMPLETE(
         "the run holds checkpoints, but none of them is complete; nothing was deleted",
         str(folder),
         listed,
@@ -196,18 +191,14 @@ def _only_incomplete(folder: Path, problems: list[tuple[Found, CheckpointError]]
 
 def _save_never_ended(folder: Path, count: int) -> Diagnostic:
     what = f"{count} save{'s were' if count > 1 else ' was'} begun and never finished; no checkpoint was published, so the run starts at step 0"
-    return Diagnostic("resume.fresh_start", what, str(folder), severity=Severity.WARNING)
+    return codes.RESUME_FRESH_START(what, str(folder), severity=Severity.WARNING)
 
 
 def _no_such(path: Path) -> Diagnostic:
     if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
         hint = "a Hugging Face folder is no checkpoint (it has no optimizer): to train on from its weights write model.name_or_path"
-        return Diagnostic(
-            "resume.not_a_checkpoint",
-            "this is a Hugging Face folder",
-            "training.resume_from_checkpoint",
-            str(path),
-            hint,
+        return codes.RESUME_NOT_A_CHECKPOINT(
+            "this is a Hugging Face folder", "training.resume_from_checkpoint", str(path), hint
         )
     near = path if path.is_dir() else path.parent
     there = [f.name for f in scan(near)]
@@ -216,8 +207,7 @@ def _no_such(path: Path) -> Diagnostic:
         + ("" if path.exists() else " does not exist")
         + (f"; there are {', '.join(there[-3:])}" if there else "")
     )
-    return Diagnostic(
-        "resume.not_a_checkpoint",
+    return codes.RESUME_NOT_A_CHECKPOINT(
         "there is no checkpoint at this path",
         "training.resume_from_checkpoint",
         found,

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.disk import CrashPoint, never, os_error, replace_text, sync_folder, write_fresh
 from paceline.checkpoint.layout import (
     leftover_hints,
@@ -171,9 +172,7 @@ class Checkpointer:
             os.mkdir(stage.folder / HF_FOLDER)
         for name, content in side.items():
             if not is_safe_name(name):
-                raise CheckpointError(
-                    Diagnostic("checkpoint.file_name", "a side file needs a plain file name", found=name)
-                )
+                raise CheckpointError(codes.CHECKPOINT_FILE_NAME("a side file needs a plain file name", found=name))
             written[name] = write_fresh(stage.folder / name, [content])
         self._crash("files_written")
         return {name: [entry.bytes, entry.sha256] for name, entry in written.items()}
@@ -230,8 +229,7 @@ class _Noted:
         if not isinstance(exc, OSError):
             return False
         self._notes.append(
-            Diagnostic(
-                "checkpoint.housekeeping",
+            codes.CHECKPOINT_HOUSEKEEPING(
                 "the checkpoint is published, but this could not be done",
                 str(self._where),
                 str(exc),
@@ -265,8 +263,7 @@ def need_space(folder: Path, num_bytes: int) -> None:
     free = info.f_bavail * info.f_frsize
     if free < num_bytes:
         raise CheckpointError(
-            Diagnostic(
-                "checkpoint.disk_full",
+            codes.CHECKPOINT_DISK_FULL(
                 "the disk has no room for this checkpoint; what was published before is untouched",
                 str(folder.parent),
                 f"{human_bytes(free)} free, {human_bytes(num_bytes)} needed",
@@ -281,8 +278,7 @@ def _diagnose(exc: Exception, where: Path) -> tuple[Diagnostic, ...]:
     if isinstance(exc, OSError):
         return os_error(exc, where).diagnostics
     return (
-        Diagnostic(
-            "checkpoint.save_failed",
+        codes.CHECKPOINT_SAVE_FAILED(
             "the checkpoint could not be written; what was published before is untouched",
             str(where),
             f"{type(exc).__name__}: {exc}",
@@ -295,8 +291,7 @@ def _of_rank(diagnostic: Diagnostic, rank: int) -> Diagnostic:
 
 
 def _not_shared(folder: Path) -> Diagnostic:
-    return Diagnostic(
-        "checkpoint.not_shared",
+    return codes.CHECKPOINT_NOT_SHARED(
         "this rank does not see the folder that rank 0 made: the nodes do not share this file system",
         str(folder),
         hint="put training.output_dir on a file system that all nodes share",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.checkpoint import codes
 from paceline.core.errors import CheckpointError
 
 
@@ -81,8 +81,7 @@ def _check(value: Any, where: str, path: str) -> None:
 
 def _refused(where: str, found: str) -> CheckpointError:
     return CheckpointError(
-        Diagnostic(
-            "checkpoint.json",
+        codes.CHECKPOINT_JSON(
             "the file is not the JSON that Paceline writes",
             where,
             found,
@@ -93,11 +92,7 @@ def _refused(where: str, found: str) -> CheckpointError:
 
 def _unwritable(where: str, path: str, found: str) -> CheckpointError:
     return CheckpointError(
-        Diagnostic(
-            "checkpoint.state_not_json",
-            f"'{path}' cannot be written as JSON",
-            where,
-            found,
-            "a finite number, text, list, or dict with text keys",
+        codes.CHECKPOINT_STATE_NOT_JSON(
+            f"'{path}' cannot be written as JSON", where, found, "a finite number, text, list, or dict with text keys"
         )
     )

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint import codes
 from paceline.checkpoint.manifest import HF_FOLDER, STATE, Manifest, open_regular
 from paceline.checkpoint.strictjson import parse_object
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 
 MAX_STATE_BYTES = 256 * 1024 * 1024
@@ -61,8 +61,7 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 def _misplaced(checkpoint: Path, found: str) -> CheckpointError:
     return CheckpointError(
-        Diagnostic(
-            "checkpoint.misplaced",
+        codes.CHECKPOINT_MISPLACED(
             "folder, manifest and state of the checkpoint are not of one save: it was renamed, or put together from several",
             str(checkpoint),
             found,

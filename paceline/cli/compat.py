@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli import codes
 from paceline.cli.asked import Asked
 from paceline.cli.joined import alone, drives_a_node, on_its_node
 from paceline.cli.options import LauncherOption
@@ -148,12 +149,8 @@ def check_mode(mode: str) -> None:
     """Only training is a mode. Raises ConfigError."""
     if mode != "train":
         raise ConfigError(
-            Diagnostic(
-                "cli.mode",
-                "there is one mode",
-                "--mode",
-                mode,
-                "--mode train (evaluation is part of it: training.eval_strategy)",
+            codes.CLI_MODE(
+                "there is one mode", "--mode", mode, "--mode train (evaluation is part of it: training.eval_strategy)"
             )
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.cli import codes
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def forecast_of_model(
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"
         raise ConfigError(
-            Diagnostic(
-                "plan.subject",
+            codes.PLAN_SUBJECT(
                 "a plan is made of a config, or of a model and hardware",
                 missing,
                 "not given",
@@ -47,18 +46,13 @@ def forecast_of_model(
         )
     if bits is not None and lora is None:
         raise ConfigError(
-            Diagnostic(
-                "plan.bits",
-                "a base packed to 4 bits is trained by an adapter only",
-                "--bits",
-                str(bits),
-                "--lora 16 --bits 4",
+            codes.PLAN_BITS(
+                "a base packed to 4 bits is trained by an adapter only", "--bits", str(bits), "--lora 16 --bits 4"
             )
         )
     if algorithm not in ALGORITHMS.names() and ":" not in algorithm:
         raise ConfigError(
-            Diagnostic(
-                "plan.algorithm",
+            codes.PLAN_ALGORITHM(
                 "there is no such algorithm",
                 "--algorithm",
                 algorithm,
@@ -107,8 +101,7 @@ def needs_one_subject(model: str | None) -> None:
     """Raises ConfigError when a model is named beside a config."""
     if model is not None:
         raise ConfigError(
-            Diagnostic(
-                "plan.subject",
+            codes.PLAN_SUBJECT(
                 "the config names the model",
                 "--model",
                 model,

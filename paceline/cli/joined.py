@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli import codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch.managers import manager_of, standing, started_by, whole
@@ -69,7 +70,7 @@ def alone(what: str) -> None:
         launcher = started_by(os.environ)
         says = f"{launcher} has started this command {size} times, and each would start processes of its own"
         hint = f"{what} by itself, or in one task ({_one_task(launcher)})"
-        raise _said_once(Diagnostic("launch.many_times", says, what, f"{size} processes", hint))
+        raise _said_once(codes.LAUNCH_MANY_TIMES(says, what, f"{size} processes", hint))
 
 
 def drives_a_node(asked: Asked) -> bool:
@@ -90,7 +91,7 @@ def refuse_own_processes(asked: Asked, size: int) -> None:
     says = f"{launcher} has started this command {size} times; each is one rank of {size}, and starts no processes of its own"
     without = " and ".join(name.split()[0] for name in named)
     hint = f"without {without}; or one launcher a node: {_one_task(launcher)} and --nnodes"
-    raise _said_once(Diagnostic("launch.many_times", says, named[0].split()[0], ", ".join(named), hint))
+    raise _said_once(codes.LAUNCH_MANY_TIMES(says, named[0].split()[0], ", ".join(named), hint))
 
 
 def _said_once(finding: Diagnostic) -> BaseException:

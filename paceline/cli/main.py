@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from paceline import __version__
+from paceline.cli import codes
 from paceline.cli.report import reported, tell
 from paceline.core.errors import ExitCode
 from paceline.launch.ending import ended
@@ -88,12 +89,10 @@ def refuse(verb: str) -> int:
     """Tell that there is no such verb, with the nearest one."""
     from difflib import get_close_matches
 
-    from paceline.core.diagnostics import Diagnostic
-
     near = get_close_matches(verb, VERBS, n=1)
     kind = "option before the verb" if verb.startswith("-") else "verb"
     hint = f"paceline {near[0]}" if near else f"one of: {', '.join(VERBS)}"
-    tell([Diagnostic("cli.unknown_verb", f"there is no such {kind}", "command line", verb, hint)])
+    tell([codes.CLI_UNKNOWN_VERB(f"there is no such {kind}", "command line", verb, hint)])
     return int(ExitCode.CONFIG)
 
 

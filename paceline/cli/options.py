@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.core.diagnostics import Diagnostic, errors
+from paceline.cli import codes
+from paceline.core.diagnostics import errors
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def existing_run(run: Path) -> Path:
     from paceline.core.rundir import RunDir
 
     if not run.is_dir():
-        raise ConfigError(Diagnostic("cli.no_run", "there is no such run directory", str(run), hint=_known_runs(run)))
+        raise ConfigError(codes.CLI_NO_RUN("there is no such run directory", str(run), hint=_known_runs(run)))
     if not RunDir.at(run).exists():
         raise ConfigError(
-            Diagnostic("cli.no_run", "this directory holds no run (no plan.json)", str(run), hint=_known_runs(run))
+            codes.CLI_NO_RUN("this directory holds no run (no plan.json)", str(run), hint=_known_runs(run))
         )
     return run
 

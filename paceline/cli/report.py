@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from paceline.cli import codes
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.launch.ending import READER_GONE, Ended, reader_gone
@@ -33,8 +34,7 @@ def reported(run: Callable[[], Any]) -> int:
         where = str(error.filename or "")
         tell(
             [
-                Diagnostic(
-                    "cli.system",
+                codes.CLI_SYSTEM(
                     f"the system refused: {error.strerror or error}",
                     where,
                     type(error).__name__,
@@ -67,8 +67,7 @@ def _defect(error: Exception) -> Diagnostic:
         "w", prefix="paceline-", suffix=".traceback.txt", delete=False, encoding="utf-8"
     ) as file:
         file.write(Redactor.of(os.environ)("".join(traceback.format_exception(error))))
-    return Diagnostic(
-        "cli.defect",
+    return codes.CLI_DEFECT(
         "Paceline met an error that it has no name for; this is a defect of Paceline",
         f"{os.path.basename(frame.filename)}:{frame.lineno}",
         f"{type(error).__name__}: {error}",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.cli import codes
 from paceline.core.errors import ConfigError
 from paceline.core.secret_values import without_secrets
 
@@ -49,8 +49,7 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
     answer = {} if reason else _ask({"plan": plan.to_json(), "config": dict(config)})
     if "missing" in answer:
         raise ConfigError(
-            Diagnostic(
-                "plan.no_torch",
+            codes.PLAN_NO_TORCH(
                 "a simulation runs the real module and needs torch and transformers",
                 "--simulate",
                 answer["missing"],
@@ -92,8 +91,7 @@ def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster:
         candidate = planned_candidate(plan, ask) if ask else None
     if candidate is None:
         raise ConfigError(
-            Diagnostic(
-                "plan.no_closed_form",
+            codes.PLAN_NO_CLOSED_FORM(
                 "there is no closed form of this plan to set a simulation beside",
                 "--simulate",
                 plan.strategy,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import codes
 from paceline.cli.options import ConfigFile, Overrides, load
 from paceline.cli.process import reach_package
 from paceline.cli.report import tell
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.launch.spec import module_argv
@@ -106,8 +106,7 @@ def _train(side: Side, folder: Path) -> None:
     done = _run("paceline.cli.main", "train", str(file), "--nproc", str(side.nproc))
     if done.returncode:
         raise PacelineError(
-            Diagnostic(
-                "verify.run_failed",
+            codes.VERIFY_RUN_FAILED(
                 f"the run under {side.name} ended with exit code {done.returncode}",
                 str(file),
                 "\n".join(done.stderr.strip().splitlines()[-12:]),
@@ -121,9 +120,7 @@ def _compare(reference: Side, run: Side, kind: str) -> dict[str, Any]:
     done = _run("paceline.training.compare", *places, "--kind", kind)
     if done.returncode:
         raise PacelineError(
-            Diagnostic(
-                "verify.compare_failed", "the two runs cannot be compared", places[1], done.stderr.strip()[-2000:]
-            )
+            codes.VERIFY_COMPARE_FAILED("the two runs cannot be compared", places[1], done.stderr.strip()[-2000:])
         )
     return json.loads(done.stdout)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from paceline.config import codes
 from paceline.config.layers import Merged
 from paceline.config.nearest import nearest
 from paceline.config.remedies import number_meant
@@ -72,9 +73,9 @@ def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, dict[str, An
 
 def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
     entry, full = merged.winners[path], merged.winners["lora"]
-    code = "peft.quant_full" if path == "lora.quantization_bit" else "config.lora_off"
-    return Diagnostic(
-        code, f"{entry.source.text or path} asks for adapters, {full.source.text} for full training", where=entry.source.place(),
+    code = codes.PEFT_QUANT_FULL if path == "lora.quantization_bit" else codes.CONFIG_LORA_OFF
+    return code(
+        f"{entry.source.text or path} asks for adapters, {full.source.text} for full training", where=entry.source.place(),
         found=f"{shown(path, entry.value)}, and {full.source.text} at {full.source.place()}", hint="finetuning_type: lora, or remove the adapter's lines",
     )  # fmt: skip
 
@@ -91,39 +92,27 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
     if error["type"] == "extra_forbidden":
         return _unknown_inside(path, full, loc[-1], where)
     if error["type"] == "missing":
-        return Diagnostic(
-            "config.value", f"{full} is missing", where=where, found=shown(path, error["input"]), hint=f"{loc[-1]}: …"
+        return codes.CONFIG_VALUE(
+            f"{full} is missing", where=where, found=shown(path, error["input"]), hint=f"{loc[-1]}: …"
         )
     found = shown(full, error["input"])
     if error["input"] is None:
-        return Diagnostic(
-            "config.type",
-            f"{full} has no value",
-            where=where,
-            found="null (nothing after the colon)",
-            hint=_example(path),
+        return codes.CONFIG_TYPE(
+            f"{full} has no value", where=where, found="null (nothing after the colon)", hint=_example(path)
         )
     if error["type"] == "paceline":
         expected = str(error["ctx"]["expected"])
-        code = "config.value" if "one of" in expected else "config.type"
-        return Diagnostic(
-            code,
-            f"{full} {expected}",
-            where=where,
-            found=found,
-            hint=_instead(path, loc[-1], error["input"], expected),
+        code = codes.CONFIG_VALUE if "one of" in expected else codes.CONFIG_TYPE
+        return code(
+            f"{full} {expected}", where=where, found=found, hint=_instead(path, loc[-1], error["input"], expected)
         )
     if error["type"] in _LIMITS:
-        return Diagnostic(
-            "config.value",
-            f"{full} {_LIMITS[error['type']].format(**error['ctx'])}",
-            where=where,
-            found=found,
-            hint=_example(path),
+        return codes.CONFIG_VALUE(
+            f"{full} {_LIMITS[error['type']].format(**error['ctx'])}", where=where, found=found, hint=_example(path)
         )
     message = str(error["msg"]).removeprefix("Value error, ")
-    return Diagnostic(
-        "config.type", f"{full}: {message[0].lower()}{message[1:]}", where=where, found=found, hint=_example(path)
+    return codes.CONFIG_TYPE(
+        f"{full}: {message[0].lower()}{message[1:]}", where=where, found=found, hint=_example(path)
     )
 
 
@@ -160,9 +149,7 @@ def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
     homes = [home for home in homes_of(key) if home != path]
     elsewhere = f"; '{key}' is a key of {' or '.join(f'{home}:' for home in homes)}" if homes else ""
     hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}{elsewhere}"
-    return Diagnostic(
-        "config.unknown_key", f"there is no key '{key}' in an item of {path}", where=where, found=full, hint=hint
-    )
+    return codes.CONFIG_UNKNOWN_KEY(f"there is no key '{key}' in an item of {path}", where=where, found=full, hint=hint)
 
 
 def _example(path: str) -> str:

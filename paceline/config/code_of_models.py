@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.config import codes
 from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -31,4 +32,4 @@ def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Conf
     where = provenance[_KEY].place() if _KEY in provenance else _KEY
     what = f"trust_remote_code: true is read as false: {why}"
     off = config.model_copy(update={"model": model.model_copy(update={"trust_remote_code": False})})
-    return off, [Diagnostic("sec.no_remote_code", what, where, "trust_remote_code: true", hint, Severity.WARNING)]
+    return off, [codes.SEC_NO_REMOTE_CODE(what, where, "trust_remote_code: true", hint, Severity.WARNING)]

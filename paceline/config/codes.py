@@ -1,239 +1,81 @@
-"""What each diagnostic code of this room means: the text of ``paceline explain CODE`` and of the reference."""
+"""Codes of reading a config: its YAML, its keys, and the files of other systems."""
 
 from __future__ import annotations
 
-_READING = {
-    "config.missing_file": "The config file named on the command line does not exist.",
-    "config.is_directory": "A directory was given where a YAML file is wanted.",
-    "config.unreadable": "The operating system refuses to read the file (permissions, a broken link, a device).",
-    "config.too_large": "A config file larger than 1 MiB is refused: it is almost always a data file given by mistake.",
-    "config.not_utf8": "Config files are UTF-8 text. The line is where the first foreign byte stands.",
-    "config.empty_file": "The file holds no settings: it is empty or all comments.",
-    "config.not_a_mapping": "The top level of the file must be `key: value` lines, not a list or a single value.",
-    "config.several_documents": "`---` starts a second YAML document. A config is one document; the second would be ignored by most readers.",
-    "config.yaml_tab": "YAML forbids tabs for indentation. Most editors can convert them to spaces.",
-    "config.yaml_syntax": "The text is not YAML. Frequent reasons: a missing space after a colon, an unclosed quote, uneven indentation, `: ` inside an unquoted value.",
-    "config.yaml_tag": "Tags such as `!!python/object` make other readers build objects and run code. Only plain values are read.",
-    "config.yaml_bomb": "Aliases of aliases expand to an enormous value. Nothing is expanded beyond 50,000 values.",
-    "config.yaml_depth": "The file is nested more than 32 levels deep; settings need about five.",
-    "config.yaml_recursion": "An alias refers to the value it stands in, which has no finite meaning.",
-    "config.yaml_alias": "`*name` refers to an anchor `&name` that is not above it.",
-    "config.yaml_key": "A key is a list or a mapping. Keys are words.",
-    "config.yaml_merge": "`<<:` merges a mapping (or a list of mappings) into another; something else was given.",
-    "config.duplicate_key": "The same key stands twice in one mapping. Most readers silently take the last; here it is an error.",
-    "config.json_syntax": "The file is not JSON. In a DeepSpeed file comments and commas too many pass, as with DeepSpeed itself (Hjson); NaN and unquoted keys do not.",
-    "config.json_template": "A word without quotes stands where a value belongs: the placeholder of a template. DeepSpeed's reader (Hjson) would take it, and the rest of the line, as a text.",
-    "config.override": "Overrides on the command line are written `section.key=value`, for example `training.learning_rate=1e-4`.",
-    "config.variable": "A value holds a variable of a shell ($NAME, the same in braces, or %NAME%), and nothing expands it in a config: a folder of that very name would be made. The same goes for ~NAME, the home of a user whom this machine does not know. Write the value itself, or ~ for your home; on the command line the shell expands it before.",
-    "config.extension": "A block at the top level whose name begins with x- holds anchors for the rest of the file. Nothing of it is read by itself.",
-    "config.lookalike": "A character that looks like one of YAML's, of JSON's or of a number is another one: a full-width colon or comma, a curly quote, a space that is none, something invisible. Write the plain one that the message shows.",
-    "config.unknown_variable": "Variables `PACELINE_<SECTION>__<KEY>` set config keys; this one names no section, or has one underscore where two belong and so would set nothing.",
-    "config.section": "A section (model, data, training, lora, generation, launch) holds keys; a bare value was given.",
-    "config.not_a_config": "A stored effective config (config.json of a run) does not fit this version of Paceline.",
-}
-_KEYS = {
-    "config.unknown_key": "No such key. A misspelt key would silently leave its default in force, so it is refused; the nearest known key is named.",
-    "config.conflict": "Two spellings of one knob, or the same key twice in one layer, with different values. Equal values are fine; different layers override each other.",
-    "config.type": 'The value has the wrong kind: a word where a number belongs, a list where a word belongs, nothing at all. `5e-5` and "2e-5" are numbers.',
-    "config.value": "The value is of the right kind but not one of the allowed words or not in the allowed range.",
-    "config.translated": "A legacy spelling was read as its modern key. Nothing to do; the line says which.",
-    "config.no_effect": "A key of Transformers or LLaMA-Factory that needs no setting here, with what happens instead.",
-    "config.not_granted": "A key of Transformers or LLaMA-Factory asks for something that is not done; the run starts without it.",
-    "config.not_supported": "A key of Transformers or LLaMA-Factory asks for something that is not done and would change the run; it is refused.",
-    "config.deepspeed_both": "`deepspeed:` holds `config_path` and settings; it is either a file or the settings themselves.",
-    "config.lora_off": "Adapter settings stand beside `finetuning_type: full` or `lora: null` in one layer.",
-    "config.foreign_missing": "A DeepSpeed or FSDP file that the config names is not there. Reading the config warns; a start is refused.",
-    "config.foreign_as_config": "A DeepSpeed, Accelerate or FSDP file was given as the config. Such files are named inside one: deepspeed, accelerate_config, fsdp_config.",
-    "launch.option_wins": "An option of the launcher around (accelerate launch --mixed_precision bf16) and the YAML say two things. The option, given with the command, runs.",
-    "launch.option_overridden": "What the launcher around says gives way: its own default to the YAML, its option to a PACELINE_ variable or the command line.",
-    "launch.options_taken": "Options of the launcher around that were taken into the config, each with its variable.",
-    "launch.no_effect": "A variable or option of the launcher around sets nothing here; the reason is named.",
-    "config.other_program": "The config is a file of another training program (axolotl, torchtune, verl, OpenRLHF, ms-swift, LLaMA-Factory, TRL …). What of it has a meaning here is read, or the message says how a config of Paceline's own would begin.",
-    "config.foreign_not_taken": "A setting of another system's file that Paceline does not take over, with the reason.",
-    "config.file_value_overridden": "The YAML (or a higher layer) sets a value that the DeepSpeed, FSDP or Accelerate file sets too. The higher layer wins; both are named.",
-    "accelerate.unknown_key": "Accelerate's config file has no such key.",
-    "accelerate.not_built": "The Accelerate file asks for something that is not done here (TPUs, SageMaker, 8-bit products); the reason is named.",
-    "fsdp.offload": "Offload to the CPU goes with full_shard and shard_grad_op.",
-    "fsdp.value": "A value of the FSDP settings is not one of the allowed words or of the wrong kind.",
-    "fsdp.not_built": "An FSDP setting that would change what is trained and that is not built.",
-    "fsdp.unknown_key": "FSDP has no such setting, with or without the prefix fsdp_.",
-    "zero.unknown_key": "DeepSpeed 0.19 refuses keys that a block does not have; the nearest one is named.",
-    "zero.nvme_path": "Offload to NVMe needs a folder on the drive: nvme_path.",
-    "zero.not_built": "A feature of DeepSpeed that changes what is learnt and that is not built, or that DeepSpeed itself has removed. Switched off, it passes with a note.",
-    "zero.optimizer": "The optimizer of the DeepSpeed file has no counterpart with the same update. training.optim in the YAML decides instead, where it is given.",
-    "zero.scheduler": "The schedule of the DeepSpeed file has no counterpart. lr_scheduler_type in the YAML decides instead, where it is given.",
-    "zero.tuning_space": "A list where one value belongs: a file for DeepSpeed's autotuner, which would try each. A run has one value.",
-    "zero.unknown_toplevel": "DeepSpeed reads its top level with dict.get: a misspelt key (gradient_accumulation_step) is silently ignored there. Here it is refused.",
-}
-_BATCH = {
-    "batch.positive": "Batch sizes and accumulation count rows and micro-batches: at least 1.",
-    "batch.triple": 'DeepSpeed\'s train_batch_size must be micro-batch x accumulation x processes. The product decides; write "auto" in the file.',
-    "train.max_steps": "max_steps is above 0, or -1 to train by epochs. 0 would train nothing.",
-    "train.warmup": "warmup_steps: whole steps from 1 on, a share of all steps below 1; and not longer than the run.",
-    "train.warmup_constant": "The schedule `constant` ignores warm-up; `constant_with_warmup` has it.",
-    "train.logging_steps": "logging_steps: whole steps from 1 on, a share of all steps below 1.",
-    "train.report_to": "Trackers are tensorboard and wandb (or none, or all).",
-    "train.optimizer": "Transformers knows the optimizer, and it is not built here. The message says why and what to write instead; the reference lists those that are built.",
-    "train.learning_rate": "A rate far outside of what anybody trains with: above it the weights are ruined within a few steps, below it they stay as they are.",
-    "train.max_grad_norm": "Gradients are clipped to next to nothing. max_grad_norm: 0 does not clip, 1.0 is usual.",
-    "train.weight_decay": "Weight decay times learning rate is 1 or more: each step would take away all of every weight, or turn it round. weight_decay: 0.01 or 0.1 are usual.",
-    "train.adam_epsilon": "Adam divides by the root of the second moment plus this number; one so large leaves the weights about as they are. adam_epsilon: 1e-8 is usual.",
-    "train.optim_args": "optim_args hands options to the optimizer's own class: its names and the kinds of values are those of torch (or of Transformers' Adafactor).",
-    "train.schedule": "The learning rate is a function of the step, so that a resumed run repeats it; schedules that follow measured losses are not.",
-    "train.schedule_options": "lr_scheduler_kwargs hands options to the schedule: each has its own, some need one.",
-    "train.best_metric": "metric_for_best_model names what an evaluation of this algorithm yields, with or without the prefix eval_.",
-    "train.reentrant": "Reentrant checkpointing loses gradients when a block's inputs need none (adapters, frozen embeddings). Only the other kind is built.",
-    "train.recompute_off": "gradient_checkpointing_kwargs without gradient_checkpointing: true sets nothing.",
-    "train.compile_off": "Options of torch.compile without torch_compile: true set nothing.",
-}
-_PRECISION = {
-    "prec.fp16_and_bf16": "fp16 and bf16 are two answers to one question. bf16 has float32's range and needs no loss scaling; fp16 is for devices without bf16.",
-    "prec.fp16_bf16_eval": "fp16_full_eval and bf16_full_eval exclude each other.",
-    "prec.bf16_hw": "The device has no bf16 arithmetic (CUDA: compute capability 8.0 and above).",
-    "prec.fp16_hw": "The device has no fp16 arithmetic.",
-    "prec.bf16_pretrained_fp16": "Models pretrained in bf16 have activations beyond fp16's largest number, 65,504; losses turn to NaN.",
-    "prec.min_loss_scale": "DeepSpeed's dynamic loss scale must not fall to 0.",
-    "prec.amp_zero": "DeepSpeed's `amp` block (Apex) does not work with ZeRO.",
-}
-_BACKEND = {
-    "strategy.unknown": "distributed_strategy is a built-in name or module:Class.",
-    "algorithm.options": "algorithm_options are handed to an algorithm of your own (module:SPEC): each is one that its spec names, with a value of the default's type. Built-in algorithms have sections of their own.",
-    "strategy.options": "strategy_options are handed to a strategy of your own (module:Class); built-in ones have keys of their own.",
-    "back.fsdp_ds": "FSDP and DeepSpeed both shard the model; one run uses one of them.",
-    "back.strategy_vs_file": "distributed_strategy contradicts the DeepSpeed or FSDP settings that are given.",
-    "back.distributed_flag": "distributed: true or false contradicts distributed_strategy.",
-    "back.distributed_alone": "distributed: true expects several processes, and one is started: nothing is shared out.",
-    "back.one_process": "The config asks for one process, and the launcher starts several: each would train alone on the same data.",
-    "back.fsdp_single": "FSDP shards over processes; with one there is nothing to shard.",
-    "back.nccl_cpu": "NCCL moves data between CUDA devices. On a CPU the backend is gloo; `auto` chooses.",
-    "back.not_built": "This build of torch does not have the backend.",
-    "xla.not_run": "TPUs and other XLA devices are driven by torch_xla, for which there is no strategy here. The keys are known, and `paceline plan` says what they would do.",
-    "back.master_port_range": "TCP ports are 0 to 65535.",
-    "back.node_rank": "Nodes are counted from 0.",
-    "back.multi_node_port": "With several nodes the port of node 0 must be known to all of them.",
-    "par.sizes_ge1": "Mesh sizes are at least 1; 1 means the axis is not used.",
-    "par.product": "The product of the mesh sizes is the number of processes.",
-    "par.tp_pure_dp": "Tensor or context parallel combines with sharded data parallel, not with pure replicas.",
-    "par.tp_heads": "Tensor parallel splits attention by heads; their number must be divisible.",
-    "par.tp_kv_heads": "Tensor parallel gives each rank whole key-value heads; their number must be divisible.",
-    "par.tp_node": "Tensor-parallel groups talk in every layer and stand on one node: consecutive ranks.",
-    "par.cp_heads": "Ulysses exchanges heads for sequence: each rank of the group takes as many heads. cp_method: allgather needs no such number.",
-    "par.strategy": "Each strategy has its own mesh axes: ddp replicates, zero_redundancy shares optimizer states, fsdp shards and has tp and cp, pipeline has pp too.",
-    "par.pp_cp": "Pipeline stages pass whole rows on, so context parallel does not go with them.",
-    "strategy.float64": "float64 is for comparing native strategies; DeepSpeed's buffers are float32.",
-    "strategy.fp16_offload": "A loss scale needs gradients on the device, offloading takes them away. bf16 needs no scale.",
-    "strategy.fp16_pipeline": "Pipeline schedules run backwards on their own, without a loss scale. bf16 needs none.",
-    "strategy.compile": "torch.compile is built for the strategies that keep the whole model on each rank.",
-    "strategy.pipeline_recompute": "A schedule that splits the backward cannot be combined with computing activations again.",
-    "strategy.adafactor": "Adafactor's statistics are means over whole rows and columns; shards do not have them.",
-    "strategy.pairs": "Reward models, DPO and others score answers as wholes, each on one rank: no pipeline, no context parallelism, no nn.DataParallel; tensor parallelism under fsdp alone, and not for reward models.",
-    "strategy.rollouts": "GRPO and PPO write answers token by token, for which every rank needs the whole model for a while: single, ddp, zero_redundancy, fsdp (with tensor parallelism) and ZeRO can give it.",
-    "rollout.no_rewards": "Algorithms that learn from the model's own answers need to be told which are good: `training.rollout.rewards`, built-in names or a function of your own.",
-    "rollout.length": "`data.max_length` is prompt and answer together; `max_completion_length` has to leave room for a prompt.",
-    "rollout.one_answer": "GRPO compares the answers to one prompt with each other. With one answer there is nothing to compare: every advantage is 0.",
-    "rollout.filter_groups": "filter_groups leaves out prompts whose answers score the same, because GRPO learns nothing of them. PPO values each answer by itself.",
-    "rollout.greedy": "At temperature 0 every answer to a prompt is the same one, and every advantage is 0.",
-    "rollout.correction": "rollout_correction compares the log-probabilities of sampling with those of training; old_logprobs: sampling says that they are the same.",
-    "grpo.cispo_bound": "CISPO multiplies each token's log-probability by min(ratio, epsilon_high): the bound is compared with the ratio itself, which is 1 for a policy that has not moved. TRL reads the key so, too; its default (epsilon, 0.2) would scale every update down to a fifth.",
-    "grpo.cispo_unused": "The losses of GRPO clip the ratio to 1 - epsilon … 1 + epsilon_high and may bound it by delta; CISPO has one bound, epsilon_high, on the weight.",
-    "rollout.groups": "A rollout has to hold whole groups: its number of answers (batch sizes count answers) is a multiple of `num_generations`.",
-    "rollout.steps": "`steps_per_generation` counts micro-batches and has to be a multiple of `gradient_accumulation_steps`: a rollout is cut into whole optimizer steps.",
-    "rollout.no_spread": "In every group of a rollout all rewards are equal (or none was judged): all advantages are 0 and the step learns nothing but the KL.",
-    "rollout.server_url": "`training.rollout.server.url` is scheme, host and port of a server with vLLM's OpenAI-style interface.",
-    "rollout.server_key": "A key sent over plain http to another machine can be read on the way.",
-    "rollout.server_cut": "A server is given the policy's whole weights in the dtype that is computed in; tensor parallelism and 4-bit weights do not have them.",
-    "rollout.server_no_key": "`training.rollout.server.api_key_env` names an environment variable that is not set where training runs.",
-    "rollout.server_unreachable": "The server that writes answers did not answer within its deadline; connections that are refused or cut are tried again until then.",
-    "rollout.server_status": "The server that writes answers refused a call; its status and what it said are shown. New weights need a vLLM server started with VLLM_SERVER_DEV_MODE=1.",
-    "rollout.server_weights": "Weights for the server are written into a folder where nobody else may write or rename, so that the server reads what training wrote.",
-    "rollout.server_answer": "The server's answer is none to the request: other token ids, numbers or lengths than asked for. Another tokenizer or another program at that address is the usual cause.",
-    "run.open": "The run's folder belongs to another user, or lies where everybody may rename and replace files: checkpoints there may not be what was saved.",
-    "rewards.failed": "A reward function raised, hung beyond `training.rollout.reward_timeout`, or gave no finite number. `training.rollout.on_reward_error` says what then: error, zero or skip.",
-    "rewards.options": "A built-in reward was given an option it does not have, or lacks one it needs.",
-    "rewards.model": "The reward `model` needs a model that gives one number a text: the folder that `paceline export` writes after `algorithm: reward`, or any AutoModelForSequenceClassification with one label (of an adapter: exported with --merge).",
-    "rewards.model_options": "The reward `model` has one option, `model`: a folder or a hub name.",
-    "rewards.two_models": "One reward model judges a run; its score is added to those of functions by weight.",
-    "rewards.tokenizer": "A reward model is shown the tokens of prompt and answer; with another tokenizer it would read another text.",
-    "ppo.kl_estimator": "The gradient of k1 = log π - log π_ref is that of log π, whose mean under π is 0. In the loss k2 and k3 stand for the KL; in the reward each of the three does.",
-    "ppo.adaptive_kl": "The adaptive controller multiplies kl_coef; one of 0 would stay 0.",
-    "ppo.no_kl": "A reference is only asked for the KL; with kl_coef: 0 there is none.",
-    "rewards.code_off": "The reward `code` runs programs that the model wrote; that is off unless `training.rollout.allow_code_execution` is true.",
-    "rewards.no_isolation": "The reward `code` runs programs in user, process, mount and network namespaces of their own, with a read-only root, Landlock and seccomp (Linux 5.12 and newer, x86_64 and aarch64). This machine does not let this user make them: `sysctl user.max_user_namespaces` above 0, on Ubuntu `kernel.apparmor_restrict_unprivileged_userns` 0, for a container `--security-opt seccomp=unconfined`.",
-    "rewards.unsandboxed": "`training.rollout.allow_unsandboxed_code` was set and this machine gives no sandbox: limits, and Landlock and seccomp where the kernel has them, are all that is between a program of the model and the files of this user.",
-    "rewards.no_code": "`training.rollout.allow_unsandboxed_code` is about the reward `code` alone.",
-    "rewards.code_tests": "Tests of the reward `code` run in a process of their own, call the program's functions and see plain values. Rows whose tests need more (the program's own classes, what it prints, modules that are not installed) or use nothing of the program are named before the first answer.",
-    "generation.stateful": "Rollouts answer several prompts at once, padded on the left; a model that carries a state from token to token would mix the padding into it.",
-    "dpo.reference": "reference_free leaves the reference out, so that nothing can be asked of it or computed of it beforehand.",
-    "dpo.label_smoothing": "Only the sigmoid and the robust loss know labels that are flipped with some probability.",
-    "train.algorithm_section": "A section of options for another algorithm than the one that runs has no effect.",
-    "strategy.data_parallel": "nn.DataParallel works, and costs a copy of the model in every step.",
-    "zero.stage": "ZeRO's stages: 0 none, 1 optimizer states, 2 gradients too, 3 weights too.",
-    "par.cp_attention": "Context parallel exchanges heads or keys inside Paceline's own attention (auto, paceline); Transformers' functions compute whole rows.",
-    "fsdp.act_ckpt_twice": "fsdp_config.activation_checkpointing and gradient_checkpointing would recompute twice.",
-}
-_SAVE = {
-    "save.best_strategy": "load_best_model_at_end picks among checkpoints by their evaluation: both must happen at the same times, or save_strategy: best.",
-    "run.remote_folder": "An address such as s3://bucket/run would become a local folder of that name (s3:). Mount the storage, or copy the run's folder there.",
-    "run.name_leaves_outputs": "experiment_name is a name: with .. or a leading / its folder would lie outside of outputs/. output_dir says where a run lies.",
-    "save.best_steps": "With strategies `steps`, save_steps must be a multiple of eval_steps, so that every checkpoint has been evaluated.",
-    "save.best_needs_eval": "save_strategy: best saves when an evaluation was the best so far.",
-    "save.steps_fraction": "save_steps: whole steps from 1 on, a share of all steps below 1.",
-    "save.total_limit": "save_total_limit counts the checkpoints to keep, at least 1.",
-    "save.disk": "The checkpoints to keep, and one being written, do not fit on the disk.",
-    "eval.dataset": "eval_strategy asks for evaluation: give data.eval, or split rows off by data.validation_split.",
-    "eval.early_stopping": "Early stopping counts evaluations without improvement; there are none.",
-    "eval.steps": "eval_steps: whole steps from 1 on, a share of all steps below 1.",
-    "resume.no_checkpoint": "resume_from_checkpoint: latest found nothing; a run is never started anew silently. `auto` goes on if there is something.",
-    "resume.only_incomplete": "Checkpoints were begun and never finished. Starting at step 0 silently would repeat forever; nothing is deleted.",
-    "resume.overwrite": "overwrite_output_dir and resume_from_checkpoint contradict each other; going on wins.",
-}
-_DATA = {
-    "data.missing": "data.train names what is trained on, and nothing is named or nothing lies there. Give the path of a file or folder, or a name on the hub (owner/name).",
-    "data.prefetch": "dataloader_prefetch_factor is for loading threads; dataloader_num_workers is 0.",
-    "data.max_pos": "Sequences are longer than the positions that the model knows.",
-    "data.token_range": "The tokenizer has more tokens than the embedding has rows; those tokens would read beyond it.",
-    "data.packing_eval": "Packed rows are for data sets; PPO and GRPO make their rows from rollouts. Preference pairs are packed with both halves in one row.",
-    "data.validation_split": "validation_split is a share between 0 and 1, or a number of rows.",
-    "data.two_evals": "data.eval and data.validation_split both name evaluation data.",
-    "data.one_weight": "Weights mix several data sets; there is one.",
-}
-_MODEL = {
-    "model.missing": "model.name_or_path (weights) or model.config (from scratch) says what is trained.",
-    "model.two": "name_or_path loads weights with their own shape; config makes a fresh model.",
-    "model.added_tokens": "A token that is added to the tokenizer is a text, and stands once in model.add_tokens or model.add_special_tokens.",
-    "model.tokenizer": "A model from scratch brings no tokenizer.",
-    "model.type": "model.config needs model_type, the architecture's name in Transformers (llama, qwen3, …).",
-    "model.config_key": "The key is close to one that the family's config class in Transformers declares, and no line of the family's code reads it as written: it would set nothing, without a word.",
-    "model.config_unread": "No line of the family's code in Transformers reads these keys of model.config, or they are set by another key here.",
-    "model.dtype": "Masters stay float32 for exact updates; mixed_precision sets the compute precision.",
-    "model.attention_cpu": "Flash attention kernels are for CUDA devices.",
-    "dpo.lm_head_adapter": "The fused loss reads the head's own weight, so an adapter on lm_head would get no gradient.",
-    "peft.bits": "The frozen weights under adapters are quantised to 4 bits by bitsandbytes, or not at all.",
-    "peft.pattern": "target_modules is a list of ends of names, or one regular expression that must match a whole name; peft knows no mixture.",
-    "peft.quant_bias": "bitsandbytes casts the bias of a 4-bit layer to the compute type in place: it has no float32 master that could be trained.",
-    "peft.quant_full": "Quantised weights cannot be trained in full; adapters can be trained on top (QLoRA).",
-    "peft.resize_quant": "Added tokens need new embedding rows, which a quantised embedding cannot get.",
-    "sec.secret_value": "A value of the config is, or holds, the value of an environment variable whose name speaks of a token, key, secret or password. It would be written into config.json and plan.json and shown to trackers.",
-    "sec.no_remote_code": "trust_remote_code: true was given where no code is needed (a model made from scratch) or none is pinned (a hub name without a revision), as other programs' files do for every model. It is read as false and no code runs; a model that needs its own code is refused when it is loaded, and takes the 40-digit commit in `model.revision`.",
-    "sec.trust_remote_code": "trust_remote_code runs Python that comes with the model. A hub name is pinned by a commit in `model.revision`, a folder by the digest of its Python files and of what its configs say of them (`auto_map`): the message prints it. Code of the tokenizer runs only from the same place; other models of a run (reference, reward, value) run none.",
-    "sec.attention_kernel": "Transformers downloads an attention that is named `org/repository` from the hub and runs it. It has to be pinned by a commit, like any code; a model's own config.json cannot ask for one.",
-    "sec.secret_on_cli": "A secret in a config or on the command line is visible to `ps`, saved with the run and sent to trackers. Keep it in the environment.",
-}
-_HOST = {
-    "host.memlock": "NCCL registers memory with InfiniBand devices, which fails under a limit of locked memory: `ulimit -l unlimited`.",
-    "host.nofile": "Every process of the run keeps connections open to the store on node 0; that node's limit of open files is lower.",
-    "host.ifname": "NCCL_SOCKET_IFNAME is a list of prefixes (= for exact names); none matches.",
-    "host.slurm_tasks": "torchrun starts the processes of a node itself; Slurm must start one task a node.",
-}
+from paceline.core.diagnostics import Code
 
-EXPLANATIONS: dict[str, str] = {
-    **_READING,
-    **_KEYS,
-    **_BATCH,
-    **_PRECISION,
-    **_BACKEND,
-    **_SAVE,
-    **_DATA,
-    **_MODEL,
-    **_HOST,
-}
+ZERO_OPTIMIZER_PARAMS = Code("zero.optimizer_params", "A parameter of the DeepSpeed file's optimizer has no counterpart, and leaving it out would change the update. Set training.optim and training.optim_args instead, or take the parameter out.")
+ZERO_UNKNOWN_KEY = Code("zero.unknown_key", "DeepSpeed 0.19 refuses keys that a block does not have; the nearest one is named.")
+ZERO_NVME_PATH = Code("zero.nvme_path", "Offload to NVMe needs a folder on the drive: nvme_path.")
+ZERO_NOT_BUILT = Code("zero.not_built", "A feature of DeepSpeed that changes what is learnt and that is not built, or that DeepSpeed itself has removed. Switched off, it passes with a note.")
+ZERO_OPTIMIZER = Code("zero.optimizer", "The optimizer of the DeepSpeed file has no counterpart with the same update. training.optim in the YAML decides instead, where it is given.")
+ZERO_SCHEDULER = Code("zero.scheduler", "The schedule of the DeepSpeed file has no counterpart. lr_scheduler_type in the YAML decides instead, where it is given.")
+ZERO_TUNING_SPACE = Code("zero.tuning_space", "A list where one value belongs: a file for DeepSpeed's autotuner, which would try each. A run has one value.")
+ZERO_UNKNOWN_TOPLEVEL = Code("zero.unknown_toplevel", "DeepSpeed reads its top level with dict.get: a misspelt key (gradient_accumulation_step) is silently ignored there. Here it is refused.")
+
+CONFIG_MISSING_FILE = Code("config.missing_file", "The config file named on the command line does not exist.")
+CONFIG_IS_DIRECTORY = Code("config.is_directory", "A directory was given where a YAML file is wanted.")
+CONFIG_UNREADABLE = Code("config.unreadable", "The operating system refuses to read the file (permissions, a broken link, a device).")
+CONFIG_TOO_LARGE = Code("config.too_large", "A config file larger than 1 MiB is refused: it is almost always a data file given by mistake.")
+CONFIG_NOT_UTF8 = Code("config.not_utf8", "Config files are UTF-8 text. The line is where the first foreign byte stands.")
+CONFIG_EMPTY_FILE = Code("config.empty_file", "The file holds no settings: it is empty or all comments.")
+CONFIG_NOT_A_MAPPING = Code("config.not_a_mapping", "The top level of the file must be `key: value` lines, not a list or a single value.")
+CONFIG_SEVERAL_DOCUMENTS = Code("config.several_documents", "`---` starts a second YAML document. A config is one document; the second would be ignored by most readers.")
+CONFIG_YAML_TAB = Code("config.yaml_tab", "YAML forbids tabs for indentation. Most editors can convert them to spaces.")
+CONFIG_YAML_SYNTAX = Code("config.yaml_syntax", "The text is not YAML. Frequent reasons: a missing space after a colon, an unclosed quote, uneven indentation, `: ` inside an unquoted value.")
+CONFIG_YAML_TAG = Code("config.yaml_tag", "Tags such as `!!python/object` make other readers build objects and run code. Only plain values are read.")
+CONFIG_YAML_BOMB = Code("config.yaml_bomb", "Aliases of aliases expand to an enormous value. Nothing is expanded beyond 50,000 values.")
+CONFIG_YAML_DEPTH = Code("config.yaml_depth", "The file is nested more than 32 levels deep; settings need about five.")
+CONFIG_YAML_RECURSION = Code("config.yaml_recursion", "An alias refers to the value it stands in, which has no finite meaning.")
+CONFIG_YAML_ALIAS = Code("config.yaml_alias", "`*name` refers to an anchor `&name` that is not above it.")
+CONFIG_YAML_KEY = Code("config.yaml_key", "A key is a list or a mapping. Keys are words.")
+CONFIG_YAML_MERGE = Code("config.yaml_merge", "`<<:` merges a mapping (or a list of mappings) into another; something else was given.")
+CONFIG_DUPLICATE_KEY = Code("config.duplicate_key", "The same key stands twice in one mapping. Most readers silently take the last; here it is an error.")
+CONFIG_JSON_SYNTAX = Code("config.json_syntax", "The file is not JSON. In a DeepSpeed file comments and commas too many pass, as with DeepSpeed itself (Hjson); NaN and unquoted keys do not.")
+CONFIG_JSON_TEMPLATE = Code("config.json_template", "A word without quotes stands where a value belongs: the placeholder of a template. DeepSpeed's reader (Hjson) would take it, and the rest of the line, as a text.")
+CONFIG_OVERRIDE = Code("config.override", "Overrides on the command line are written `section.key=value`, for example `training.learning_rate=1e-4`.")
+CONFIG_VARIABLE = Code("config.variable", "A value holds a variable of a shell ($NAME, the same in braces, or %NAME%), and nothing expands it in a config: a folder of that very name would be made. The same goes for ~NAME, the home of a user whom this machine does not know. Write the value itself, or ~ for your home; on the command line the shell expands it before.")
+CONFIG_EXTENSION = Code("config.extension", "A block at the top level whose name begins with x- holds anchors for the rest of the file. Nothing of it is read by itself.")
+CONFIG_LOOKALIKE = Code("config.lookalike", "A character that looks like one of YAML's, of JSON's or of a number is another one: a full-width colon or comma, a curly quote, a space that is none, something invisible. Write the plain one that the message shows.")
+CONFIG_UNKNOWN_VARIABLE = Code("config.unknown_variable", "Variables `PACELINE_<SECTION>__<KEY>` set config keys; this one names no section, or has one underscore where two belong and so would set nothing.")
+CONFIG_SECTION = Code("config.section", "A section (model, data, training, lora, generation, launch) holds keys; a bare value was given.")
+CONFIG_NOT_A_CONFIG = Code("config.not_a_config", "A stored effective config (config.json of a run) does not fit this version of Paceline.")
+CONFIG_UNKNOWN_KEY = Code("config.unknown_key", "No such key. A misspelt key would silently leave its default in force, so it is refused; the nearest known key is named.")
+CONFIG_CONFLICT = Code("config.conflict", "Two spellings of one knob, or the same key twice in one layer, with different values. Equal values are fine; different layers override each other.")
+CONFIG_TYPE = Code("config.type", 'The value has the wrong kind: a word where a number belongs, a list where a word belongs, nothing at all. `5e-5` and "2e-5" are numbers.')
+CONFIG_VALUE = Code("config.value", "The value is of the right kind but not one of the allowed words or not in the allowed range.")
+CONFIG_TRANSLATED = Code("config.translated", "A legacy spelling was read as its modern key. Nothing to do; the line says which.")
+CONFIG_NO_EFFECT = Code("config.no_effect", "A key of Transformers or LLaMA-Factory that needs no setting here, with what happens instead.")
+CONFIG_NOT_GRANTED = Code("config.not_granted", "A key of Transformers or LLaMA-Factory asks for something that is not done; the run starts without it.")
+CONFIG_NOT_SUPPORTED = Code("config.not_supported", "A key of Transformers or LLaMA-Factory asks for something that is not done and would change the run; it is refused.")
+CONFIG_DEEPSPEED_BOTH = Code("config.deepspeed_both", "`deepspeed:` holds `config_path` and settings; it is either a file or the settings themselves.")
+CONFIG_LORA_OFF = Code("config.lora_off", "Adapter settings stand beside `finetuning_type: full` or `lora: null` in one layer.")
+CONFIG_FOREIGN_MISSING = Code("config.foreign_missing", "A DeepSpeed or FSDP file that the config names is not there. Reading the config warns; a start is refused.")
+CONFIG_FOREIGN_AS_CONFIG = Code("config.foreign_as_config", "A DeepSpeed, Accelerate or FSDP file was given as the config. Such files are named inside one: deepspeed, accelerate_config, fsdp_config.")
+CONFIG_OTHER_PROGRAM = Code("config.other_program", "The config is a file of another training program (axolotl, torchtune, verl, OpenRLHF, ms-swift, LLaMA-Factory, TRL …). What of it has a meaning here is read, or the message says how a config of Paceline's own would begin.")
+CONFIG_FOREIGN_NOT_TAKEN = Code("config.foreign_not_taken", "A setting of another system's file that Paceline does not take over, with the reason.")
+CONFIG_FILE_VALUE_OVERRIDDEN = Code("config.file_value_overridden", "The YAML (or a higher layer) sets a value that the DeepSpeed, FSDP or Accelerate file sets too. The higher layer wins; both are named.")
+
+LAUNCH_OPTION_WINS = Code("launch.option_wins", "An option of the launcher around (accelerate launch --mixed_precision bf16) and the YAML say two things. The option, given with the command, runs.")
+LAUNCH_OPTION_OVERRIDDEN = Code("launch.option_overridden", "What the launcher around says gives way: its own default to the YAML, its option to a PACELINE_ variable or the command line.")
+LAUNCH_OPTIONS_TAKEN = Code("launch.options_taken", "Options of the launcher around that were taken into the config, each with its variable.")
+LAUNCH_NO_EFFECT = Code("launch.no_effect", "A variable or option of the launcher around sets nothing here; the reason is named.")
+
+ACCELERATE_UNKNOWN_KEY = Code("accelerate.unknown_key", "Accelerate's config file has no such key.")
+ACCELERATE_NOT_BUILT = Code("accelerate.not_built", "The Accelerate file asks for something that is not done here (TPUs, SageMaker, 8-bit products); the reason is named.")
+
+FSDP_OFFLOAD = Code("fsdp.offload", "Offload to the CPU goes with full_shard and shard_grad_op.")
+FSDP_VALUE = Code("fsdp.value", "A value of the FSDP settings is not one of the allowed words or of the wrong kind.")
+FSDP_NOT_BUILT = Code("fsdp.not_built", "An FSDP setting that would change what is trained and that is not built.")
+FSDP_UNKNOWN_KEY = Code("fsdp.unknown_key", "FSDP has no such setting, with or without the prefix fsdp_.")
+
+TRAIN_OPTIM_ARGS = Code("train.optim_args", "optim_args hands options to the optimizer's own class: its names and the kinds of values are those of torch (or of Transformers' Adafactor).")
+
+PREC_FP16_AND_BF16 = Code("prec.fp16_and_bf16", "fp16 and bf16 are two answers to one question. bf16 has float32's range and needs no loss scaling; fp16 is for devices without bf16.")
+PREC_AMP_ZERO = Code("prec.amp_zero", "DeepSpeed's `amp` block (Apex) does not work with ZeRO.")
+
+PEFT_QUANT_FULL = Code("peft.quant_full", "Quantised weights cannot be trained in full; adapters can be trained on top (QLoRA).")
+
+SEC_SECRET_VALUE = Code("sec.secret_value", "A value of the config is, or holds, the value of an environment variable whose name speaks of a token, key, secret or password. It would be written into config.json and plan.json and shown to trackers.")
+SEC_NO_REMOTE_CODE = Code("sec.no_remote_code", "trust_remote_code: true was given where no code is needed (a model made from scratch) or none is pinned (a hub name without a revision), as other programs' files do for every model. It is read as false and no code runs; a model that needs its own code is refused when it is loaded, and takes the 40-digit commit in `model.revision`.")
+SEC_SECRET_ON_CLI = Code("sec.secret_on_cli", "A secret in a config or on the command line is visible to `ps`, saved with the run and sent to trackers. Keep it in the environment.")

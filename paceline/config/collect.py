@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from paceline.config import codes
 from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, Refused
 from paceline.config.nearest import MOST_UNKNOWN
 from paceline.config.recognised import RECOGNISED
@@ -15,7 +16,7 @@ from paceline.config.spelling import known_names, same
 from paceline.config.suggest import suggestion
 from paceline.config.written import leaves, misplaced
 from paceline.config.yaml_tree import Node
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
 
 _FLAT_ORDER = ("training", "data", "model", "launch", "generation")
 _PSEUDO = frozenset({"training.fp16", "training.bf16", "data.max_rows", "lora"})
@@ -43,7 +44,7 @@ class Collector:
         if not isinstance(node.value, dict):
             kind = "a list" if isinstance(node.value, list) else "a single value"
             self._problem(
-                "config.not_a_mapping",
+                codes.CONFIG_NOT_A_MAPPING,
                 "the file must hold keys and values",
                 f"{file}:{node.line}",
                 kind,
@@ -55,7 +56,9 @@ class Collector:
             source = Source(layer, file, node.key_lines[key], key)
             if key.startswith(_EXTENSION):
                 what = f"{key}: is a block for anchors (&name); nothing of it is read by itself"
-                self._note("config.extension", what, source, "*name where its value belongs, <<: *name for its keys")
+                self._note(
+                    codes.CONFIG_EXTENSION, what, source, "*name where its value belongs, <<: *name for its keys"
+                )
             else:
                 self.setting((key,), child, source)
 
@@ -63,7 +66,7 @@ class Collector:
         """Findings about what stands in the values under ``node``, whatever their keys: secrets, variables of a shell."""
         for finding in misplaced(leaves(node, source, (name,) if name else ()), source.layer):
             self.problems.append(finding)
-            if finding.code == "sec.secret_on_cli":
+            if finding.code == codes.SEC_SECRET_ON_CLI.name:
                 self._secret_places.add(finding.where)
 
     def setting(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
@@ -84,7 +87,7 @@ class Collector:
             self._emit(_SHORTHAND[parts[0]], node.data(), node, source)
         else:
             self._problem(
-                "config.section",
+                codes.CONFIG_SECTION,
                 f"{parts[0]}: is a section and must hold keys",
                 source.place(),
                 shown(parts[0], node.data()),
@@ -118,7 +121,7 @@ class Collector:
             self._emit(path, node.data(), node, source, sub=inner)
         elif inner:
             self._problem(
-                "config.unknown_key",
+                codes.CONFIG_UNKNOWN_KEY,
                 f"{path} has no keys inside it",
                 source.place(),
                 ".".join((path, *inner)),
@@ -151,7 +154,7 @@ class Collector:
     def _deepspeed(self, inner: tuple[str, ...], node: Node, source: Source) -> None:
         if inner and inner != ("config_path",):
             self._problem(
-                "config.unknown_key",
+                codes.CONFIG_UNKNOWN_KEY,
                 "only config_path can be set inside training.deepspeed from here",
                 source.place(),
                 ".".join(inner),
@@ -163,7 +166,7 @@ class Collector:
             if len(value) > 1:
                 others = ", ".join(key for key in value if key != "config_path")
                 self._problem(
-                    "config.deepspeed_both",
+                    codes.CONFIG_DEEPSPEED_BOTH,
                     "deepspeed names a file and holds settings too",
                     source.place(),
                     f"config_path and {others}",
@@ -206,14 +209,14 @@ class Collector:
             what, hint = (
                 (exc.what, exc.hint) if isinstance(exc, Refused) else (f"{name} {exc.message()}", f"see {alias.to}")
             )
-            self._problem("config.value", what, source.place(), f"{name}: {shown(name, value)}", hint)
+            self._problem(codes.CONFIG_VALUE, what, source.place(), f"{name}: {shown(name, value)}", hint)
             return
         if translated is SKIP:
             return
         self._emit(alias.to, translated, node, source)
         if alias.note:
             self._note(
-                "config.translated",
+                codes.CONFIG_TRANSLATED,
                 f"{name} is read as {alias.to}: {shown(alias.to, translated)}",
                 source,
                 alias.note,
@@ -226,14 +229,18 @@ class Collector:
         written = f"{name}: {shown(name, value)}"
         if key.accepts(value):
             self._note(
-                "config.no_effect", f"{name} sets nothing here: {key.says}", source, "the line may go", found=written
+                codes.CONFIG_NO_EFFECT,
+                f"{name} sets nothing here: {key.says}",
+                source,
+                "the line may go",
+                found=written,
             )
         elif key.refuses(value):
             fine = f"{name}: {shown(name, key.fine[0])}, or remove the line" if key.fine else "remove the line"
-            self._problem("config.not_supported", f"{name}: {key.says}", source.place(), written, fine)
+            self._problem(codes.CONFIG_NOT_SUPPORTED, f"{name}: {key.says}", source.place(), written, fine)
         else:
             self._note(
-                "config.not_granted",
+                codes.CONFIG_NOT_GRANTED,
                 f"{name} is not granted: {key.says}",
                 source,
                 "remove the line",
@@ -254,7 +261,7 @@ class Collector:
             hint = f"a key of {where}: {', '.join(known[:6])}, … (docs/config.md lists all)"
         shown_name = f"{where}.{name}" if where else name
         what = f"there is no key '{name}'" + (f" under {where}:" if where else "")
-        self._problem("config.unknown_key", what, place, shown_name, hint or "docs/config.md lists every key")
+        self._problem(codes.CONFIG_UNKNOWN_KEY, what, place, shown_name, hint or "docs/config.md lists every key")
 
     def _count_further(self, place: str) -> None:
         """One finding for the unknown keys beyond the first ones, at the first of them."""
@@ -262,7 +269,7 @@ class Collector:
         first = place if self._further is None else self.problems[self._further].where
         keys = "keys that do not exist" if many > 1 else "key that does not exist"
         hint = "is this a config of Paceline's? docs/config.md lists every key"
-        finding = Diagnostic("config.unknown_key", f"{many:,} more {keys}", first, "", hint)
+        finding = codes.CONFIG_UNKNOWN_KEY(f"{many:,} more {keys}", first, "", hint)
         if self._further is None:
             self._further = len(self.problems)
             self.problems.append(finding)
@@ -287,10 +294,10 @@ class Collector:
         before.append(value)
         self.entries.append(Entry(path, value, source, sub, lines))
 
-    def _problem(self, code: str, what: str, where: str, found: str = "", hint: str = "") -> None:
-        self.problems.append(Diagnostic(code, what, where=where, found=found, hint=hint))
+    def _problem(self, code: Code, what: str, where: str, found: str = "", hint: str = "") -> None:
+        self.problems.append(code(what, where=where, found=found, hint=hint))
 
     def _note(
-        self, code: str, what: str, source: Source, hint: str, found: str = "", severity: Severity = Severity.NOTE
+        self, code: Code, what: str, source: Source, hint: str, found: str = "", severity: Severity = Severity.NOTE
     ) -> None:
-        self.notes.append(Diagnostic(code, what, where=source.place(), found=found, hint=hint, severity=severity))
+        self.notes.append(code(what, where=source.place(), found=found, hint=hint, severity=severity))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.secret_values import secrets_in
@@ -20,8 +21,7 @@ def held_secrets(
             if secret in text:
                 source = next((provenance[p] for p in _upwards(path) if p in provenance), None)
                 names = " or ".join(f"${name}" for name, value in environ.items() if secret in value)
-                yield Diagnostic(
-                    "sec.secret_value",
+                yield codes.SEC_SECRET_VALUE(
                     f"'{path}' holds the value of {names}; it would stand in saved configs and in trackers",
                     (source.place() if source else path).split("=")[0],
                     "*** (not shown)",

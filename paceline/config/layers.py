@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from paceline.config import codes
 from paceline.config.sections.types import to_bool
 from paceline.config.source import FOREIGN, Entry, Source, shown
 from paceline.config.spelling import same
@@ -52,23 +53,19 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
             except PydanticCustomError as exc:
                 name = _FLAGS[entry.path]
                 merged.problems.append(
-                    Diagnostic(
-                        "config.type",
-                        f"{name} {exc.message()}",
-                        entry.source.place(),
-                        shown(name, entry.value),
-                        f"{name}: true",
+                    codes.CONFIG_TYPE(
+                        f"{name} {exc.message()}", entry.source.place(), shown(name, entry.value), f"{name}: true"
                     )
                 )
     wanted = [(name, entry) for name, on, entry in flags if on]
     if len({name for name, _ in wanted}) > 1:
         first, second = wanted[0], next(pair for pair in wanted if pair[0] != wanted[0][0])
         merged.problems.append(
-            Diagnostic(
-                "prec.fp16_and_bf16", "fp16 and bf16 are both on; a run computes in one of them",
+            codes.PREC_FP16_AND_BF16(
+                "fp16 and bf16 are both on; a run computes in one of them",
                 where=f"{first[1].source.place()} and {second[1].source.place()}",
                 found=f"{first[0]}: true ({first[1].source.place()}) and {second[0]}: true ({second[1].source.place()})",
-                hint="bf16: true alone (where the accelerator has it; no loss scaling needed), or fp16: true alone",
+                hint="bf16: true alone (where the accelerator has it; no loss scaling needed), or fp16: true alone"
             )
         )  # fmt: skip
     elif wanted:
@@ -94,9 +91,9 @@ def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
             continue
         places = f"{other.source.place()} and {entry.source.place()}"
         merged.problems.append(
-            Diagnostic(
-                "config.conflict", f"{'.'.join((entry.path, *entry.sub))} is given two values", where=places,
-                found=f"{_written(other)} ({other.source.place()}) and {_written(entry)} ({entry.source.place()})", hint="one of the two, or the same value in both",
+            codes.CONFIG_CONFLICT(
+                f"{'.'.join((entry.path, *entry.sub))} is given two values", where=places,
+                found=f"{_written(other)} ({other.source.place()}) and {_written(entry)} ({entry.source.place()})", hint="one of the two, or the same value in both"
             )
         )  # fmt: skip
     return list(first.values())
@@ -136,7 +133,7 @@ def _apply(entry: Entry, merged: Merged) -> None:
 
 def _overridden(before: Entry, entry: Entry) -> Diagnostic:
     old: Source = before.source
-    return Diagnostic(
-        "config.file_value_overridden", f"{entry.path} is {shown(entry.path, entry.value)}; {old.place()} says {shown(before.path, before.value)}",
+    return codes.CONFIG_FILE_VALUE_OVERRIDDEN(
+        f"{entry.path} is {shown(entry.path, entry.value)}; {old.place()} says {shown(before.path, before.value)}",
         where=entry.source.place(), found=f"{old.text} in {old.place()}", hint='"auto" in that file, so that there is one place', severity=Severity.NOTE,
     )  # fmt: skip

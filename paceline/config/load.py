@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.build import build
 from paceline.config.code_of_models import without_code
 from paceline.config.collect import Collector
@@ -124,8 +125,7 @@ def _yaml(path: str | None, collector: Collector) -> Mapping[str, int]:
     tree = parse_yaml(read_text(path), path)
     if tree is None:
         raise ConfigError(
-            Diagnostic(
-                "config.empty_file",
+            codes.CONFIG_EMPTY_FILE(
                 "the config file is empty",
                 where=path,
                 hint="at least: model:, data: and training: sections (see docs/config.md)",
@@ -151,9 +151,7 @@ def _environment(environ: Mapping[str, str], collector: Collector) -> None:
         if parts[0] not in SECTIONS or not all(parts):
             hint = f"PACELINE_<SECTION>__<KEY>, the section one of {', '.join(s.upper() for s in SECTIONS)}"
             collector.problems.append(
-                Diagnostic(
-                    "config.unknown_variable", f"{name} names no section", where=source.place(), found=name, hint=hint
-                )
+                codes.CONFIG_UNKNOWN_VARIABLE(f"{name} names no section", where=source.place(), found=name, hint=hint)
             )
             continue
         node = _value(environ[name], name)
@@ -170,9 +168,9 @@ def _one_underscore(name: str, collector: Collector) -> None:
     hint = f"{_PREFIX}{section}__{key}, or unset it"
     place = Source(ENVIRONMENT, text=name).place()
     if field_of(f"{section}.{key}".lower()) or f"{key}".lower() in known_names(section.lower()):
-        collector.problems.append(Diagnostic("config.unknown_variable", what, place, name, hint))
+        collector.problems.append(codes.CONFIG_UNKNOWN_VARIABLE(what, place, name, hint))
     else:
-        collector.notes.append(Diagnostic("config.unknown_variable", what, place, name, hint, Severity.WARNING))
+        collector.notes.append(codes.CONFIG_UNKNOWN_VARIABLE(what, place, name, hint, Severity.WARNING))
 
 
 def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collector: Collector) -> None:
@@ -188,13 +186,7 @@ def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collect
             found = override.split("=")[0] if equals else override
             hint = plain(override) if not equals and "=" in plain(override) else "training.learning_rate=1e-4"
             collector.problems.append(
-                Diagnostic(
-                    "config.override",
-                    "an override is written key=value",
-                    where=COMMAND_LINE,
-                    found=found,
-                    hint=hint,
-                )
+                codes.CONFIG_OVERRIDE("an override is written key=value", where=COMMAND_LINE, found=found, hint=hint)
             )
             continue
         node = _value(value, f"command line {key}")
@@ -210,7 +202,7 @@ def _value(text: str, name: str) -> Node:
         return parse_yaml(stripped, name) or Node(None, 1)
     if character := in_value(stripped):
         what = f"{character} stands where a plain character belongs"
-        raise ConfigError(Diagnostic("config.lookalike", what, name, stripped[:80], plain(stripped)[:80]))
+        raise ConfigError(codes.CONFIG_LOOKALIKE(what, name, stripped[:80], plain(stripped)[:80]))
     return Node(resolve_plain(stripped), 1, raw=stripped)
 
 
@@ -248,7 +240,7 @@ def _of_all_machines(merged: Merged) -> list[Diagnostic]:
     hint = (
         f"launch.nproc: {winner.value // nodes}" if isinstance(winner.value, int) else "launch.nproc: those of one node"
     )
-    return [Diagnostic("config.value", what, winner.source.place(), f"num_processes: {winner.value}", hint)]
+    return [codes.CONFIG_VALUE(what, winner.source.place(), f"num_processes: {winner.value}", hint)]
 
 
 def _provenance(merged: Merged, config: Config) -> dict[str, Source]:

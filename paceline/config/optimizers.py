@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.options import Kind
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 Shape = tuple[int, ...]
@@ -171,7 +171,7 @@ def parse_optim_args(given: Any) -> dict[str, Any]:
         key, found, text = part.partition("=")
         if not found or not key.strip():
             what, where = "optim_args is a list of name=value", "training.optim_args"
-            raise ConfigError(Diagnostic("train.optim_args", what, where, str(given), "momentum=0.9,nesterov=True"))
+            raise ConfigError(codes.TRAIN_OPTIM_ARGS(what, where, str(given), "momentum=0.9,nesterov=True"))
         try:
             args[key.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.config import codes
+from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file
 
@@ -18,19 +19,19 @@ def read_text(path: str, what: str = "the config file") -> str:
     try:
         if file.is_dir():
             raise _fail(
-                "config.is_directory",
+                codes.CONFIG_IS_DIRECTORY,
                 f"{what} is a directory",
                 path,
                 hint="give the YAML file inside it, e.g. " + str(file / "config.yaml"),
             )
         if not file.exists():
-            raise _fail("config.missing_file", f"{what} does not exist", path, hint=_nearby(file))
+            raise _fail(codes.CONFIG_MISSING_FILE, f"{what} does not exist", path, hint=_nearby(file))
         # what a shell hands over, as in paceline plan <(…), is a pipe with somebody at its other end
         with file.open("rb") if str(file).startswith(_OPEN_ALREADY) else open_file(file) as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as exc:
         raise _fail(
-            "config.unreadable",
+            codes.CONFIG_UNREADABLE,
             f"{what} cannot be read",
             path,
             found=exc.strerror or str(exc),
@@ -38,7 +39,7 @@ def read_text(path: str, what: str = "the config file") -> str:
         ) from exc
     if len(raw) > MAX_BYTES:
         raise _fail(
-            "config.too_large",
+            codes.CONFIG_TOO_LARGE,
             f"{what} is larger than 1 MiB",
             path,
             hint="settings only; data belongs in files named under data:",
@@ -48,7 +49,7 @@ def read_text(path: str, what: str = "the config file") -> str:
     except UnicodeDecodeError as exc:
         line = raw[: exc.start].count(b"\n") + 1
         raise _fail(
-            "config.not_utf8",
+            codes.CONFIG_NOT_UTF8,
             f"{what} is not UTF-8 text",
             f"{path}:{line}",
             found=f"byte 0x{raw[exc.start]:02x}",
@@ -56,8 +57,8 @@ def read_text(path: str, what: str = "the config file") -> str:
         ) from exc
 
 
-def _fail(code: str, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
-    return ConfigError(Diagnostic(code, what, where=where, found=found, hint=hint))
+def _fail(code: Code, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
+    return ConfigError(code(what, where=where, found=found, hint=hint))
 
 
 def _nearby(file: Path) -> str:

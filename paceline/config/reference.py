@@ -9,12 +9,12 @@ from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
-from paceline.config.codes import EXPLANATIONS
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import SECTIONS, item_model, nested_model
 from paceline.config.sections.data import Dataset
 from paceline.config.sections.types import OneOf, Section
 from paceline.config.source import shown
+from paceline.core.diagnostics import all_codes
 
 _HEAD = """# Configuration reference
 
@@ -117,7 +117,7 @@ def _codes() -> str:
             [
                 "| code | |",
                 "|---|---|",
-                *(f"| `{code}` | {_cell(text)} |" for code, text in sorted(EXPLANATIONS.items())),
+                *(f"| `{name}` | {_cell(code.explanation)} |" for name, code in sorted(all_codes().items())),
             ]
         )
         + "\n"

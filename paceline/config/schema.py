@@ -10,13 +10,13 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from paceline.config import codes
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.small import GenerationSection, LaunchSection, LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.sections.types import Section
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 SECTIONS: dict[str, type[Section]] = {
@@ -63,11 +63,8 @@ class Config(Section):
         except ValidationError as exc:
             found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()[:5])
             raise ConfigError(
-                Diagnostic(
-                    "config.not_a_config",
-                    "this JSON is no effective config of this version",
-                    found=found,
-                    hint="make it anew from the YAML",
+                codes.CONFIG_NOT_A_CONFIG(
+                    "this JSON is no effective config of this version", found=found, hint="make it anew from the YAML"
                 )
             ) from exc
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.source import ENVIRONMENT, FOREIGN, Source, holds_secret
 from paceline.config.yaml_tree import Node
 from paceline.core.diagnostics import Diagnostic
@@ -72,9 +73,7 @@ def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
             yield from _variable(name, text, place)
         elif _HOME.match(text) and not _is_text(name, text) and os.path.expanduser(text) == text:
             what = f"'{name}' begins with the home of a user whom this machine does not know"
-            yield Diagnostic(
-                "config.variable", what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home"
-            )
+            yield codes.CONFIG_VARIABLE(what, place, text[:120], f"{name}: an absolute path, or ~/… for your own home")
 
 
 def masked(finding: Diagnostic) -> Diagnostic:
@@ -106,7 +105,7 @@ def _is_of_wandb(name: str) -> bool:
 def _secret(where: str, kind: str, place: str) -> Diagnostic:
     what = f"{where} holds {kind} in plain text; it would reach logs, trackers and saved configs"
     hint = "remove it; set the tool's own variable (HF_TOKEN, WANDB_API_KEY) in the environment"
-    return Diagnostic("sec.secret_on_cli", what, place, "*** (not shown)", hint)
+    return codes.SEC_SECRET_ON_CLI(what, place, "*** (not shown)", hint)
 
 
 def _is_text(name: str, text: str) -> bool:
@@ -130,7 +129,7 @@ def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
         hint = "the value itself"
         if of_a_shell:
             hint += f'; or on the command line, where the shell expands it in double quotes: "…{name}={line}"'
-    yield Diagnostic("config.variable", what, place, text if len(text) <= 120 else f"{text[:119]}…", hint)
+    yield codes.CONFIG_VARIABLE(what, place, text if len(text) <= 120 else f"{text[:119]}…", hint)
 
 
 def _for_the_shell(variable: str) -> str:

@@ -22,9 +22,9 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
-from paceline.config import lookalikes
+from paceline.config import codes, lookalikes
 from paceline.config.scalars import resolve_plain
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
 
 MAX_DEPTH = 32
@@ -78,8 +78,8 @@ def parse_yaml(text: str, name: str) -> Node | None:
     return _Builder(name, text).build()
 
 
-def _fail(code: str, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
-    return ConfigError(Diagnostic(code, what, where=where, found=found, hint=hint))
+def _fail(code: Code, what: str, where: str, found: str = "", hint: str = "") -> ConfigError:
+    return ConfigError(code(what, where=where, found=found, hint=hint))
 
 
 class _Builder:
@@ -100,7 +100,7 @@ class _Builder:
                     documents += 1
                     if documents > 1:
                         raise self._error(
-                            "config.several_documents",
+                            codes.CONFIG_SEVERAL_DOCUMENTS,
                             "the file holds several YAML documents",
                             self._line(event),
                             hint="one document; remove the second ---",
@@ -122,7 +122,7 @@ class _Builder:
     def _line(event: Any) -> int:
         return int(event.start_mark.line) + 1
 
-    def _error(self, code: str, what: str, line: int, found: str = "", hint: str = "") -> ConfigError:
+    def _error(self, code: Code, what: str, line: int, found: str = "", hint: str = "") -> ConfigError:
         return _fail(code, what, f"{self._name}:{line}", found, hint)
 
     def _syntax(self, exc: YAMLError) -> ConfigError:
@@ -137,7 +137,7 @@ class _Builder:
         text = lines[line - 1] if 0 < line <= len(lines) else ""
         if "\t" in text[: len(text) - len(text.lstrip())] or "'\\t'" in str(exc):
             return self._error(
-                "config.yaml_tab",
+                codes.CONFIG_YAML_TAB,
                 "a tab stands where YAML wants spaces",
                 line,
                 found=repr(text[:60]),
@@ -149,7 +149,7 @@ class _Builder:
         problem = str(getattr(exc, "problem", None) or exc).splitlines()[0]
         column = f", column {mark.column + 1}" if mark else ""
         return self._error(
-            "config.yaml_syntax",
+            codes.CONFIG_YAML_SYNTAX,
             f"this is not valid YAML{column}: {problem}",
             line,
             found=repr(text.strip()[:80]),
@@ -159,7 +159,7 @@ class _Builder:
     def _lookalike(self, character: str, line: int, text: str) -> Diagnostic:
         what = f"{character} stands where a plain character belongs"
         found, hint = repr(text.strip()[:80]), lookalikes.plain(text.strip())[:80]
-        return Diagnostic("config.lookalike", what, f"{self._name}:{line}", found, hint)
+        return codes.CONFIG_LOOKALIKE(what, f"{self._name}:{line}", found, hint)
 
     def _look_at(self, event: Any, line: int) -> None:
         """Adds what a value's characters give away."""
@@ -178,7 +178,7 @@ class _Builder:
             return self._alias(event.anchor, line)
         if depth > MAX_DEPTH:
             raise self._error(
-                "config.yaml_depth",
+                codes.CONFIG_YAML_DEPTH,
                 f"the YAML is nested more than {MAX_DEPTH} levels deep",
                 line,
                 hint="settings need about five levels",
@@ -203,7 +203,7 @@ class _Builder:
     def _limit(self, node: Node, line: int) -> None:
         if node.size > MAX_NODES:
             raise self._error(
-                "config.yaml_bomb",
+                codes.CONFIG_YAML_BOMB,
                 f"the YAML expands to more than {MAX_NODES} values",
                 line,
                 found="aliases that multiply",
@@ -213,14 +213,14 @@ class _Builder:
     def _alias(self, anchor: str, line: int) -> Node:
         if anchor in self._open_anchors:
             raise self._error(
-                "config.yaml_recursion",
+                codes.CONFIG_YAML_RECURSION,
                 f"alias *{anchor} refers to the value it stands in",
                 line,
                 hint="aliases of finished values only",
             )
         if anchor not in self._anchors:
             raise self._error(
-                "config.yaml_alias",
+                codes.CONFIG_YAML_ALIAS,
                 f"alias *{anchor} has no anchor &{anchor} above it",
                 line,
                 hint=f"define &{anchor} first",
@@ -233,7 +233,7 @@ class _Builder:
             return None
         if tag not in _PLAIN_TAGS:
             raise self._error(
-                "config.yaml_tag",
+                codes.CONFIG_YAML_TAG,
                 "YAML tags that build objects are refused",
                 line,
                 found=tag,
@@ -265,7 +265,7 @@ class _Builder:
             key_line = self._line(event)
             if not isinstance(event, ScalarEvent):
                 raise self._error(
-                    "config.yaml_key",
+                    codes.CONFIG_YAML_KEY,
                     "a key must be a word",
                     key_line,
                     found="a list or mapping as a key",
@@ -282,7 +282,7 @@ class _Builder:
         for merged in merges:
             if not isinstance(merged.value, dict):
                 raise self._error(
-                    "config.yaml_merge", "<<: merges mappings only", merged.line, hint="<<: *anchor_of_a_mapping"
+                    codes.CONFIG_YAML_MERGE, "<<: merges mappings only", merged.line, hint="<<: *anchor_of_a_mapping"
                 )
             for key, child in merged.value.items():
                 node.value.setdefault(key, child)
@@ -294,8 +294,7 @@ class _Builder:
             self._slips.append(self._lookalike(character, line, f"{key}:"))
         if key in node.value:
             self._slips.append(
-                Diagnostic(
-                    "config.duplicate_key",
+                codes.CONFIG_DUPLICATE_KEY(
                     f"'{key}' is given twice, first in line {node.key_lines[key]}",
                     where=f"{self._name}:{line}",
                     found=f"line {node.key_lines[key]} and line {line}",

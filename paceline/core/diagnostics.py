@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -18,9 +20,9 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One finding.
+    """One finding, made by its ``Code``.
 
-    ``code`` is stable (``room.short_name``) and can be explained by ``paceline explain CODE``; ``where`` is ``file:line`` or a
+    ``code`` is that one's name; ``where`` is ``file:line`` or a
     key path; ``found`` is what stood there; ``hint`` is what to write or do instead; ``evidence`` holds extra facts (JSON types only).
     """
 
@@ -51,6 +53,36 @@ class Diagnostic:
     def from_json(data: Mapping[str, Any]) -> Diagnostic:
         """The inverse of ``to_json``."""
         return Diagnostic(**{**data, "severity": Severity(data.get("severity", "error"))})
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a finding is called (``room.short_name``, stable), and what it means and what to do, in sentences. Called, it makes the finding.
+
+    Each stands once, in the ``codes.py`` of its room: ``paceline explain`` and the reference print what stands there.
+    """
+
+    name: str
+    explanation: str
+
+    def __call__(
+        self,
+        what: str,
+        where: str = "",
+        found: str = "",
+        hint: str = "",
+        severity: Severity = Severity.ERROR,
+        evidence: Mapping[str, Any] | None = None,
+    ) -> Diagnostic:
+        """The finding; the arguments are the fields of a ``Diagnostic``."""
+        return Diagnostic(self.name, what, where, found, hint, severity, {} if evidence is None else evidence)
+
+
+def all_codes() -> dict[str, Code]:
+    """Name → code, of every room: imports their ``codes.py``, and no torch."""
+    rooms = sorted(path.parent.name for path in Path(__file__).parents[1].glob("*/codes.py"))
+    tables = [vars(import_module(f"paceline.{room}.codes")) for room in rooms]
+    return {code.name: code for table in tables for code in table.values() if isinstance(code, Code)}
 
 
 def _indented(text: str) -> list[str]:

@@ -10,7 +10,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core import codes
+from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 
@@ -20,17 +21,14 @@ def load_attr(target: str) -> Any:
     module_name, _, attr = target.partition(":")
     if not module_name or not attr:
         raise ConfigError(
-            Diagnostic(
-                "core.target", "a class of your own is named as module:Class", found=target, hint="my_module:MyClass"
-            )
+            codes.CORE_TARGET("a class of your own is named as module:Class", found=target, hint="my_module:MyClass")
         )
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:  # somebody's own module may raise anything
         there = not isinstance(exc, ModuleNotFoundError) or exc.name not in (module_name, module_name.split(".")[0])
         raise ConfigError(
-            Diagnostic(
-                "core.target_module",
+            codes.CORE_TARGET_MODULE(
                 f"module '{module_name}' cannot be imported",
                 found=f"{type(exc).__name__}: {exc}"[:400],
                 hint="correct the module: it raises as it is imported"
@@ -42,11 +40,8 @@ def load_attr(target: str) -> Any:
         names = [n for n in vars(module) if not n.startswith("_")]
         near = difflib.get_close_matches(attr, names, n=3)
         raise ConfigError(
-            Diagnostic(
-                "core.target_attr",
-                f"module '{module_name}' has no '{attr}'",
-                found=target,
-                hint=f"nearest: {', '.join(near) or 'none'}",
+            codes.CORE_TARGET_ATTR(
+                f"module '{module_name}' has no '{attr}'", found=target, hint=f"nearest: {', '.join(near) or 'none'}"
             )
         )
     return getattr(module, attr)
@@ -71,8 +66,9 @@ def is_assigned(target: str) -> bool:
 class Registry:
     """A closed table of built-in names plus the open door ``module:attr`` for a user's own."""
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, unknown: Code, entries: Mapping[str, str]) -> None:
         self.kind = kind
+        self._unknown = unknown
         self._entries = dict(entries)
 
     def names(self) -> tuple[str, ...]:
@@ -87,6 +83,4 @@ class Registry:
             return load_attr(name)
         near = difflib.get_close_matches(name, self._entries, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(self._entries)}, or module:Class"
-        raise ConfigError(
-            Diagnostic(f"{self.kind}.unknown", f"no {self.kind} is called '{name}'", found=name, hint=hint)
-        )
+        raise ConfigError(self._unknown(f"no {self.kind} is called '{name}'", found=name, hint=hint))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core import codes
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file, read_text
 
@@ -24,7 +24,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Code:
+class RemoteCode:
     """The Python of a folder: the sha256 of all of it, its files with the time of their last change, the newest first, and the other repositories
     that its configs name for more."""
 
@@ -77,10 +77,10 @@ def check_code(name: str, revision: str | None) -> None:
     """Raises ConfigError unless the code of model ``name`` is what ``revision`` pins: asked once more by whoever is about to run it."""
     wrong = unpinned(name, revision)
     if wrong is not None:
-        raise ConfigError(Diagnostic("sec.trust_remote_code", wrong.what, "model.revision", wrong.found, wrong.hint))
+        raise ConfigError(codes.SEC_TRUST_REMOTE_CODE(wrong.what, "model.revision", wrong.found, wrong.hint))
 
 
-def read_code(folder: Path) -> Code:
+def read_code(folder: Path) -> RemoteCode:
     """What of ``folder`` Transformers may run: every Python file, and what its JSON files say of them (``auto_map``)."""
     parts: list[tuple[str, str]] = []
     found: list[tuple[float, str]] = []
@@ -97,7 +97,7 @@ def read_code(folder: Path) -> Code:
             elsewhere |= {text.partition("--")[0] for item in maps for text in _texts(item) if "--" in text}
     said = json.dumps(sorted(parts)).encode()
     newest = [f"{name} (changed {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))})" for when, name in sorted(found, reverse=True)]  # fmt: skip
-    return Code(hashlib.sha256(said).hexdigest(), tuple(newest), tuple(sorted(elsewhere)))
+    return RemoteCode(hashlib.sha256(said).hexdigest(), tuple(newest), tuple(sorted(elsewhere)))
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core import codes
+from paceline.core.diagnostics import Code
 from paceline.core.registry import Registry, load_attr
 
 
@@ -25,10 +27,10 @@ class Row:
 class Table:
     """The built-in names of one kind, and the open door ``module:attr`` for a user's own."""
 
-    def __init__(self, kind: str, rows: Mapping[str, Row]) -> None:
+    def __init__(self, kind: str, unknown: Code, rows: Mapping[str, Row]) -> None:
         self._rows = dict(rows)
-        self._specs = Registry(kind, {name: row.spec for name, row in rows.items()})
-        self._classes = Registry(kind, {name: row.implementation for name, row in rows.items()})
+        self._specs = Registry(kind, unknown, {name: row.spec for name, row in rows.items()})
+        self._classes = Registry(kind, unknown, {name: row.implementation for name, row in rows.items()})
         self._options = {name: row.options for name, row in rows.items() if row.options}
 
     def names(self) -> tuple[str, ...]:
@@ -57,6 +59,7 @@ _ENGINE = "paceline.strategies.deepspeed.strategy:DeepSpeed"
 
 STRATEGIES = Table(
     "strategy",
+    codes.STRATEGY_UNKNOWN,
     {
         "single": Row(f"{_REPLICATED}:SINGLE", "paceline.strategies.single:Single"),
         "data_parallel": Row(f"{_REPLICATED}:DATA_PARALLEL", "paceline.strategies.data_parallel:DataParallel"),
@@ -102,6 +105,7 @@ _PAIRS, _ON_POLICY, _SECTIONS = "paceline.plan.algorithms.pairs", "paceline.plan
 
 ALGORITHMS = Table(
     "algorithm",
+    codes.ALGORITHM_UNKNOWN,
     {
         "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.sft:SFT"),
         "reward": Row(f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward", f"{_SECTIONS}.preference:RewardOptions"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.looking import DataSet
 from paceline.data.problems import (
     ALWAYS_REFUSED,
@@ -171,14 +172,10 @@ def _nothing_usable(counts: PrepareCounts, setup: Setup) -> Diagnostic:
     found = f"{counts.rows_read} rows read, all left out"
     if set(counts.skipped) == {"no_labels"}:
         hint = "data.train_on: all, or a chat template that marks the assistant's turns"
-        return Diagnostic(
-            "data.no_labels",
-            "no token of any row would be learnt",
-            "data.train_on",
-            f"train_on: {setup.train_on}",
-            hint,
+        return codes.DATA_NO_LABELS(
+            "no token of any row would be learnt", "data.train_on", f"train_on: {setup.train_on}", hint
         )
-    return Diagnostic("data.no_usable_rows", "no row can be used", "data.train", found, "the reasons follow")
+    return codes.DATA_NO_USABLE_ROWS("no row can be used", "data.train", found, "the reasons follow")
 
 
 def _write_indices(
@@ -199,12 +196,8 @@ def _write_indices(
     if not len(train) or (has_eval and not len(held)):
         where = "data.eval" if len(train) else "data.train"
         raise DataError(
-            Diagnostic(
-                "data.no_usable_rows",
-                "no row can be used",
-                where,
-                f"{tally.counts.rows_read} rows read",
-                "see the reasons",
+            codes.DATA_NO_USABLE_ROWS(
+                "no row can be used", where, f"{tally.counts.rows_read} rows read", "see the reasons"
             ),
             *left_out(tally.counts.skipped, tally.counts.rows_read),
         )
@@ -232,8 +225,7 @@ def _overlap_note(train_keys: Any, eval_keys: Any) -> list[Diagnostic]:
         return []
     what = f"{count:,} of {len(eval_keys):,} evaluation rows have a prompt that is trained on: their results say nothing about new prompts"
     return [
-        Diagnostic(
-            "data.eval_overlap",
+        codes.DATA_EVAL_OVERLAP(
             what,
             "data.eval",
             hint="data.validation_split, or take them out of one side",

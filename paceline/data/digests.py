@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_file
+from paceline.data import codes
 
 HASHED_BLOCK = 1 << 26
 _BLOCK_BYTES = 1 << 22
@@ -79,9 +79,7 @@ def _digest(file: Path, memo: Path) -> str:
         begun = time.time()
         digest = sha256_of(file)
     except OSError as exc:
-        raise DataError(
-            Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))
-        ) from exc
+        raise DataError(codes.DATA_UNREADABLE("the file cannot be read", str(file), exc.strerror or str(exc))) from exc
     if begun - status.st_ctime > _SETTLED_SECONDS:
         remember(note, {"stamp": stamp, "sha256": digest})
     return digest

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data import codes
 
 Row = Mapping[str, Any]
 Message = dict[str, str]
@@ -102,8 +103,7 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
     if candidates:
         names = ", ".join(c.format for c in candidates)
         raise DataError(
-            Diagnostic(
-                "data.format_ambiguous",
+            codes.DATA_FORMAT_AMBIGUOUS(
                 f"the rows fit more than one format: {names}",
                 where,
                 f"columns {_listed(found)}",
@@ -125,9 +125,7 @@ def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dic
                 else f"one of {', '.join(known)}: the format's column on the left, the file's on the right"
             )
             raise DataError(
-                Diagnostic(
-                    "data.column_unknown", f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint
-                )
+                codes.DATA_COLUMN_UNKNOWN(f"columns: no format has a column '{name}'", where, f"{name}: {actual}", hint)
             )
         if actual not in found:
             raise DataError(_missing([actual], found, where, f"columns: {name}: {actual}", name))
@@ -201,7 +199,7 @@ def _missing(missing: Sequence[str], found: Sequence[str], where: str, asked: st
     near = difflib.get_close_matches(missing[0], found, n=1)
     hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
     what = f"there is no column '{', '.join(missing)}' ({asked})"
-    return Diagnostic("data.column_missing", what, where, f"columns {_listed(found)}", hint)
+    return codes.DATA_COLUMN_MISSING(what, where, f"columns {_listed(found)}", hint)
 
 
 def _unknown(found: Sequence[str], where: str) -> Diagnostic:
@@ -209,12 +207,11 @@ def _unknown(found: Sequence[str], where: str) -> Diagnostic:
     if {"chosen", "rejected"} <= set(found):
         return _preference(found, where)
     hint = f"name the columns beside path:, such as columns: {{prompt: X, completion: Y}}; the formats need — {needs}"
-    return Diagnostic("data.format_unknown", "the rows fit no known format", where, f"columns {_listed(found)}", hint)
+    return codes.DATA_FORMAT_UNKNOWN("the rows fit no known format", where, f"columns {_listed(found)}", hint)
 
 
 def _preference(found: Sequence[str], where: str) -> Diagnostic:
-    return Diagnostic(
-        "data.format_preference",
+    return codes.DATA_FORMAT_PREFERENCE(
         "the rows are preference pairs (chosen, rejected), not examples to imitate",
         where,
         f"columns {_listed(found)}",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import open_file
+from paceline.data import codes
 from paceline.data.formats import COLUMNS, PAIRS
 
 _LOOKED_AT = 1 << 16  # bytes
@@ -23,8 +24,7 @@ def disguised(file: Path) -> Diagnostic | None:
     if kind is None or file.suffix.lower() == f".{kind[0]}":
         return None
     suffix, name = kind
-    return Diagnostic(
-        "data.disguised",
+    return codes.DATA_DISGUISED(
         f"the file ends in '{file.suffix}' and looks like {name}: it would be read as plain text, names and punctuation included",
         f"{file}:1",
         repr(start.strip()[:60]),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import read_text
+from paceline.data import codes
 
 
 def syntax_error(template: str) -> str | None:
@@ -43,4 +44,4 @@ def look_at_template(given: str | None, folder: Path | None) -> Diagnostic | Non
         return None
     found = wrong if given is not None else f"{own}: {wrong}"
     hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
-    return Diagnostic("data.bad_chat_template", "the chat template is not Jinja", "model.chat_template", found, hint)
+    return codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not Jinja", "model.chat_template", found, hint)

@@ -9,6 +9,8 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import no_file
+from paceline.data import codes
+from paceline.rules import codes as rules_codes
 
 SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".txt": "txt"}
 SPLITS = {
@@ -44,7 +46,7 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
     try:
         exists = local.exists()
     except OSError as exc:
-        raise DataError(Diagnostic("data.unreadable", "the data cannot be looked at", path, str(exc))) from exc
+        raise DataError(codes.DATA_UNREADABLE("the data cannot be looked at", path, str(exc))) from exc
     if exists:
         return _folder(local, split) if local.is_dir() else Located("files", (_known(local),))
     if _looks_local(path):
@@ -67,8 +69,7 @@ def _not_there(local: Path, path: str) -> Diagnostic:
         if local.parent.is_dir()
         else f"there is no folder {local.parent}"
     )
-    return Diagnostic(
-        "data.missing",
+    return rules_codes.DATA_MISSING(
         "there is no such file or folder",
         path,
         found,
@@ -78,11 +79,10 @@ def _not_there(local: Path, path: str) -> Diagnostic:
 
 def _known(file: Path) -> Path:
     if kind := no_file(file):
-        raise DataError(Diagnostic("data.unreadable", f"this is {kind}, not a file", str(file), file.name, "a file with rows"))  # fmt: skip
+        raise DataError(codes.DATA_UNREADABLE(f"this is {kind}, not a file", str(file), file.name, "a file with rows"))  # fmt: skip
     if file.suffix.lower() not in SUFFIXES:
         raise DataError(
-            Diagnostic(
-                "data.unknown_suffix",
+            codes.DATA_UNKNOWN_SUFFIX(
                 f"files that end in '{file.suffix}' cannot be read",
                 str(file),
                 file.name,
@@ -110,12 +110,8 @@ def _folder(folder: Path, split: str) -> Located:
     if not readable:
         names = ", ".join(p.name for p in inside[:8]) or "nothing"
         raise DataError(
-            Diagnostic(
-                "data.empty_folder",
-                "the folder holds no data files",
-                str(folder),
-                names,
-                f"files that end in {', '.join(SUFFIXES)}",
+            codes.DATA_EMPTY_FOLDER(
+                "the folder holds no data files", str(folder), names, f"files that end in {', '.join(SUFFIXES)}"
             )
         )
     wanted = SPLITS.get(split.lower(), split.lower())
@@ -124,8 +120,7 @@ def _folder(folder: Path, split: str) -> Located:
     if not chosen:
         hint = f"split: {_split_of(readable[0], folder)} (beside path:)"
         raise DataError(
-            Diagnostic(
-                "data.split_missing",
+            codes.DATA_SPLIT_MISSING(
                 f"no file of the folder belongs to the split '{split}'",
                 str(folder),
                 ", ".join(p.name for p in readable[:8]),

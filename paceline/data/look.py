@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_file, read_text, special_files
+from paceline.data import codes
 from paceline.data.examples import Reading
 from paceline.data.glance import refused_rows
 from paceline.data.jinja import look_at_template
@@ -22,6 +23,7 @@ from paceline.data.locate import SAVED
 from paceline.data.looking import DataSet, find_sets, look
 from paceline.data.settle import no_template
 from paceline.data.tokenizer import template_text, tokenizer_files, tokenizer_folder
+from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection, Dataset
@@ -78,7 +80,7 @@ def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnos
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=3, cutoff=0.8)
     if near:
         what = "there is no such file or folder; a file here has nearly this name"
-        yield Diagnostic("data.missing", what, key, section.path, ", ".join(str(path.parent / name) for name in near))
+        yield rules_codes.DATA_MISSING(what, key, section.path, ", ".join(str(path.parent / name) for name in near))
 
 
 def columns_of(data: DataSection) -> frozenset[str] | None:
@@ -120,7 +122,7 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKin
             f"there is no tokenizer '{name}'",
             "model.tokenizer: a folder with tokenizer.json, or a name on the hub",
         )
-        yield Diagnostic("data.no_tokenizer", what, key, f"in {folder.parent}: {there}", hint)
+        yield codes.DATA_NO_TOKENIZER(what, key, f"in {folder.parent}: {there}", hint)
         return
     local = folder.is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists()
     if not local or (key == "model.name_or_path" and not folder.is_dir()):
@@ -130,16 +132,18 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKin
         template = template_text(model.chat_template)
         tokenizer_folder(model)
     except DataError as error:
-        yield from (replace(d, where=key if d.code == "data.no_tokenizer" else d.where) for d in error.diagnostics)
+        yield from (
+            replace(d, where=key if d.code == codes.DATA_NO_TOKENIZER.name else d.where) for d in error.diagnostics
+        )
         return
     if special := special_files(folder):
         what = "the tokenizer's folder holds something that is no file"
-        yield Diagnostic("data.bad_tokenizer", what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder")  # fmt: skip
+        yield codes.DATA_BAD_TOKENIZER(what, key, f"{folder}: {', '.join(special[:4])}", "remove it, or name another folder")  # fmt: skip
         return
     for file in tokenizer_files(folder):
         if file.suffix == ".json" and (wrong := _cut(file)):
             what = "a file of the tokenizer is damaged or was cut short"
-            yield Diagnostic("data.bad_tokenizer", what, key, f"{file}: {wrong}", "copy or download it again")
+            yield codes.DATA_BAD_TOKENIZER(what, key, f"{file}: {wrong}", "copy or download it again")
     if template is None and formats & kind.conversations and not _has_template(folder):
         yield no_template(str(folder))
     elif bad := look_at_template(template, folder if formats & kind.conversations else None):

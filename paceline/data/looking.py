@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.examples import Reading
 from paceline.data.formats import Shape
 from paceline.data.locate import Located, locate
@@ -74,12 +75,8 @@ def look(data_set: DataSet, reading: Reading) -> Looked:
 def _no_rows(data_set: DataSet, head: list[RawRow]) -> tuple[Diagnostic, ...]:
     if not head:
         return (
-            Diagnostic(
-                "data.empty",
-                "the data set has no rows",
-                data_set.section.path,
-                "0 rows",
-                f"{data_set.key}: data with rows",
+            codes.DATA_EMPTY(
+                "the data set has no rows", data_set.section.path, "0 rows", f"{data_set.key}: data with rows"
             ),
         )
     tallies: dict[str, Tally] = {}

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.core.units import human_count, human_seconds
+from paceline.data import codes
 from paceline.data.kinds.base import row_kind
 from paceline.data.order import epoch_documents
 from paceline.data.pack import best_fit_decreasing, efficiency
@@ -132,9 +132,7 @@ def read_config(arguments: argparse.Namespace) -> Config:
     except (OSError, ValueError, KeyError, TypeError) as exc:
         what = "the plan cannot be read" if arguments.plan else "the config cannot be read"
         raise ConfigError(
-            Diagnostic(
-                "data.bad_input_file", what, str(file), f"{type(exc).__name__}: {exc}", "the file that Paceline wrote"
-            )
+            codes.DATA_BAD_INPUT_FILE(what, str(file), f"{type(exc).__name__}: {exc}", "the file that Paceline wrote")
         ) from exc
     return Config.from_json(described)
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.data import codes
 from paceline.data.hashing import hash_values, permutation, stream_key
 from paceline.data.pack import PACK_ALGORITHM, Bins, best_fit_decreasing, one_each
 
@@ -87,8 +88,7 @@ def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[
     if num_rows >= dp_size:
         return []
     return [
-        Diagnostic(
-            "data.too_few_rows",
+        codes.DATA_TOO_FEW_ROWS(
             f"{num_rows} {what} row{'s' if num_rows != 1 else ''} cannot feed {dp_size} processes: some would never get one",
             "data.train" if what == "training" else "data.eval",
             f"{num_rows} rows (documents packed together count as one), {dp_size} processes",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data import codes
 
 PACK_ALGORITHM = "best-fit-decreasing-by-length/1"
 
@@ -48,8 +48,7 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
     if longest > seq_len:
         where = f"document {int(lengths.argmax())}"
         raise DataError(
-            Diagnostic(
-                "data.document_too_long",
+            codes.DATA_DOCUMENT_TOO_LONG(
                 f"a document is longer than a row of {seq_len} tokens",
                 where,
                 f"{longest} tokens",

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.build import build
 from paceline.data.fingerprint import code_version, definition, fingerprint, located_digest
 from paceline.data.identity import tokenizer_identity
@@ -24,6 +25,7 @@ from paceline.data.store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, load_inde
 from paceline.data.table import TokenTable
 from paceline.data.tokenise import Setup
 from paceline.data.tokenizer import tokenizer_spec
+from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection
@@ -107,9 +109,7 @@ def prepare(
     if settled.damage:
         what = "the prepared data in the cache was damaged and has been made anew"
         hint = "if it happens again: data.cache_dir on another disk"
-        note = Diagnostic(
-            "data.cache_rebuilt", what, str(prepared.path), settled.damage, hint, severity=Severity.WARNING
-        )
+        note = codes.DATA_CACHE_REBUILT(what, str(prepared.path), settled.damage, hint, severity=Severity.WARNING)
         prepared = replace(prepared, notes=(note, *prepared.notes))
     problems = [] if max_positions is None else check_positions(prepared, max_positions)
     if problems:
@@ -156,7 +156,7 @@ def _settled(store: Store, key: str, waiting: Callable[[], None], make: Callable
 def _damaged(store: Store, key: str, why: str) -> Diagnostic:
     what = "the prepared data in this folder is damaged and could not be made anew"
     hint = "data.cache_dir: a folder on a sound disk that can be written to"
-    return Diagnostic("data.cache_damaged", what, str(store.folder(key)), why, hint)
+    return codes.DATA_CACHE_DAMAGED(what, str(store.folder(key)), why, hint)
 
 
 def train_fingerprint_of(
@@ -195,8 +195,7 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
     """(to train on, held out) as the config names them. Raises DataError."""
     if not data.train:
         raise DataError(
-            Diagnostic(
-                "data.missing",
+            rules_codes.DATA_MISSING(
                 "no training data is named",
                 "data.train",
                 "nothing",
@@ -206,8 +205,7 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
     if data.eval and data.validation_split:
         found = f"eval and validation_split {data.validation_split}"
         raise DataError(
-            Diagnostic(
-                "data.two_evals",
+            rules_codes.DATA_TWO_EVALS(
                 "evaluation data is given twice",
                 "data.validation_split",
                 found,
@@ -265,7 +263,7 @@ def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]
             what = (
                 f"weight {section.weight:g}: {round(section.weight * count):,} draws an epoch from {count:,} documents"
             )
-            yield Diagnostic("data.mixture", what, section.path, severity=Severity.NOTE)
+            yield codes.DATA_MIXTURE(what, section.path, severity=Severity.NOTE)
 
 
 def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
@@ -276,7 +274,7 @@ def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
     count = int(sum(np.count_nonzero(t.lengths > max_positions) for t in tables))
     found = f"{count:,} documents, the longest has {prepared.longest:,} tokens"
     what = f"documents are longer than the model's {max_positions:,} positions (max_position_embeddings)"
-    return [Diagnostic("data.max_positions", what, "data.max_length", found, f"data.max_length: {max_positions}")]
+    return [codes.DATA_MAX_POSITIONS(what, "data.max_length", found, f"data.max_length: {max_positions}")]
 
 
 def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnostic]:
@@ -286,11 +284,7 @@ def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnosti
     found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"
     what = f"the data holds token ids that the embedding has no row for ({embedding_rows} rows)"
     return [
-        Diagnostic(
-            "data.token_range",
-            what,
-            "model.tokenizer",
-            found,
-            "model.resize_embeddings: auto, or the tokenizer that belongs to the model",
+        codes.DATA_TOKEN_RANGE(
+            what, "model.tokenizer", found, "model.resize_embeddings: auto, or the tokenizer that belongs to the model"
         )
     ]

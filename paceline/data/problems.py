@@ -6,76 +6,103 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.data import codes
 
 EXAMPLES_KEPT = 5
 FIELDS_NAMED = 20
 
-# reason -> (what it means, what to do about it)
-REASONS: Mapping[str, tuple[str, str]] = {
-    "bad_json": ("a line is not JSON", "correct the line"),
-    "bad_csv": ("a CSV record does not have the columns of the header", "correct the record"),
-    "not_an_object": ("a row is not an object with named columns", "write one object a row"),
-    "missing_column": ("a row lacks a column that its format needs", "fill the column, or name it under columns:"),
-    "not_text": ("a value is neither text nor a number", "write text"),
+# reason -> (its code, what it means, what to do about it)
+REASONS: Mapping[str, tuple[Code, str, str]] = {
+    "bad_json": (codes.DATA_BAD_JSON, "a line is not JSON", "correct the line"),
+    "bad_csv": (codes.DATA_BAD_CSV, "a CSV record does not have the columns of the header", "correct the record"),
+    "not_an_object": (codes.DATA_NOT_AN_OBJECT, "a row is not an object with named columns", "write one object a row"),
+    "missing_column": (
+        codes.DATA_MISSING_COLUMN,
+        "a row lacks a column that its format needs",
+        "fill the column, or name it under columns:",
+    ),
+    "not_text": (codes.DATA_NOT_TEXT, "a value is neither text nor a number", "write text"),
     "not_finite": (
+        codes.DATA_NOT_FINITE,
         "a number is not finite (NaN, Infinity)",
         "write the text or number that is meant, or remove the row",
     ),
     "tools": (
+        codes.DATA_TOOLS,
         "rows name tools that the model may call; they would be left out of its prompt, for tools are not trained on yet",
         "remove such rows, or the field where the conversation does without its tools",
     ),
     "tool_calls": (
+        codes.DATA_TOOL_CALLS,
         "turns call tools or answer such calls; only text is trained on yet, and these would be lost",
         "remove such rows, or write the call as text into the turn's content as the model is to write it",
     ),
     "reasoning": (
+        codes.DATA_REASONING,
         "turns carry reasoning beside their text; it would be lost",
         "write it into the turn's content (<think>…</think> before the answer), or remove the field",
     ),
     "turn_weight": (
+        codes.DATA_TURN_WEIGHT,
         "turns say themselves whether they are learnt, which is not done yet: data.train_on decides for all turns",
         "remove such rows, or the field where every turn is to be treated alike",
     ),
     "images": (
+        codes.DATA_IMAGES,
         "rows hold images, sound or video; only text is trained on yet",
         "remove such rows, or the field where the text stands on its own",
     ),
-    "bad_messages": ("messages are not a list of turns with a role and a text", "write [{role: …, content: …}, …]"),
+    "bad_messages": (
+        codes.DATA_BAD_MESSAGES,
+        "messages are not a list of turns with a role and a text",
+        "write [{role: …, content: …}, …]",
+    ),
     "unknown_role": (
+        codes.DATA_UNKNOWN_ROLE,
         "a turn has a role that is not known",
         "use system, user, assistant, tool (ShareGPT: system, human, gpt, observation)",
     ),
-    "empty": ("the row has no text", "remove the row"),
-    "no_answer": ("there is no answer to learn from", "fill the answer, or remove the row"),
-    "same_answers": ("the chosen and the rejected answer are the same", "remove the row: it prefers nothing"),
-    "bad_margin": ("the margin of a pair is no number", "write a finite number, or leave the column out"),
+    "empty": (codes.DATA_EMPTY, "the row has no text", "remove the row"),
+    "no_answer": (codes.DATA_NO_ANSWER, "there is no answer to learn from", "fill the answer, or remove the row"),
+    "same_answers": (
+        codes.DATA_SAME_ANSWERS,
+        "the chosen and the rejected answer are the same",
+        "remove the row: it prefers nothing",
+    ),
+    "bad_margin": (
+        codes.DATA_BAD_MARGIN,
+        "the margin of a pair is no number",
+        "write a finite number, or leave the column out",
+    ),
     "template_refused": (
+        codes.DATA_TEMPLATE_REFUSED,
         "the chat template refused the conversation",
         "bring the turns into the order the template asks for, or set model.chat_template",
     ),
     "template_costly": (
+        codes.DATA_TEMPLATE_COSTLY,
         "the chat template does not come to an end, or takes more memory than any conversation needs",
         "model.chat_template: another one, such as chatml; a template is a program of whoever made it, and this one is not run on",
     ),
     "template_not_incremental": (
+        codes.DATA_TEMPLATE_NOT_INCREMENTAL,
         "the answer cannot be found in the rendered conversation",
         "set model.chat_template to a template with {% generation %} marks (such as chatml), or data.train_on: all",
     ),
     "no_labels": (
+        codes.DATA_NO_LABELS,
         "no token of the row would be learnt",
         "see that the template marks the assistant's turns, or data.train_on: all",
     ),
-    "too_long": (
-        "the row is longer than data.max_length",
-        "raise data.max_length",
-    ),
+    "too_long": (codes.DATA_TOO_LONG, "the row is longer than data.max_length", "raise data.max_length"),
     "prompt_too_long": (
+        codes.DATA_PROMPT_TOO_LONG,
         "the prompt fills data.max_length and leaves no room for an answer; prompts are never cut",
         "raise data.max_length",
     ),
     "answer_cut_off": (
+        codes.DATA_ANSWER_CUT_OFF,
         "the prompt alone fills data.max_length, no answer is left after truncation",
         "raise data.max_length",
     ),
@@ -196,7 +223,7 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
     more = f", and {len(most) - FIELDS_NAMED} more" if len(most) > FIELDS_NAMED else ""
     what = f"fields that are not read: {listed}{more}"
     counts = {name: tally.count for name, tally in most[:FIELDS_NAMED]}
-    return [Diagnostic("data.fields_unread", what, where, severity=Severity.NOTE, evidence=counts)]
+    return [codes.DATA_FIELDS_UNREAD(what, where, severity=Severity.NOTE, evidence=counts)]
 
 
 def refusal(problems: Mapping[str, Tally], rows_read: int, of: str = "") -> tuple[Diagnostic, ...]:
@@ -212,15 +239,14 @@ def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic,
 
 
 def _finding(reason: str, tally: Tally, verb: str, severity: Severity, rows_read: int, of: str = "") -> Diagnostic:
-    meaning, advice = REASONS[reason]
+    code, meaning, advice = REASONS[reason]
     rows = "row" if rows_read == 1 else "rows"
     if other := [policy for policy, when in _POLICIES.get(reason, ()) if when != verb]:
         advice += f", or data.on_too_long: {' or '.join(other)}"
     if verb == "refused" and reason not in (*LENGTH_REASONS, ALWAYS_REFUSED):
         advice += "; data.on_bad_row: skip leaves such rows out (and counts them)"
     more = tally.count - len(tally.examples)
-    return Diagnostic(
-        f"data.{reason}",
+    return code(
         f"{meaning} ({tally.count:,} of {of}{rows_read:,} {rows} {verb})",
         tally.first_place,
         "; ".join(tally.examples) + (f"; and {more:,} more" if more > 0 else ""),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_text
+from paceline.data import codes
 from paceline.data.guess import disguised
 from paceline.data.locate import SUFFIXES, Located
 from paceline.data.strict import DECODER, check_value, parse_row
@@ -53,18 +54,15 @@ def total_bytes(located: Located) -> int:
 def _open(file: Path) -> Any:
     try:
         if file.stat().st_size == 0:
-            raise DataError(Diagnostic("data.empty", "the file is empty", str(file), "0 bytes", "a file with rows"))
+            raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "0 bytes", "a file with rows"))
         return open_text(file)
     except OSError as exc:
-        raise DataError(
-            Diagnostic("data.unreadable", "the file cannot be read", str(file), exc.strerror or str(exc))
-        ) from exc
+        raise DataError(codes.DATA_UNREADABLE("the file cannot be read", str(file), exc.strerror or str(exc))) from exc
 
 
 def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
     return DataError(
-        Diagnostic(
-            "data.not_utf8",
+        codes.DATA_NOT_UTF8(
             "the file is not UTF-8 text",
             f"{file}:{line}",
             f"byte {exc.object[exc.start]:#04x}",
@@ -93,12 +91,12 @@ def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
 def _too_large(file: Path, line: int) -> Diagnostic:
     found = f"more than {MAX_LINE >> 20} Mi characters without a line break"
     hint = "one row a line, or a .json file with one list of rows"
-    return Diagnostic("data.row_too_large", "a line is longer than any row", f"{file}:{line}", found, hint)
+    return codes.DATA_ROW_TOO_LARGE("a line is longer than any row", f"{file}:{line}", found, hint)
 
 
 def _binary(file: Path, line: int) -> Diagnostic:
     found = "a NUL character: the file is binary, or UTF-16"
-    return Diagnostic("data.not_utf8", "the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 -o NEW {file.name}")  # fmt: skip
+    return codes.DATA_NOT_UTF8("the file is not UTF-8 text", f"{file}:{line}", found, f"iconv -f UTF-16 -t UTF-8 -o NEW {file.name}")  # fmt: skip
 
 
 def _jsonl(file: Path) -> Iterator[RawRow]:
@@ -120,8 +118,7 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
         yield _row(value, where, consumed)
     if good == 0 and bad:
         raise DataError(
-            Diagnostic(
-                "data.not_json",
+            codes.DATA_NOT_JSON(
                 "no line of the file is JSON",
                 f"{file}:1",
                 f"{bad} lines, none readable",
@@ -144,8 +141,7 @@ def _row(value: Any, where: str, consumed: int) -> RawRow:
 
 
 def _not_json(file: Path, line: int, found: str, exc: Exception) -> Diagnostic:
-    return Diagnostic(
-        "data.not_json",
+    return codes.DATA_NOT_JSON(
         "the file is not JSON",
         f"{file}:{line}",
         f"{found} ({_complaint(exc)})",
@@ -157,9 +153,7 @@ def _json(file: Path) -> Iterator[RawRow]:
     """A .json file: a list of objects; many are JSON lines in truth, which is seen from the first character."""
     first = next(_lines(file), None)
     if first is None:
-        raise DataError(
-            Diagnostic("data.empty", "the file is empty", str(file), "only white space", "a file with rows")
-        )
+        raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "only white space", "a file with rows"))
     if first[1].lstrip().startswith("["):
         yield from _json_list(file)
         return
@@ -180,8 +174,7 @@ def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
     except (ValueError, RecursionError):
         return _not_json(file, line, repr(text.strip()[:60]), exc)
     keys = ", ".join(list(value)[:8]) if isinstance(value, dict) else type(value).__name__
-    return Diagnostic(
-        "data.not_a_list",
+    return codes.DATA_NOT_A_LIST(
         "the file holds one object, not a list of rows",
         f"{file}:{line}",
         f"keys {keys}",
@@ -262,7 +255,7 @@ def _csv(file: Path) -> Iterator[RawRow]:
         except csv.Error as exc:
             hint = "quote values that hold commas or line breaks, or write JSONL or Parquet"
             raise DataError(
-                Diagnostic("data.not_csv", "the file is not CSV", f"{file}:{reader.line_num}", str(exc), hint)
+                codes.DATA_NOT_CSV("the file is not CSV", f"{file}:{reader.line_num}", str(exc), hint)
             ) from exc
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, reader.line_num + 1, exc) from exc
@@ -310,8 +303,7 @@ def _parquet(file: Path) -> Iterator[RawRow]:
         OverflowError,
     ) as exc:  # the last two: dates that Python has none for
         raise DataError(
-            Diagnostic(
-                "data.not_parquet",
+            codes.DATA_NOT_PARQUET(
                 "the file is not Parquet, or it is damaged",
                 f"{file}:row {number + 1}" if number else str(file),
                 str(exc).split("\n")[0][:200],
@@ -327,11 +319,8 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
         loaded = datasets.load_from_disk(str(folder))
     except Exception as exc:  # noqa: BLE001  (the library raises many kinds; each means the same here)
         raise DataError(
-            Diagnostic(
-                "data.not_a_dataset",
-                "the datasets directory cannot be read",
-                str(folder),
-                f"{type(exc).__name__}: {exc}",
+            codes.DATA_NOT_A_DATASET(
+                "the datasets directory cannot be read", str(folder), f"{type(exc).__name__}: {exc}"
             )
         ) from exc
     if isinstance(loaded, datasets.DatasetDict):
@@ -342,8 +331,7 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
 def _pick_split(splits: dict[str, Any], split: str, where: str) -> Any:
     if split not in splits:
         raise DataError(
-            Diagnostic(
-                "data.split_missing",
+            codes.DATA_SPLIT_MISSING(
                 f"there is no split '{split}'",
                 where,
                 f"splits {', '.join(splits)}",
@@ -373,8 +361,7 @@ def load_hub(located: Located, split: str) -> Any:
         message = str(exc).split("\n")[0][:300]
         hint = "a file or folder that exists here, or a public name on the hub with the network on (split: another split, beside path:)"
         raise DataError(
-            Diagnostic(
-                "data.hub",
+            codes.DATA_HUB(
                 f"'{name}' is no file or folder here, and it could not be loaded from the hub",
                 name,
                 f"{type(exc).__name__}: {message}",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.data import codes
 from paceline.data.examples import Reading
 from paceline.data.formats import Shape
 from paceline.data.looking import DataSet, look
@@ -35,15 +36,12 @@ def _notes(data_set: DataSet, shape: Shape) -> Iterator[Diagnostic]:
     path = data_set.section.path
     if data_set.section.format == "auto":
         what = f"the rows are read as {shape.format}" + (f": {shape.note}" if shape.note else "")
-        yield Diagnostic("data.format", what, path, severity=Severity.NOTE)
+        yield codes.DATA_FORMAT(what, path, severity=Severity.NOTE)
     if data_set.located.note:
-        yield Diagnostic("data.files_left_out", data_set.located.note, path, severity=Severity.NOTE)
+        yield codes.DATA_FILES_LEFT_OUT(data_set.located.note, path, severity=Severity.NOTE)
     if data_set.section.max_rows is not None:
-        yield Diagnostic(
-            "data.max_rows",
-            f"only the first {data_set.section.max_rows:,} rows are read (max_rows)",
-            path,
-            severity=Severity.NOTE,
+        yield codes.DATA_MAX_ROWS(
+            f"only the first {data_set.section.max_rows:,} rows are read (max_rows)", path, severity=Severity.NOTE
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.core.bounded import SpentError, bounded_memory, bounded_time
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.problems import ALWAYS_REFUSED, REASONS
 from paceline.data.template import CostlyTemplateError, Encoder
 from paceline.data.tokenise import Setup
@@ -38,7 +39,7 @@ def settle_template(
         if formats & setup.kind.conversations:
             raise DataError(no_template(setup.tokenizer.folder))
         what = "the tokenizer has no chat template: prompt, line break, answer, end of text (built-in 'plain'; it is saved with the tokenizer)"
-        notes.append(Diagnostic("data.plain_template", what, "model.chat_template", severity=Severity.NOTE))
+        notes.append(codes.DATA_PLAIN_TEMPLATE(what, "model.chat_template", severity=Severity.NOTE))
         setup = replace(setup, tokenizer=replace(setup.tokenizer, chat_template=builtin_template("plain")))
     if setup.tokenizer.chat_template is not None:
         tokenizer.chat_template = setup.tokenizer.chat_template
@@ -46,8 +47,7 @@ def settle_template(
     if setup.train_on == "assistant" and not setup.kind.answered and not tokenizer.is_fast:
         hint = "data.train_on: all, or a tokenizer with tokenizer.json"
         raise DataError(
-            Diagnostic(
-                "data.no_offsets",
+            codes.DATA_NO_OFFSETS(
                 "the tokenizer cannot say which characters a token covers, so answers cannot be told from prompts",
                 "model.tokenizer",
                 type(tokenizer).__name__,
@@ -62,7 +62,7 @@ def no_template(tokenizer: str) -> Diagnostic:
     others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
     hint = f"model.chat_template: chatml (or {others}, the path of a .jinja file, or a tokenizer that has one)"
     what = "the tokenizer has no chat template, and the data is conversations"
-    return Diagnostic("data.no_chat_template", what, "model.chat_template", tokenizer, hint)
+    return codes.DATA_NO_CHAT_TEMPLATE(what, "model.chat_template", tokenizer, hint)
 
 
 def _check_syntax(template: str, where: str) -> None:
@@ -76,9 +76,7 @@ def _check_syntax(template: str, where: str) -> None:
     except TemplateSyntaxError as exc:
         where, found = f"chat template of {where}, line {exc.lineno}", exc.message or str(exc)
         hint = "model.chat_template: correct Jinja, or a built-in name such as chatml"
-        raise DataError(
-            Diagnostic("data.bad_chat_template", "the chat template is not Jinja", where, found, hint)
-        ) from exc
+        raise DataError(codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not Jinja", where, found, hint)) from exc
     except (SpentError, MemoryError) as exc:
         raise DataError(_costly(where, type(exc).__name__)) from exc
     except Exception:  # noqa: BLE001  (of an empty conversation anything may be said: what counts is a row's)
@@ -86,8 +84,8 @@ def _check_syntax(template: str, where: str) -> None:
 
 
 def _costly(where: str, found: str) -> Diagnostic:
-    what, hint = REASONS[ALWAYS_REFUSED]
-    return Diagnostic("data.template_costly", what, f"chat template of {where}", found, hint)
+    code, what, hint = REASONS[ALWAYS_REFUSED]
+    return code(what, f"chat template of {where}", found, hint)
 
 
 def stop_tokens(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -105,9 +103,9 @@ def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Dia
         if mark in template and mark not in vocabulary:
             what = f"the chat template writes {mark}, which is not one token of this tokenizer"
             hint = f"model.add_special_tokens: ['{mark}'] (and the template's other marks)"
-            yield Diagnostic("data.template_token", what, "model.chat_template", hint=hint, severity=Severity.WARNING)
+            yield codes.DATA_TEMPLATE_TOKEN(what, "model.chat_template", hint=hint, severity=Severity.WARNING)
     if tokenizer.eos_token is None:
         what = "the tokenizer has no end-of-text token: the model will not learn where an answer ends"
-        yield Diagnostic(
-            "data.no_eos", what, "model.tokenizer", hint="a tokenizer with eos_token set", severity=Severity.WARNING
+        yield codes.DATA_NO_EOS(
+            what, "model.tokenizer", hint="a tokenizer with eos_token set", severity=Severity.WARNING
         )

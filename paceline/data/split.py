@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.hashing import hash_values, stream_key
 
 I64 = NDArray[np.int64]
@@ -30,12 +30,8 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
         )
         found = f"{target} of {num} rows, {len(unique)} different prompt{'s' if len(unique) != 1 else ''}"
         raise DataError(
-            Diagnostic(
-                "data.cannot_split",
-                what,
-                "data.validation_split",
-                found,
-                "a smaller validation_split, more rows, or data.eval",
+            codes.DATA_CANNOT_SPLIT(
+                what, "data.validation_split", found, "a smaller validation_split, more rows, or data.eval"
             )
         )
     order = np.argsort(hash_values(stream_key(seed, "split"), unique), kind="stable")

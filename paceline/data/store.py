@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data.digests import block_digest, digest_of, recall, remember
 from paceline.data.starter import node, stamp_of, starter
+from paceline.launch import codes as launch_codes
 
 TOKENS, TRAIN, EVAL, META, TOKENIZER = "tokens.arrow", "train.npy", "eval.npy", "meta.json", "tokenizer"
 DERIVED = (
@@ -164,8 +164,7 @@ def _sync(path: Path) -> None:
 def cannot_write(path: Path, exc: OSError) -> DataError:
     """The error of a cache on a full, read-only or missing disk."""
     return DataError(
-        Diagnostic(
-            "data.cache_write",
+        launch_codes.DATA_CACHE_WRITE(
             "prepared data cannot be written",
             str(path),
             exc.strerror or str(exc),

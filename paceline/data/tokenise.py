@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.examples import Reading, RowReader
 from paceline.data.formats import Example, RowError, Shape
 from paceline.data.hashing import text_key
@@ -176,7 +176,7 @@ def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[C
     except BrokenProcessPool as exc:
         hint = "data.num_proc: 1, or more memory for the processes that tokenise"
         raise DataError(
-            Diagnostic("data.worker_died", "a process that tokenises died", "data.num_proc", str(exc), hint)
+            codes.DATA_WORKER_DIED("a process that tokenises died", "data.num_proc", str(exc), hint)
         ) from exc
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

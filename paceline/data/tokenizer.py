@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.remote_code import check_code
+from paceline.data import codes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,8 +36,7 @@ def tokenizer_folder(model: ModelSection) -> Path:
     name = model.tokenizer or model.name_or_path
     if not name:
         raise DataError(
-            Diagnostic(
-                "data.no_tokenizer",
+            codes.DATA_NO_TOKENIZER(
                 "no tokenizer is named",
                 "model.tokenizer",
                 "a model made from scratch (model.config) has none of its own",
@@ -48,12 +48,8 @@ def tokenizer_folder(model: ModelSection) -> Path:
         if not tokenizer_files(local):
             inside = ", ".join(sorted(p.name for p in local.iterdir())[:8]) or "nothing"
             raise DataError(
-                Diagnostic(
-                    "data.no_tokenizer",
-                    "the folder holds no tokenizer",
-                    str(local),
-                    inside,
-                    "model.tokenizer: a folder with tokenizer.json",
+                codes.DATA_NO_TOKENIZER(
+                    "the folder holds no tokenizer", str(local), inside, "model.tokenizer: a folder with tokenizer.json"
                 )
             )
         return local
@@ -85,9 +81,9 @@ def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
     """The key that named it: a model's own tokenizer is missing with the model."""
     if model.tokenizer:
         hint = "model.tokenizer: a folder with tokenizer.json, or a name on the hub with the network on"
-        return Diagnostic("data.no_tokenizer", f"there is no tokenizer '{name}'", "model.tokenizer", found, hint)
+        return codes.DATA_NO_TOKENIZER(f"there is no tokenizer '{name}'", "model.tokenizer", found, hint)
     hint = "model.name_or_path: a folder with config.json, its weights and its tokenizer, or a name on the hub with the network on"
-    return Diagnostic("model.not_found", f"there is no model '{name}'", "model.name_or_path", found, hint)
+    return codes.MODEL_NOT_FOUND(f"there is no model '{name}'", "model.name_or_path", found, hint)
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -138,12 +134,8 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
         message = str(exc).split("\n")[0][:300]
         hint = "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads; its own Python runs only from the folder or commit that model.revision pins"
         raise DataError(
-            Diagnostic(
-                "data.bad_tokenizer",
-                "the tokenizer cannot be loaded",
-                spec.folder,
-                f"{type(exc).__name__}: {message}",
-                hint,
+            codes.DATA_BAD_TOKENIZER(
+                "the tokenizer cannot be loaded", spec.folder, f"{type(exc).__name__}: {message}", hint
             )
         ) from exc
     if spec.add_tokens:
@@ -175,12 +167,8 @@ def template_text(value: str | None) -> str | None:
         return path.read_text("utf-8")
     hint = f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself"
     raise DataError(
-        Diagnostic(
-            "data.bad_chat_template",
-            "the chat template is no built-in name, no file and no Jinja text",
-            "model.chat_template",
-            value,
-            hint,
+        codes.DATA_BAD_CHAT_TEMPLATE(
+            "the chat template is no built-in name, no file and no Jinja text", "model.chat_template", value, hint
         )
     )
 

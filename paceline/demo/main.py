@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
+from paceline.demo import codes
 from paceline.demo.files import STEPS
 from paceline.demo.further import Recipe, demo_further
 from paceline.demo.preferences import DPO, REWARD
@@ -79,7 +79,7 @@ def demo(options: argparse.Namespace, console: Console) -> int:
             "the demo needs at least 3 steps and 1 process",
             f"--steps {options.steps} --nproc {options.nproc}",
         )
-        raise ConfigError(Diagnostic("demo.options", what, "", found, "--steps 400 --nproc 2"))
+        raise ConfigError(codes.DEMO_OPTIONS(what, "", found, "--steps 400 --nproc 2"))
     recipe = RECIPES.get(options.algorithm)
     if recipe is None:
         return demo_sft(options, console, free_directory(options.to, DEFAULT, console))

@@ -22,10 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
+from paceline.demo import codes
 from paceline.demo.files import write_questions
 from paceline.demo.questions import training
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         processes = sorted(set(options.processes or default_processes()))
         if options.steps < 1 or options.micro_batch < 1 or processes[0] < 1:
-            raise ConfigError(Diagnostic("bench.options", "steps, micro-batch and processes are at least 1"))
+            raise ConfigError(codes.BENCH_OPTIONS("steps, micro-batch and processes are at least 1"))
         with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
             cells = measure(Path(folder), options, processes)
     except PacelineError as error:
@@ -142,10 +142,8 @@ def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespac
     if done.returncode:
         end = "\n      ".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise PacelineError(
-            Diagnostic(
-                "bench.run_failed",
-                f"the run of the {size} model on {processes} processes ended with {done.returncode}",
-                found=end,
+            codes.BENCH_RUN_FAILED(
+                f"the run of the {size} model on {processes} processes ended with {done.returncode}", found=end
             )
         )
     steps = [r.event for r in read_events(run.events(0)) if isinstance(r.event, Step)][WARM_UP:]

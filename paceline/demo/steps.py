@@ -13,6 +13,7 @@ from rich.console import Console
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.rundir import RunDir
+from paceline.demo import codes
 
 
 def free_directory(wanted: Path | None, default: Path, console: Console) -> RunDir:
@@ -20,8 +21,7 @@ def free_directory(wanted: Path | None, default: Path, console: Console) -> RunD
     if wanted is not None:
         if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
             raise ConfigError(
-                Diagnostic(
-                    "demo.not_empty",
+                codes.DEMO_NOT_EMPTY(
                     "this directory is not empty; the demo overwrites nothing",
                     str(wanted),
                     hint="--to NEW_DIR, or no --to for the next free name",
@@ -39,7 +39,7 @@ def not_writable(place: Path, error: OSError) -> ConfigError:
     """The demo's files cannot be laid down."""
     what, found = "the demo's files cannot be written", str(error.strerror or error)
     return ConfigError(
-        Diagnostic("demo.not_writable", what, str(place), found, "paceline demo --to DIR, a place you may write to")
+        codes.DEMO_NOT_WRITABLE(what, str(place), found, "paceline demo --to DIR, a place you may write to")
     )
 
 
@@ -70,8 +70,7 @@ def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = Fal
             console.print(output, highlight=False, markup=False)
         raise Stopped(
             child.returncode,
-            Diagnostic(
-                "demo.step_failed",
+            codes.DEMO_STEP_FAILED(
                 f"{what} ended with exit code {child.returncode}; the reason stands above",
                 hint="`paceline explain CODE` tells more about a code",
             ),

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from paceline.core import bounded
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.generation import codes
 from paceline.models.hub_code import refuse_hub_attention
 
 Message = Mapping[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
@@ -49,8 +49,7 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
     """(model, tokenizer) of a Hugging Face folder, fp32, in evaluation mode. Raises ConfigError when it is none."""
     if not (folder / "config.json").is_file():
         raise ConfigError(
-            Diagnostic(
-                "generation.no_model",
+            codes.GENERATION_NO_MODEL(
                 "no model lies here",
                 str(folder),
                 "no config.json",
@@ -70,12 +69,8 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         found = str(error).split("\n")[0][:300]
         raise ConfigError(
-            Diagnostic(
-                "generation.no_model",
-                "the model in this folder cannot be loaded",
-                str(folder),
-                found,
-                "export it again",
+            codes.GENERATION_NO_MODEL(
+                "the model in this folder cannot be loaded", str(folder), found, "export it again"
             )
         ) from error
     model.train(False)
@@ -116,8 +111,7 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of a conversation up to where the assistant begins to speak."""
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
-            Diagnostic(
-                "generation.no_chat_template",
+            codes.GENERATION_NO_CHAT_TEMPLATE(
                 "the tokenizer has no chat template",
                 "chat_template",
                 hint="train with model.chat_template: chatml, or the template the model was made with",
@@ -137,11 +131,11 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
         spent = isinstance(exc, bounded.SpentError)
         found = f"not done after {bounded.CPU_SECONDS:g} s" if spent else f"more than {bounded.MEMORY_BYTES >> 20} MiB"
         what = "the chat template takes more time or memory than any conversation needs"
-        raise ConfigError(Diagnostic("generation.template_costly", what, "chat_template", found, hint)) from None
+        raise ConfigError(codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", found, hint)) from None
     except Exception as exc:  # noqa: BLE001  (whatever somebody else's program raises is its refusal)
         found = f"{type(exc).__name__}: {exc}"[:200]
         what = "the chat template does not take this conversation"
-        raise ConfigError(Diagnostic("generation.template_refused", what, "chat_template", found, hint)) from exc
+        raise ConfigError(codes.GENERATION_TEMPLATE_REFUSED(what, "chat_template", found, hint)) from exc
 
 
 @torch.inference_mode()
@@ -183,8 +177,7 @@ def _check_room(model: Any, prompts: Sequence[list[int]], sampling: Sampling) ->
     longest = max((len(p) for p in prompts), default=0)
     if limit is not None and longest >= limit:
         raise ConfigError(
-            Diagnostic(
-                "generation.too_long",
+            codes.GENERATION_TOO_LONG(
                 "the conversation is longer than the model's positions",
                 "",
                 f"{longest} tokens, the model has {limit} positions",

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.generation import codes
 from paceline.generation.answer import Message, Sampling, answer, load_folder
 from paceline.generation.settings import sampling_of
 from paceline.launch.ending import ended
@@ -69,11 +69,8 @@ def model_folder(run: Path) -> Iterator[Path]:
     """A Hugging Face folder with the model of ``run``: itself if it is one, else a temporary export of its newest checkpoint."""
     if not run.is_dir():
         raise ConfigError(
-            Diagnostic(
-                "generation.no_run",
-                "there is no such folder",
-                str(run),
-                hint="a run directory such as outputs/demo, or an exported folder",
+            codes.GENERATION_NO_RUN(
+                "there is no such folder", str(run), hint="a run directory such as outputs/demo, or an exported folder"
             )
         )
     if (run / "config.json").is_file() and any(run.glob("*.safetensors")) and not (run / "plan.json").is_file():
@@ -91,8 +88,7 @@ def model_folder(run: Path) -> Iterator[Path]:
         if made.returncode:
             found = made.stderr.strip().splitlines()[-6:]
             raise ConfigError(
-                Diagnostic(
-                    "generation.no_model",
+                codes.GENERATION_NO_MODEL(
                     "no model can be taken from this folder",
                     str(run),
                     "\n      ".join(found),

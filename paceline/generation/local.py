@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.generation import codes
 from paceline.generation.cache import roomy_cache, select_rows
 from paceline.generation.choose import choose
 from paceline.generation.engine import Completion, Request, RolloutSampling
@@ -181,8 +181,7 @@ def cache_for(hf: Any, room: int) -> Any:
     strange = [type(layer).__name__ for layer in layers if not isinstance(layer, DynamicLayer)]
     if strange:
         raise ConfigError(
-            Diagnostic(
-                "generation.stateful",
+            codes.GENERATION_STATEFUL(
                 "this model carries a state from token to token, and rollouts of several prompts at once would mix padding into it",
                 "model",
                 f"{type(hf).__name__}: {strange[0]}",

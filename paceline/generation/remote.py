@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import torch
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.generation import codes
 from paceline.generation.engine import Completion, Request, RolloutSampling
 
 _AGAIN = frozenset({429, 502, 503, 504})  # a server that is busy or starting
@@ -85,7 +85,7 @@ class Server:
                 hint = f"{_KEY}.api_key_env: the environment variable that holds the key"
             where = f"{_KEY}.url"
             raise PacelineError(
-                Diagnostic("rollout.server_status", what, where, f"{response.status_code} from {self.url}{path}: {said}", hint)
+                codes.ROLLOUT_SERVER_STATUS(what, where, f"{response.status_code} from {self.url}{path}: {said}", hint)
             )  # fmt: skip
         if not response.content:
             return {}
@@ -98,12 +98,12 @@ class Server:
     def _silent(self, path: str, found: str) -> PacelineError:
         what = "the server that writes answers does not answer"
         hint = "is it up, and can this machine reach it? a longer training.rollout.server.timeout where it is only slow"
-        return PacelineError(Diagnostic("rollout.server_unreachable", what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
+        return PacelineError(codes.ROLLOUT_SERVER_UNREACHABLE(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
 
     def wrong(self, path: str, found: str, hint: str = "a vLLM server of version 0.12 or later") -> PacelineError:
         """The error for an answer that cannot be one."""
         what = "the server that writes answers said something that is no answer"
-        return PacelineError(Diagnostic("rollout.server_answer", what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
+        return PacelineError(codes.ROLLOUT_SERVER_ANSWER(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
 
 
 @dataclass

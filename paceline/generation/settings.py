@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.config.sections.small import GenerationSection
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
+from paceline.generation import codes
 from paceline.generation.answer import Sampling
 
 
@@ -28,7 +28,7 @@ def sampling_of(path: Path, given: Mapping[str, float | None]) -> Sampling:
         where = f"--{at.replace('_', '-')}" if at in asked else f"{run.config_json if run else path}: generation.{at}"
         hint = "e.g. --max-new-tokens 128 --temperature 0.7 --top-p 0.9 --top-k 50"
         raise ConfigError(
-            Diagnostic("generation.options", f"{at}: {what[:1].lower()}{what[1:]}", where, str({**said, **asked}.get(at)), hint)
+            codes.GENERATION_OPTIONS(f"{at}: {what[:1].lower()}{what[1:]}", where, str({**said, **asked}.get(at)), hint)
         ) from error  # fmt: skip
     return Sampling(chosen.max_new_tokens, chosen.temperature, chosen.top_p, chosen.top_k)
 
@@ -46,5 +46,5 @@ def _section(run: RunDir) -> Mapping[str, Any]:
     except (OSError, ValueError, AttributeError) as error:
         what = "the run's config, which says how answers are written, cannot be read"
         hint = "put the file back, or export the model and chat with that folder"
-        raise ConfigError(Diagnostic("generation.run_config", what, str(run.config_json), str(error), hint)) from error
+        raise ConfigError(codes.GENERATION_RUN_CONFIG(what, str(run.config_json), str(error), hint)) from error
     return found if isinstance(found, dict) else {}

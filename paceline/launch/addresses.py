@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.launch import codes
 from paceline.launch.processes import environments
 from paceline.launch.spec import Cluster
 
@@ -58,16 +59,16 @@ def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
     hint = f"--master-addr {own_address() if cluster.node_rank == 0 else 'HOST'}, an address of node 0 that every node reaches; the same on every node"
     if not named:
         what = f"{cluster.num_nodes} nodes, and nothing says where node 0 is: node {cluster.node_rank} would wait for itself"
-        raise ConfigError(Diagnostic("launch.master_addr", what, "--master-addr", "not given", hint))
+        raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", "not given", hint))
     if is_loopback(address):
         what = (
             f"{address} is this machine alone: all {cluster.num_nodes} nodes must be started here, or they never meet"
         )
-        return [Diagnostic("launch.loopback", what, "--master-addr", address, hint, Severity.WARNING)]
+        return [codes.LAUNCH_LOOPBACK(what, "--master-addr", address, hint, Severity.WARNING)]
     mine = resolves_to_loopback(address)
     if mine:
         what = f"on this machine {address} stands for {mine} (/etc/hosts): the other nodes would be told to connect to themselves"
-        raise ConfigError(Diagnostic("launch.master_addr", what, "--master-addr", address, hint))
+        raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", address, hint))
     return []
 
 
@@ -86,7 +87,7 @@ def await_node_0(cluster: Cluster, say: Callable[[str], None], wait_seconds: flo
         if time.monotonic() > deadline:
             what = f"node 0 was not started on this machine within {wait_seconds:.0f} s, and {cluster.master_addr} is no other machine's"
             hint = "--master-addr HOST, the address of node 0; the same on every node"
-            raise ConfigError(Diagnostic("launch.master_addr", what, "--master-addr", cluster.master_addr, hint))
+            raise ConfigError(codes.LAUNCH_MASTER_ADDR(what, "--master-addr", cluster.master_addr, hint))
         time.sleep(0.2)
 
 

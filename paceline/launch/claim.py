@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import no_file, not_writable
 from paceline.core.private import open_to_strangers
 from paceline.core.rundir import RunDir
+from paceline.launch import codes
 
 _LOOK_BYTES = 1 << 20  # the first step is among the first events of a run
 
@@ -23,12 +24,10 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
     """Raise ConfigError unless a run may write into ``run``: new, to be resumed, or to be set aside by ``overwrite_output_dir``."""
     if os.path.isfile(run.root) or no_file(run.root):
         what, hint = "the output directory is a file", "name a directory"
-        raise ConfigError(Diagnostic("run.not_a_directory", what, "training.output_dir", str(run.root), hint))
+        raise ConfigError(codes.RUN_NOT_A_DIRECTORY(what, "training.output_dir", str(run.root), hint))
     if wrong := not_writable(run.root):
         what, hint = "the output directory cannot be written", "name a directory you may write to"
-        raise ConfigError(
-            Diagnostic("run.not_writable", what, "training.output_dir", f"{run.root}: {wrong}"[:600], hint)
-        )
+        raise ConfigError(codes.RUN_NOT_WRITABLE(what, "training.output_dir", f"{run.root}: {wrong}"[:600], hint))
     if not run.root.is_dir():
         return
     try:
@@ -38,8 +37,7 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
         raise ConfigError(in_use(run)) from None
     if holds_work(run) and not overwrite and not resume:
         raise ConfigError(
-            Diagnostic(
-                "run.exists",
+            codes.RUN_EXISTS(
                 "the output directory already holds a run",
                 "training.output_dir",
                 str(run.root),
@@ -62,8 +60,7 @@ def holds_work(run: RunDir) -> bool:
 
 def in_use(run: RunDir) -> Diagnostic:
     """Another process holds the run directory."""
-    return Diagnostic(
-        "run.in_use",
+    return codes.RUN_IN_USE(
         "another Paceline process is writing this run directory right now",
         "training.output_dir",
         str(run.root),
@@ -91,7 +88,7 @@ def claim(
     if words := open_to_strangers(run.root):
         what = "somebody else could replace files of this run"
         hint = "training.output_dir: a folder of your own, or chmod o-w"
-        notes.append(Diagnostic("run.open", what, "training.output_dir", words, hint, Severity.WARNING))
+        notes.append(codes.RUN_OPEN(what, "training.output_dir", words, hint, Severity.WARNING))
     try:
         if holds_work(run) and overwrite and not resume:
             aside = next(
@@ -99,11 +96,8 @@ def claim(
             )
             run.root.rename(aside)
             notes.append(
-                Diagnostic(
-                    "run.set_aside",
-                    "the previous run in this directory was set aside",
-                    str(aside),
-                    severity=Severity.NOTE,
+                codes.RUN_SET_ASIDE(
+                    "the previous run in this directory was set aside", str(aside), severity=Severity.NOTE
                 )
             )
         for folder in (run.root, run.logs, run.events_dir, run.checkpoints):
@@ -115,8 +109,7 @@ def claim(
             path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as exc:
         raise ConfigError(
-            Diagnostic(
-                "run.not_writable",
+            codes.RUN_NOT_WRITABLE(
                 "the output directory cannot be written",
                 "training.output_dir",
                 f"{run.root}: {exc.strerror or exc}",

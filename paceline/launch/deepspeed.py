@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch import codes
 from paceline.launch.ports import DEFAULT_PORT
 from paceline.launch.spec import Cluster
 
@@ -40,8 +40,7 @@ def argv(
     if hostfile is None:
         lines = "".join(f"node{node} slots={cluster.nproc}\\n" for node in range(cluster.num_nodes))
         raise ConfigError(
-            Diagnostic(
-                "launch.hostfile",
+            codes.LAUNCH_HOSTFILE(
                 "deepspeed starts several nodes from a hostfile only, with --no_ssh too",
                 "deepspeed --hostfile",
                 f"{cluster.num_nodes} nodes",

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode
 from paceline.core.refusals import refusal_of
+from paceline.launch import codes
 
 P = ParamSpec("P")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -69,7 +69,7 @@ def _answered(main: Callable[[], int]) -> int:
         why = refusal_of(error, Path(named) if named else None)
         if why is None:
             raise
-        finding = Diagnostic("program.system_refused", f"the system refused: {why.reason}", named, str(error), why.hint)
+        finding = codes.PROGRAM_SYSTEM_REFUSED(f"the system refused: {why.reason}", named, str(error), why.hint)
         print(finding.render(), file=sys.stderr)
         return int(ExitCode.FAILED)
 

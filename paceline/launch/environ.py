@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.launch import codes
 from paceline.launch.addresses import is_loopback
 from paceline.launch.command_line import accelerate_told, ancestors
 from paceline.launch.managers import started_by as started_by
@@ -50,9 +52,7 @@ def translate(environ: Mapping[str, str], above: Sequence[Sequence[str]] | None 
     notes: list[Diagnostic] = []
     for name, meaning in PASSED_ON.items():
         if name in environ:
-            notes.append(
-                Diagnostic("launch.env_passed", f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE)
-            )
+            notes.append(codes.LAUNCH_ENV_PASSED(f"passed on: {meaning}", name, environ[name], severity=Severity.NOTE))
     _nccl_timeout(environ, overrides, notes)
     _deepspeed_timeout(environ, overrides, notes)
     _rendezvous(environ, overrides, notes)
@@ -71,7 +71,7 @@ def _accelerate(
     told = accelerate_told(ancestors() if above is None else above)
     for option, needs in told.thrown_away().items():
         what = f"accelerate launch throws --{option} away, since --{needs} is not given"
-        notes.append(Diagnostic("launch.no_effect", what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING))  # fmt: skip
+        notes.append(config_codes.LAUNCH_NO_EFFECT(what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING))  # fmt: skip
     asked = told.options.get("num_processes")
     several = whole(asked or "") > 1
     simple = "ACCELERATE_USE_CPU" in environ and not environ.get("RANK") and started_by(environ) is None
@@ -79,7 +79,7 @@ def _accelerate(
         many = f"--num_processes {asked}" if several else "more than one process"
         what = f"accelerate launch was asked for {many}, and has started one: without --multi_gpu, --use_fsdp or --use_deepspeed it never starts more"
         hint = "accelerate launch --multi_gpu --num_processes 2 main.py … (on CPUs too), torchrun --nproc_per_node 2 main.py …"
-        notes.append(Diagnostic("launch.one_process", what, "accelerate launch", many, hint, Severity.WARNING))
+        notes.append(codes.LAUNCH_ONE_PROCESS(what, "accelerate launch", many, hint, Severity.WARNING))
     return {name: value for name, value in told.not_handed_on().items() if name not in environ}
 
 
@@ -92,12 +92,12 @@ def _deepspeed_timeout(environ: Mapping[str, str], overrides: dict[str, str], no
             "DEEPSPEED_TIMEOUT is a number of minutes from 1 up",
             "DEEPSPEED_TIMEOUT=30, or training.ddp_timeout: 1800",
         )
-        notes.append(Diagnostic("launch.deepspeed_timeout", what, "DEEPSPEED_TIMEOUT", given, hint))
+        notes.append(codes.LAUNCH_DEEPSPEED_TIMEOUT(what, "DEEPSPEED_TIMEOUT", given, hint))
         return
     overrides["training.ddp_timeout"] = str(int(given) * 60)
     what = "DeepSpeed's minutes are taken as training.ddp_timeout, the process group's timeout in seconds: Paceline opens the group"
     hint = "training.ddp_timeout in the YAML"
-    notes.append(Diagnostic("launch.deepspeed_timeout", what, "DEEPSPEED_TIMEOUT", given, hint, Severity.NOTE))
+    notes.append(codes.LAUNCH_DEEPSPEED_TIMEOUT(what, "DEEPSPEED_TIMEOUT", given, hint, Severity.NOTE))
 
 
 def _rendezvous(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
@@ -110,7 +110,7 @@ def _rendezvous(environ: Mapping[str, str], overrides: dict[str, str], notes: li
     what = "taken as launch.master_addr and launch.master_port: where the processes of several nodes meet"
     found = " ".join(value for value in taken.values() if value)
     hint = "--master-addr and --master-port"
-    notes.append(Diagnostic("launch.rendezvous", what, "MASTER_ADDR", found, hint, Severity.NOTE))
+    notes.append(codes.LAUNCH_RENDEZVOUS(what, "MASTER_ADDR", found, hint, Severity.NOTE))
 
 
 def _nccl_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
@@ -120,17 +120,13 @@ def _nccl_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: 
     if whole(given) < 1:
         hint = "NCCL_TIMEOUT=1800, or training.ddp_timeout: 1800"
         notes.append(
-            Diagnostic(
-                "launch.nccl_timeout", "NCCL_TIMEOUT is a number of seconds from 1 up", "NCCL_TIMEOUT", given, hint
-            )
+            codes.LAUNCH_NCCL_TIMEOUT("NCCL_TIMEOUT is a number of seconds from 1 up", "NCCL_TIMEOUT", given, hint)
         )
         return
     overrides["training.ddp_timeout"] = given.strip()
     what = "NCCL itself reads no such variable; taken as training.ddp_timeout, the process group's timeout in seconds"
     notes.append(
-        Diagnostic(
-            "launch.nccl_timeout", what, "NCCL_TIMEOUT", given, "training.ddp_timeout in the YAML", Severity.NOTE
-        )
+        codes.LAUNCH_NCCL_TIMEOUT(what, "NCCL_TIMEOUT", given, "training.ddp_timeout in the YAML", Severity.NOTE)
     )
 
 
@@ -143,26 +139,21 @@ def _deepspeed_log_level(environ: Mapping[str, str], overrides: dict[str, str], 
         overrides["training.log_level"] = level
         what = "DeepSpeed itself reads no such variable; taken as training.log_level"
         notes.append(
-            Diagnostic(
-                "launch.deepspeed_log_level",
-                what,
-                "DEEPSPEED_LOG_LEVEL",
-                given,
-                "training.log_level in the YAML",
-                Severity.NOTE,
+            codes.LAUNCH_DEEPSPEED_LOG_LEVEL(
+                what, "DEEPSPEED_LOG_LEVEL", given, "training.log_level in the YAML", Severity.NOTE
             )
         )
         return
     what = "DeepSpeed itself reads no such variable, and this is no log level: not used"
     hint = f"training.log_level: one of {', '.join(LOG_LEVELS)}"
-    notes.append(Diagnostic("launch.deepspeed_log_level", what, "DEEPSPEED_LOG_LEVEL", given, hint, Severity.WARNING))
+    notes.append(codes.LAUNCH_DEEPSPEED_LOG_LEVEL(what, "DEEPSPEED_LOG_LEVEL", given, hint, Severity.WARNING))
 
 
 def _torch_debug(environ: Mapping[str, str], notes: list[Diagnostic]) -> None:
     given = environ.get("TORCH_DISTRIBUTED_DEBUG")
     if given is not None and given.upper() not in ("OFF", "INFO", "DETAIL"):
         what = "torch refuses this value when it is imported"
-        notes.append(Diagnostic("launch.torch_debug", what, "TORCH_DISTRIBUTED_DEBUG", given, "OFF, INFO or DETAIL"))
+        notes.append(codes.LAUNCH_TORCH_DEBUG(what, "TORCH_DISTRIBUTED_DEBUG", given, "OFF, INFO or DETAIL"))
 
 
 def current() -> dict[str, str]:

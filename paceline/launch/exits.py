@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode
+from paceline.launch import codes
 
 CALM = frozenset({int(ExitCode.OK), int(ExitCode.STOPPED)})
 ECHOES = frozenset({int(ExitCode.PEER_FAILED), int(ExitCode.CLOSING)})
@@ -88,7 +89,7 @@ def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, l
     evidence = {"rank": rank, "signal": name, "out_of_memory": out_of_memory}
     if number == signal.SIGKILL and out_of_memory:
         what = f"rank {rank} was ended by the kernel's out-of-memory killer (SIGKILL): its cgroup has counted the kill"
-        return Diagnostic("launch.out_of_memory", what, f"rank {rank}", name, less, evidence=evidence)
+        return codes.LAUNCH_OUT_OF_MEMORY(what, f"rank {rank}", name, less, evidence=evidence)
     not_known = f"not known whether memory ran out (no count can be read; `dmesg` tells): if it did, {less}"
     hints: dict[int, str] = {
         signal.SIGKILL: not_known if out_of_memory is None else "its cgroup has counted no out-of-memory kill: look for who sent the signal (kill -9, a scheduler's limit)",
@@ -100,4 +101,4 @@ def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, l
     }  # fmt: skip
     hint = hints.get(number, f"look for who sent the signal, and at {log}")
     what = f"rank {rank} was ended by {name}"
-    return Diagnostic("launch.worker_killed", what, f"rank {rank}", name, hint, evidence=evidence)
+    return codes.LAUNCH_WORKER_KILLED(what, f"rank {rank}", name, hint, evidence=evidence)

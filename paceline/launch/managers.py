@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch import codes
 
 _STEPS_OF_SHELLS = 0xFFFFFFF0  # sbatch's own shell and salloc's interactive step have step numbers near 2**32: their tasks have no peers
 
@@ -88,8 +88,7 @@ def manager_of(environ: Mapping[str, str]) -> Manager | None:
     alone = next((name for name in RANK_ALONE if environ.get(name)), None) if found is None else None
     if alone is not None:
         raise ConfigError(
-            Diagnostic(
-                "launch.rank_alone",
+            codes.LAUNCH_RANK_ALONE(
                 "this process is one of several, but nothing says of how many: each of them would train alone, into one folder",
                 "environment",
                 f"{alone}={environ[alone]}, and no number of processes",

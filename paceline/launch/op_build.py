@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.launch import codes
 
 OP = "async_io"
 LOCK = "lock"
@@ -50,12 +51,8 @@ def ownerless(lock: Path) -> Diagnostic:
     """The finding about a lock without an owner."""
     what = "a build of DeepSpeed's async_io op was killed and left its lock; every later start would wait for it without end"
     found = f"{lock}, which no process of this machine holds open"
-    return Diagnostic(
-        "launch.op_lock",
-        what,
-        str(lock),
-        found,
-        f"rm {lock} (where several machines share this folder: once none of them builds)",
+    return codes.LAUNCH_OP_LOCK(
+        what, str(lock), found, f"rm {lock} (where several machines share this folder: once none of them builds)"
     )
 
 

@@ -9,7 +9,7 @@ from importlib import util
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.launch import accelerate, deepspeed
+from paceline.launch import accelerate, codes, deepspeed
 from paceline.launch.ports import DEFAULT_PORT
 from paceline.launch.spec import Cluster, LaunchSpec, import_path, module_and_args, thread_count
 
@@ -72,9 +72,9 @@ def _one_node(name: str, cluster: Cluster, instead: str) -> None:
             f"Paceline starts {name} on one node only: on several it starts the ranks of all nodes by means of its own"
         )
         found = f"{_OWN} {shlex.quote(name)} with {cluster.num_nodes} nodes"
-        raise ConfigError(Diagnostic("launch.one_node", what, _OWN, found, f"{instead}; or {_OWN} spawn or torchrun"))
+        raise ConfigError(codes.LAUNCH_ONE_NODE(what, _OWN, found, f"{instead}; or {_OWN} spawn or torchrun"))
 
 
 def _missing(name: str, source: str) -> Diagnostic:
     what = f"{name} is to start the ranks, and is not installed here"
-    return Diagnostic("launch.not_installed", what, _OWN, name, f"{source}, or {_OWN} spawn")
+    return codes.LAUNCH_NOT_INSTALLED(what, _OWN, name, f"{source}, or {_OWN} spawn")

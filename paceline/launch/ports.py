@@ -7,8 +7,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch import codes
 from paceline.launch.spec import Cluster
 
 DEFAULT_PORT = 29500  # torchrun's, for several nodes: they cannot agree on a free one before they meet
@@ -26,15 +26,12 @@ def resolve_port(cluster: Cluster) -> Cluster:
     assert port is not None
     if not 1 <= port <= 65535:
         raise ConfigError(
-            Diagnostic(
-                "launch.port_range", "a port is a number from 1 to 65535", "launch.master_port", str(port), "29500"
-            )
+            codes.LAUNCH_PORT_RANGE("a port is a number from 1 to 65535", "launch.master_port", str(port), "29500")
         )
     if cluster.node_rank == 0 and not port_is_free(port):
         free = next_free_port(port)
         raise ConfigError(
-            Diagnostic(
-                "launch.port_in_use",
+            codes.LAUNCH_PORT_IN_USE(
                 f"port {port} is in use on this machine",
                 "launch.master_port",
                 str(port),
@@ -48,8 +45,7 @@ def check_cluster(cluster: Cluster) -> None:
     """Raises ConfigError for numbers that cannot be: fewer than one process, a node rank outside the nodes."""
     if cluster.nproc < 1 or cluster.num_nodes < 1:
         raise ConfigError(
-            Diagnostic(
-                "launch.count",
+            codes.LAUNCH_COUNT(
                 "processes and nodes are counted from 1 up",
                 "--nproc",
                 f"{cluster.nproc} on {cluster.num_nodes} nodes",
@@ -59,8 +55,7 @@ def check_cluster(cluster: Cluster) -> None:
     if not 0 <= cluster.node_rank < cluster.num_nodes:
         last = cluster.num_nodes - 1
         raise ConfigError(
-            Diagnostic(
-                "launch.node_rank",
+            codes.LAUNCH_NODE_RANK(
                 f"with {cluster.num_nodes} node(s) the ranks of nodes go from 0 to {last}",
                 "--node_rank",
                 str(cluster.node_rank),

@@ -13,6 +13,7 @@ from paceline.core.errors import ExitCode
 from paceline.core.private import written_into
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
+from paceline.launch import codes
 from paceline.launch.exits import Failure, signal_name
 from paceline.runlog.events import Error
 from paceline.runlog.log import RunLog
@@ -84,7 +85,7 @@ class Record:
                         f"how the ranks ended could not be written down: {why.reason if why else exc.strerror or exc}"
                     )
                     where, hint = str(self.run.root), "what stands above is all that is known"
-                    refused.append(Diagnostic("launch.exits_lost", what, where, str(exc), hint, Severity.WARNING))
+                    refused.append(codes.LAUNCH_EXITS_LOST(what, where, str(exc), hint, Severity.WARNING))
         return refused[:1]
 
     def _exits(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:

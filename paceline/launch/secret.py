@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.launch import codes
 
 FILE = "PACELINE_STORE_SECRET_FILE"
 VALUE = "PACELINE_STORE_SECRET"
@@ -62,7 +63,7 @@ def unsigned(environ: Mapping[str, str], num_nodes: int, processes: int, *, ours
     what = (
         f"whoever reaches the port where the ranks meet can end the run with words of his own: {why}, and none is named"
     )
-    return Diagnostic("launch.store_unsigned", what, FILE, "not set", _HINT, Severity.WARNING)
+    return codes.LAUNCH_STORE_UNSIGNED(what, FILE, "not set", _HINT, Severity.WARNING)
 
 
 def _content(path: str) -> str:
@@ -79,4 +80,4 @@ def _content(path: str) -> str:
 
 
 def _refused(what: str, found: str, hint: str = _HINT) -> ConfigError:
-    return ConfigError(Diagnostic("launch.store_secret", what, FILE, found, hint))
+    return ConfigError(codes.LAUNCH_STORE_SECRET(what, FILE, found, hint))

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch import others, single, spawn, torchrun
+from paceline.launch import codes, others, single, spawn, torchrun
 from paceline.launch.addresses import await_node_0
 from paceline.launch.ports import check_cluster, resolve_port
 from paceline.launch.record import Record
@@ -48,7 +47,7 @@ def launcher_for(cluster: Cluster, asked: str | None = None) -> str:
     if asked not in OFFERED:
         near = difflib.get_close_matches(asked, OFFERED, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(OFFERED)}"
-        raise ConfigError(Diagnostic("launch.unknown", f"no launcher is called '{asked}'", "--launcher", asked, hint))
+        raise ConfigError(codes.LAUNCH_UNKNOWN(f"no launcher is called '{asked}'", "--launcher", asked, hint))
     return asked
 
 

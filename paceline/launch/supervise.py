@@ -26,9 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.launch import processes
+from paceline.launch import codes, processes
 from paceline.launch.exchange import Exchange
 from paceline.launch.exits import CALM, ECHOES, Failure, killed_diagnostic, overall_code, root_of
 from paceline.launch.line import AGENT, SOCKET, Word
@@ -142,12 +141,8 @@ class _Supervisor:
             except OSError as exc:
                 hint = "a Python that can be executed, and room for more processes (ulimit -u)"
                 raise ConfigError(
-                    Diagnostic(
-                        "launch.start",
-                        f"the process cannot be started: {exc.strerror}",
-                        spec.argv[0],
-                        spec.shell_line(),
-                        hint,
+                    codes.LAUNCH_START(
+                        f"the process cannot be started: {exc.strerror}", spec.argv[0], spec.shell_line(), hint
                     )
                 ) from exc
 
@@ -163,7 +158,7 @@ class _Supervisor:
             elif caller.gone and caller.code is None and self._behind_agent() and not caller.told:
                 what = f"the process of rank {rank} is gone without a word"
                 hint = "what torchrun's agent says of it, and the rank's log"
-                self._fails(Failure(rank, -signal.SIGKILL, time.monotonic(), Diagnostic("launch.rank_gone", what, f"rank {rank}", hint=hint)))  # fmt: skip
+                self._fails(Failure(rank, -signal.SIGKILL, time.monotonic(), codes.LAUNCH_RANK_GONE(what, f"rank {rank}", hint=hint)))  # fmt: skip
         if time.monotonic() - self._watched > WATCH_SECONDS:
             self._watched = time.monotonic()
             for pid in (*(c.pid for c in self._children.values()), *(c.pid for c in self._exchange.callers.values())):
@@ -204,7 +199,7 @@ class _Supervisor:
             if named is None or time.monotonic() - named.at < NAMED_SECONDS:
                 return
             what, hint = f"rank {named.rank} ended with exit code {named.code}", "see that rank's log"
-            finding = named.finding or Diagnostic("launch.rank_failed", what, f"rank {named.rank}", hint=hint)
+            finding = named.finding or codes.LAUNCH_RANK_FAILED(what, f"rank {named.rank}", hint=hint)
             self._word, self._word_at = Word(named.rank, named.answer, finding), time.monotonic()
         self._exchange.tell(self._word)
         late = time.monotonic() - self._word_at > WORD_SECONDS

@@ -25,6 +25,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
+from paceline.models import codes
 from paceline.runtime.seed import seed_for
 
 NAME = "default"  # peft's name of the one adapter
@@ -234,8 +235,7 @@ def _check_layers(hf: Any) -> None:
         if module is head or not isinstance(module, Linear):
             kind = "the head" if module is head else type(module.get_base_layer()).__name__
             raise ConfigError(
-                Diagnostic(
-                    "models.adapter_target",
+                codes.MODELS_ADAPTER_TARGET(
                     "adapters go on linear layers of the trunk",
                     "lora.target_modules",
                     f"{name} ({kind})",
@@ -254,8 +254,7 @@ def _train_whole(hf: Any, wanted: Any) -> list[str]:
         parameters = [p for m in hits for p in m.parameters()]
         if not parameters:
             raise ConfigError(
-                Diagnostic(
-                    "models.adapter_modules_to_save",
+                codes.MODELS_ADAPTER_MODULES_TO_SAVE(
                     "the model has no such module with parameters",
                     "lora.modules_to_save",
                     target,
@@ -299,8 +298,7 @@ def _transposed(hf: Any, module: str) -> bool:
 
 def _targets(spec: Mapping[str, Any], hf: Any, said: str, what: str = "peft finds nothing to adapt") -> Diagnostic:
     linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
-    return Diagnostic(
-        "models.adapter_targets",
+    return codes.MODELS_ADAPTER_TARGETS(
         what,
         "lora.target_modules",
         f"{', '.join(spec['target_modules'])}: {said.splitlines()[0][:200]}",
@@ -309,8 +307,7 @@ def _targets(spec: Mapping[str, Any], hf: Any, said: str, what: str = "peft find
 
 
 def _new_rows(rows: tuple[int, int]) -> Diagnostic:
-    return Diagnostic(
-        "models.adapter_new_rows",
+    return codes.MODELS_ADAPTER_NEW_ROWS(
         "the tokenizer has more tokens than the embedding has rows, and frozen new rows would never learn",
         "lora.modules_to_save",
         f"{rows[1]} rows needed, {rows[0]} there",
@@ -319,8 +316,7 @@ def _new_rows(rows: tuple[int, int]) -> Diagnostic:
 
 
 def _no_weights(file: Path, found: str) -> Diagnostic:
-    return Diagnostic(
-        "models.adapter_weights",
+    return codes.MODELS_ADAPTER_WEIGHTS(
         "the adapter's weights do not fit this model",
         "lora.adapter_name_or_path",
         f"{file}: {found}",

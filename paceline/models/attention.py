@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models import codes
 from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
 from paceline.models.layout import Layout, layout_of, record_of
@@ -50,8 +51,7 @@ def choose_attention(
     if obstacle is not None:
         if asked == PACKED:
             raise ConfigError(
-                Diagnostic(
-                    code="models.attention_not_packable",
+                codes.MODELS_ATTENTION_NOT_PACKABLE(
                     what="packed attention cannot keep the documents of this model apart",
                     where="model.attn_implementation",
                     found=obstacle,
@@ -197,8 +197,7 @@ def _unpacked(
 
 
 def _no_position_bias(module: nn.Module) -> Diagnostic:
-    return Diagnostic(
-        code="models.position_bias",
+    return codes.MODELS_POSITION_BIAS(
         what="packed attention has no additive position bias",
         where=type(module).__name__,
         hint="model.attn_implementation: eager",

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
+from paceline.models import codes
 from paceline.models.regions import TP_AXIS, Group, block_of
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 
@@ -85,11 +86,11 @@ def padded(batch: Batch, multiple: int) -> Batch:
 def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None:
     """Whether a root module can be run so. Raises ConfigError ``models.cp_padded`` or ``models.cp_heads``."""
     if root.attention.layout != "packed":
-        raise _refused("models.cp_padded", "context parallelism cuts flat micro-batches, and this model takes one padded row a document",
+        raise _refused(codes.MODELS_CP_PADDED, "context parallelism cuts flat micro-batches, and this model takes one padded row a document",
                        root.attention.reason, "cp_size: 1")  # fmt: skip
     heads = root.hf.config.get_text_config().num_attention_heads
     if method == ULYSSES and (heads // tp) % cp:
-        raise _refused("models.cp_heads", f"Ulysses shares {heads // tp} attention heads over {cp} ranks, not equally",
+        raise _refused(codes.MODELS_CP_HEADS, f"Ulysses shares {heads // tp} attention heads over {cp} ranks, not equally",
                        f"num_attention_heads: {heads}" + (f", tp_size: {tp}" if tp > 1 else ""), "cp_method: allgather, or a cp_size that divides the heads")  # fmt: skip
 
 
@@ -102,5 +103,5 @@ def shared_heads(key: Tensor, heads: int, ranks: int) -> Tensor:
     return key.repeat_interleave(times, dim=1)
 
 
-def _refused(code: str, what: str, found: str, hint: str) -> ConfigError:
-    return ConfigError(Diagnostic(code=code, what=what, where="training.parallelism.cp_size", found=found, hint=hint))
+def _refused(code: Code, what: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(code(what=what, where="training.parallelism.cp_size", found=found, hint=hint))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.remote_code import check_code
+from paceline.models import codes
 from paceline.models.adapters import Adapter, add_adapter, base_fingerprint
 from paceline.models.attention import choose_attention, register
 from paceline.models.hub_code import refuse_hub_attention
@@ -241,19 +242,15 @@ def load_hf_config(model: ModelSource) -> Any:
             made = AutoConfig.for_model(kind, **values)
         except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
             raise ConfigError(
-                Diagnostic("models.bad_config", "this model cannot be built from its config", "model.config", _first_lines(error),
+                codes.MODELS_BAD_CONFIG("this model cannot be built from its config", "model.config", _first_lines(error),
                            "model_type: llama, with hidden_size, num_hidden_layers, num_attention_heads, …")
             ) from error  # fmt: skip
         refuse_hub_attention(made, "model.config")
         return made
     if model.name_or_path is None:
         raise ConfigError(
-            Diagnostic(
-                "models.no_model",
-                "no model is named",
-                "model.name_or_path",
-                "nothing",
-                "a folder, a hub name, or model.config",
+            codes.MODELS_NO_MODEL(
+                "no model is named", "model.name_or_path", "nothing", "a folder, a hub name, or model.config"
             )
         )
     if model.trust_remote_code:
@@ -321,8 +318,7 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
         return have
     if model.resize_embeddings == "never":
         raise ConfigError(
-            Diagnostic(
-                code="models.vocab_too_large",
+            codes.MODELS_VOCAB_TOO_LARGE(
                 what=f"the tokenizer has {need} tokens, the model's embedding {have} rows",
                 where="model.resize_embeddings",
                 found="never",
@@ -342,11 +338,11 @@ def _model_class(config: Any, model: ModelSource, role: Role) -> Any:
     except KeyError as error:
         if role in SCALAR_ROLES:
             raise ConfigError(
-                Diagnostic("models.no_scalar_head", "this model type has no class for sequence classification", "model", str(config.model_type),
+                codes.MODELS_NO_SCALAR_HEAD("this model type has no class for sequence classification", "model", str(config.model_type),
                            "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …")
             ) from error  # fmt: skip
         raise ConfigError(
-            Diagnostic("models.not_causal", "this model type has no causal language model", "model", str(config.model_type),
+            codes.MODELS_NOT_CAUSAL("this model type has no causal language model", "model", str(config.model_type),
                        "a decoder model: llama, qwen2, mistral, gemma2, gpt2, …")
         ) from error  # fmt: skip
 
@@ -355,8 +351,7 @@ def _no_weights(name: str, error: Exception) -> Diagnostic:
     hint = "a folder with config.json and *.safetensors, or a hub name that has them"
     if "trust_remote_code" in str(error):
         hint = "the model needs its own code: trust_remote_code: true, and revision: the 40-digit commit you have read"
-    return Diagnostic(
-        code="models.cannot_load",
+    return codes.MODELS_CANNOT_LOAD(
         what="this model cannot be loaded (safetensors only)",
         where="model.name_or_path",
         found=f"{name}: {_first_lines(error)}",
@@ -367,13 +362,13 @@ def _no_weights(name: str, error: Exception) -> Diagnostic:
 def _lost(name: str, keys: list[str]) -> Diagnostic:
     shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
     what = f"{len(keys)} tensors of the checkpoint have no place in this model: an export would lose them"
-    return Diagnostic("models.lost_weights", what, "model.name_or_path", f"{name}: {shown}",
+    return codes.MODELS_LOST_WEIGHTS(what, "model.name_or_path", f"{name}: {shown}",
                       "a checkpoint of this very architecture (its config.json names it)")  # fmt: skip
 
 
 def _missing(name: str, keys: list[str]) -> Diagnostic:
     shown = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-    return Diagnostic("models.missing_weights", "the checkpoint lacks weights of this model", "model.name_or_path", f"{name}: {shown}",
+    return codes.MODELS_MISSING_WEIGHTS("the checkpoint lacks weights of this model", "model.name_or_path", f"{name}: {shown}",
                       "a complete checkpoint, or model.config to start from scratch")  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.rules import codes as rules_codes
 
 
 def refuse_hub_attention(config: Any, name: str) -> None:
@@ -17,7 +17,7 @@ def refuse_hub_attention(config: Any, name: str) -> None:
         hint = (
             "remove attn_implementation from its config.json; model.attn_implementation says how this run computes it"
         )
-        raise ConfigError(Diagnostic("sec.attention_kernel", what, "model.name_or_path", f"{name}: {found[0]}", hint))
+        raise ConfigError(rules_codes.SEC_ATTENTION_KERNEL(what, "model.name_or_path", f"{name}: {found[0]}", hint))
 
 
 def _asked(config: Any) -> Iterator[str]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.models import codes
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
 from paceline.models.swap import swapped
@@ -107,8 +107,7 @@ def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.
     left = [name for name, tensor in _tensors(root) if tensor.is_meta]
     if left:
         raise PacelineError(
-            Diagnostic(
-                "models.not_filled",
+            codes.MODELS_NOT_FILLED(
                 "parameters or buffers were left without values after the start on the meta device",
                 found=", ".join(left[:5]),
                 hint="fsdp_config.cpu_ram_efficient_loading: false",

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.units import human_bytes
+from paceline.models import codes
 
 
 @torch.no_grad()
@@ -55,8 +55,7 @@ def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
         setattr(parent, name, layer.train(linear.training))
     if not before:
         raise ConfigError(
-            Diagnostic(
-                "models.nothing_to_quantise",
+            codes.MODELS_NOTHING_TO_QUANTISE(
                 "this model has no linear layer that bitsandbytes can pack",
                 "lora.quantization_bit",
                 str(hf.config.model_type),

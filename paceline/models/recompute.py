@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models import codes
 from paceline.models.layout import LayoutSlot
 
 
@@ -18,8 +18,7 @@ def enable_recompute(hf: Any, slot: LayoutSlot) -> None:
     """
     if not getattr(hf, "supports_gradient_checkpointing", False):
         raise ConfigError(
-            Diagnostic(
-                code="models.no_recompute",
+            codes.MODELS_NO_RECOMPUTE(
                 what="this model class cannot recompute activations",
                 where="training.gradient_checkpointing",
                 found=type(hf).__name__,

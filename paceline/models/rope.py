@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models import codes
 from paceline.models.layout import layout_of, rows_of
 from paceline.models.swap import swapped
 from paceline.plan.model.rope import BY_LENGTH
@@ -83,8 +84,7 @@ def _joined(parts: list[Any], dim: int) -> Any:
 
 
 def _not_whole(module: nn.Module) -> Diagnostic:
-    return Diagnostic(
-        "models.rope_by_length",
+    return codes.MODELS_ROPE_BY_LENGTH(
         "the frequencies of this rotary embedding follow the length of a whole document, and this rank has a part of it",
         "training.parallelism.cp_size",
         type(module).__name__,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models import codes
 from paceline.models.heads import Vocabulary
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Ask, Role
@@ -40,8 +40,7 @@ class ScalarHead:
         layer = getattr(hf, HEAD, None)
         if not isinstance(layer, torch.nn.Linear) or layer.out_features != 1:
             raise ConfigError(
-                Diagnostic(
-                    "models.no_scalar_head",
+                codes.MODELS_NO_SCALAR_HEAD(
                     "this model's class for sequence classification has no linear layer 'score' of one number",
                     "model",
                     type(hf).__name__,

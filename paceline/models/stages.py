@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models import codes
 from paceline.models.attention import placeholder_mask
 from paceline.models.layout import Layout
 from paceline.models.precision import LowPrecision
 from paceline.models.roles import RoleModule
+from paceline.plan import codes as plan_codes
 from paceline.plan.cost.pieces import layer_ranges
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask
@@ -152,8 +154,7 @@ def cut_layers(num_layers: int, count: int) -> list[range]:
     """
     if num_layers < count:
         raise ConfigError(
-            Diagnostic(
-                "models.too_few_layers",
+            codes.MODELS_TOO_FEW_LAYERS(
                 f"{num_layers} layers cannot be cut into {count} stages",
                 "training.parallelism.pp_size",
                 f"{count} stages",
@@ -278,8 +279,7 @@ def _untie(hf: Any, stages: Sequence[StageModule]) -> None:
 
 
 def _refusal(hf: Any, why: str) -> Diagnostic:
-    return Diagnostic(
-        code="models.no_stages",
+    return plan_codes.MODELS_NO_STAGES(
         what="this model class cannot be cut into pipeline stages",
         where="training.parallelism.pp_size",
         found=f"{type(hf).__name__}: {why}",

@@ -17,13 +17,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
-from paceline.models import tp_layers
+from paceline.models import codes, tp_layers
 from paceline.models.norms import fuse_norms
 from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import TP_AXIS, block_of
 from paceline.models.tp_layers import Tensors
+from paceline.plan import codes as plan_codes
 
 COLWISE, ROWWISE = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
 OWN_HEADS = "replicated_with_grad_allreduce"
@@ -40,7 +41,7 @@ def tensor_parallel_plan(config: Any) -> dict[str, str]:
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     if not plan:
         raise _refused(
-            "models.tp_no_plan",
+            plan_codes.MODELS_TP_NO_PLAN,
             "this model has no tensor-parallel plan",
             f"model_type {text.model_type}",
             "fsdp without tp_size shards any model; llama, qwen2, qwen3, mistral, gemma, phi3, … have a plan",
@@ -49,7 +50,7 @@ def tensor_parallel_plan(config: Any) -> dict[str, str]:
     if unknown:
         pattern, style = next(iter(unknown.items()))
         raise _refused(
-            "models.tp_style",
+            plan_codes.MODELS_TP_STYLE,
             "this model's tensor-parallel plan asks for a style that is not built (experts and latent attention are not cut)",
             f"model_type {text.model_type}: {pattern} is {style}",
             "fsdp without tp_size",
@@ -103,21 +104,21 @@ def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorC
     plan = tensor_parallel_plan(trunk.config)
     _check_heads(trunk.config.get_text_config(), plan, size)
     if sequence_parallel and root.attention.layout != "packed":
-        raise _refused("models.sp_padded", "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
+        raise _refused(codes.MODELS_SP_PADDED, "sequence parallelism cuts flat micro-batches, and this model takes one padded row a document",
                        root.attention.reason, "sequence_parallel: false")  # fmt: skip
     if root.compiled:
-        raise _refused("models.tp_compile", "a compiled trunk has no room for collectives between its layers", "torch_compile: true", "torch_compile: false")  # fmt: skip
+        raise _refused(codes.MODELS_TP_COMPILE, "a compiled trunk has no room for collectives between its layers", "torch_compile: true", "torch_compile: false")  # fmt: skip
     styled = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
     for name, style in styled.items():
         module = trunk.get_submodule(name)
         if style != OWN_HEADS and not isinstance(module, nn.Linear):
-            raise _refused("models.tp_style", "the tensor-parallel plan names a layer that is not linear", f"{name}: {type(module).__name__}",
+            raise _refused(plan_codes.MODELS_TP_STYLE, "the tensor-parallel plan names a layer that is not linear", f"{name}: {type(module).__name__}",
                            "fsdp without tp_size")  # fmt: skip
     blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
     shared = {id(trunk.get_submodule(name)) for name, style in styled.items() if style != OWN_HEADS}
     for index, layer in enumerate(stack):
         if not any(id(module) in shared for module in layer.modules()):
-            raise _refused("models.tp_not_sharded", "the model's tensor-parallel plan matches nothing in a layer", f"layer {index}",
+            raise _refused(codes.MODELS_TP_NOT_SHARDED, "the model's tensor-parallel plan matches nothing in a layer", f"layer {index}",
                            "fsdp without tp_size")  # fmt: skip
     return TensorCut(styled, stack, blocks, _final_norm(root.hf, trunk, stack) if sequence_parallel else None)
 
@@ -138,7 +139,7 @@ class _Shares:
         if id(old) not in self._made:
             size = self.mesh.size()
             if dim is not None and old.shape[dim] % size:
-                raise _refused("models.tp_width", f"{where}.{name} cannot be cut in {size} equal parts", f"{tuple(old.shape)} along dim {dim}",
+                raise _refused(codes.MODELS_TP_WIDTH, f"{where}.{name} cannot be cut in {size} equal parts", f"{tuple(old.shape)} along dim {dim}",
                                f"a tp_size that divides {old.shape[dim]}")  # fmt: skip
             block = old.detach() if dim is None else block_of(old.detach(), self.mesh.get_group(), dim)
             block = block if dim is None else block.clone(memory_format=torch.contiguous_format)
@@ -183,7 +184,7 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
     for parent, sharded in blocks.items():
         for name, module in trunk.get_submodule(parent).named_modules(prefix=parent):
             if sharded and any(p is not None for p in module._parameters.values()) and name not in styled:
-                raise _refused("models.tp_plan_incomplete", "the model's tensor-parallel plan leaves out a layer between sharded ones",
+                raise _refused(codes.MODELS_TP_PLAN_INCOMPLETE, "the model's tensor-parallel plan leaves out a layer between sharded ones",
                                f"{name}: {type(module).__name__}", "fsdp without tp_size")  # fmt: skip
     return blocks
 
@@ -193,7 +194,7 @@ def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
     embedding, head = root.hf.get_input_embeddings(), root.hf.get_output_embeddings()
     size, rows = tensors.group.size(), embedding.num_embeddings
     if rows % size or head.weight.shape[0] != rows:
-        raise _refused("models.tp_vocabulary", f"a parallel loss needs a vocabulary that {size} ranks can share equally", f"{rows} rows",
+        raise _refused(codes.MODELS_TP_VOCABULARY, f"a parallel loss needs a vocabulary that {size} ranks can share equally", f"{rows} rows",
                        f"model.embedding_multiple: {size}, or loss_parallel: false")  # fmt: skip
     start = tensors.group.rank() * (rows // size)
     for module, name in ((embedding, "embedding"), (head, "head")):
@@ -225,7 +226,7 @@ def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
     others = {id(m) for m in (*stack.modules(), hf.get_input_embeddings())}
     found = [m for m in trunk.modules() if id(m) not in others and any(p is not None for p in m._parameters.values())]
     if len(found) != 1:
-        raise _refused("models.sp_final_norm", "sequence parallelism ends at the norm after the layers, and this model has no such one module",
+        raise _refused(codes.MODELS_SP_FINAL_NORM, "sequence parallelism ends at the norm after the layers, and this model has no such one module",
                        f"{type(trunk).__name__}: {', '.join(type(m).__name__ for m in found) or 'none'}", "sequence_parallel: false")  # fmt: skip
     return found[0]
 
@@ -237,7 +238,7 @@ def _check_heads(config: Any, plan: Mapping[str, str], size: int) -> None:
     for key in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(config, key, None)
         if count is not None and count % size:
-            raise _refused("models.tp_heads", f"{size} ranks cannot share the attention heads equally", f"{key}: {count}",
+            raise _refused(codes.MODELS_TP_HEADS, f"{size} ranks cannot share the attention heads equally", f"{key}: {count}",
                            f"a tp_size that divides {count}; the other ranks by dp_shard_size")  # fmt: skip
 
 
@@ -270,5 +271,5 @@ def _set_forward(module: nn.Module, forward: Any) -> None:
     object.__setattr__(module, "forward", forward)
 
 
-def _refused(code: str, what: str, found: str, hint: str) -> ConfigError:
-    return ConfigError(Diagnostic(code=code, what=what, where=_WHERE, found=found, hint=hint))
+def _refused(code: Code, what: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(code(what=what, where=_WHERE, found=found, hint=hint))

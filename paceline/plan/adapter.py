@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.patterns import is_pattern
 from paceline.core.units import human_count
+from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.model.weights_sizes import linears
@@ -73,8 +74,7 @@ def check_adapter(
     if not spec.whole_rows or axes:
         cut = ", ".join(f"{axis}={getattr(mesh, axis)}" for axis in axes)
         found.append(
-            Diagnostic(
-                "plan.adapter_strategy",
+            codes.PLAN_ADAPTER_STRATEGY(
                 "adapters are trained where every rank sees whole layers and whole rows, or shards of them by FSDP or ZeRO",
                 "lora",
                 f"{spec.name}{f' with {cut}' if axes else ''}",
@@ -89,8 +89,7 @@ def check_adapter(
         )
     if not spec.keeps_packed(engine):
         found.append(
-            Diagnostic(
-                "plan.quantised_strategy",
+            codes.PLAN_QUANTISED_STRATEGY(
                 "4-bit weights are not trained under this strategy: it would cut or cast the packed bytes",
                 "lora.quantization_bit",
                 spec.label(engine),
@@ -99,8 +98,7 @@ def check_adapter(
         )
     if compute == "float64":
         found.append(
-            Diagnostic(
-                "plan.quantised_float64",
+            codes.PLAN_QUANTISED_FLOAT64(
                 "bitsandbytes has no float64 products",
                 "model.dtype",
                 "float64 with quantization_bit",
@@ -181,8 +179,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
         config = json.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            Diagnostic(
-                "plan.adapter_folder",
+            codes.PLAN_ADAPTER_FOLDER(
                 "no adapter can be read here",
                 "lora.adapter_name_or_path",
                 f"{file}: {error}",
@@ -198,8 +195,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
     other = sorted(key for key in _PLAIN if config.get(key))
     if config.get("peft_type") != "LORA" or not whole or other:
         raise ConfigError(
-            Diagnostic(
-                "plan.adapter_kind",
+            codes.PLAN_ADAPTER_KIND(
                 "this adapter is not plain LoRA",
                 "lora.adapter_name_or_path",
                 f"{file}: peft_type {config.get('peft_type')}" + (f", {', '.join(other)} set" if other else ""),
@@ -230,4 +226,4 @@ def _not_installed(package: str, what: str, where: str, extra: str, here: bool) 
         "" if here else " on this machine, which is not the one that is planned for"
     )
     severity = Severity.ERROR if here else Severity.NOTE
-    return Diagnostic("plan.not_installed", what, where, found, f"pip install 'paceline[{extra}]'", severity)
+    return codes.PLAN_NOT_INSTALLED(what, where, found, f"pip install 'paceline[{extra}]'", severity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
 
 
 class Asked(Protocol):
@@ -24,7 +24,7 @@ class Asked(Protocol):
         ...
 
     def problem(
-        self, code: str, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
+        self, code: Code, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
     ) -> Diagnostic:
         """A finding about some keys: where they stand, and their values as what was found."""
         ...

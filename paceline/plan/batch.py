@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan import codes
 from paceline.plan.mesh import divisors
 
 
@@ -56,8 +56,7 @@ def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> Ba
         below = max(d for d in legal if d <= data_parallel_size)
         above = [d for d in legal if d > data_parallel_size][:1]
         raise ConfigError(
-            Diagnostic(
-                "plan.batch_world",
+            codes.PLAN_BATCH_WORLD(
                 f"this run takes {global_batch} rows a step, which {data_parallel_size} data-parallel ranks cannot share evenly",
                 "training.per_device_train_batch_size × gradient_accumulation_steps × ranks",
                 str(data_parallel_size),

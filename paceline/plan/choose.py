@@ -10,6 +10,7 @@ from paceline import __version__
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
+from paceline.plan import codes
 from paceline.plan.adapter import adapter_decisions
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import gathered_problems, rollout_decisions, with_generation
@@ -123,7 +124,7 @@ def _assembled(
 def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
     """What the rules said that keeps nothing from starting; of a repaired product the engine's decisions tell."""
     for d in found:
-        if d.code != "batch.triple":
+        if d.code != codes.BATCH_TRIPLE.name:
             yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
 
 
@@ -165,8 +166,7 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
     """Findings about the number of processes and nodes."""
     if world_size < 1 or num_nodes < 1:
         return [
-            Diagnostic(
-                "plan.world_size",
+            codes.PLAN_WORLD_SIZE(
                 "processes and nodes are counted from 1 up",
                 "--nproc",
                 f"{world_size} on {num_nodes} nodes",
@@ -175,8 +175,7 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
         ]
     if world_size % num_nodes:
         return [
-            Diagnostic(
-                "plan.world_nodes",
+            codes.PLAN_WORLD_NODES(
                 "every node starts the same number of processes",
                 "--nnodes",
                 f"{world_size} processes on {num_nodes} nodes",
@@ -187,8 +186,7 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
     per_node = world_size // num_nodes
     if hardware.device == "cuda" and per_node > hardware.num_devices:
         found.append(
-            Diagnostic(
-                "plan.too_few_devices",
+            codes.PLAN_TOO_FEW_DEVICES(
                 f"{per_node} processes a node, but {hardware.num_devices} CUDA device(s) are visible",
                 "--nproc",
                 str(per_node),

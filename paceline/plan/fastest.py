@@ -10,6 +10,7 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan import codes
 from paceline.plan.adapter import adapter_of
 from paceline.plan.cost.from_plan import adapter_work, cluster_of_cpu, cluster_of_hardware
 from paceline.plan.cost.report import settings, short_mesh
@@ -60,8 +61,7 @@ def _ask(config: Config, hardware: Hardware, shape: ModelShape | None, world_siz
     if taken:
         raise ConfigError(
             *(
-                Diagnostic(
-                    "plan.fastest_chooses",
+                codes.PLAN_FASTEST_CHOOSES(
                     "the fastest layout is searched for, and this key names one",
                     f"training.{key}",
                     str(training[key])[:60],
@@ -75,12 +75,8 @@ def _ask(config: Config, hardware: Hardware, shape: ModelShape | None, world_siz
     if shape is None or cluster is None:
         missing = "the model's size" if shape is None else f"the speed of {hardware.device_name}"
         raise ConfigError(
-            Diagnostic(
-                "plan.fastest_unknown",
-                f"a search needs {missing}, which is not known",
-                KEY,
-                NAME,
-                "distributed_strategy: auto",
+            codes.PLAN_FASTEST_UNKNOWN(
+                f"a search needs {missing}, which is not known", KEY, NAME, "distributed_strategy: auto"
             )
         )
     rows = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"] * world_size
@@ -130,8 +126,7 @@ def _explained(plan: Plan, config: Config, taken: Candidate, found: list[Candida
 def _nothing(found: list[Candidate], refused: dict[str, str]) -> Diagnostic:
     why = [f"{name}: {what}" for name, what in refused.items()]
     why += [f"{c.strategy}: {c.binding}" for c in best_of_each(found) if c.binding]
-    return Diagnostic(
-        "plan.fastest_nothing",
+    return codes.PLAN_FASTEST_NOTHING(
         "no layout of this job fits, or none that fits can be started",
         KEY,
         "; ".join(why)[:400],

@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.plan import codes
 
 _ATTENTION = {
     "flash_attention_2": ("flash_attn", "pip install flash-attn"),
@@ -39,7 +40,7 @@ def check_packages(
     t = config.training
     if t.torch_compile and t.torch_compile_backend in (None, "inductor") and device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):  # fmt: skip
         what, hint = "torch.compile on a CPU needs a C++ compiler", "apt-get install g++; or torch_compile: false"
-        yield Diagnostic("plan.compiler", what, "training.torch_compile", "no c++, g++ or clang++ on PATH", hint)
+        yield codes.PLAN_COMPILER(what, "training.torch_compile", "no c++, g++ or clang++ on PATH", hint)
 
 
 def _trackers(
@@ -52,10 +53,10 @@ def _trackers(
     for name in config.training.report_to:
         if name in _TRACKERS and find(name) is None:
             what = f"{name} is not installed: the run goes on without it"
-            yield Diagnostic("tracker.not_installed", what, "training.report_to", name, f"{_TRACKERS[name]}, or leave '{name}' out", Severity.WARNING)  # fmt: skip
+            yield codes.TRACKER_NOT_INSTALLED(what, "training.report_to", name, f"{_TRACKERS[name]}, or leave '{name}' out", Severity.WARNING)  # fmt: skip
         elif name == "wandb" and not _wandb_has_a_key(environ):
             what = "wandb has no key here: it records offline, for `wandb sync` later"
-            yield Diagnostic("tracker.offline", what, "training.report_to", "no WANDB_API_KEY", "wandb login, or WANDB_MODE=offline if that is meant", Severity.WARNING)  # fmt: skip
+            yield codes.TRACKER_OFFLINE(what, "training.report_to", "no WANDB_API_KEY", "wandb login, or WANDB_MODE=offline if that is meant", Severity.WARNING)  # fmt: skip
 
 
 def _wandb_has_a_key(environ: Mapping[str, str]) -> bool:
@@ -74,4 +75,4 @@ def _data(config: Config, find: Find) -> Iterator[Diagnostic]:
 
 
 def _missing(what: str, where: str, package: str, hint: str) -> Diagnostic:
-    return Diagnostic("plan.package", what, where, f"{package} is not installed", hint)
+    return codes.PLAN_PACKAGE(what, where, f"{package} is not installed", hint)

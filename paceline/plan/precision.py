@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Precision
 
@@ -56,4 +57,4 @@ def check_full_eval(training: Mapping[str, Any], precision: Precision) -> Iterat
         if training[key] and precision.compute != _DTYPES[word]:
             what = f"evaluation computes as training does, in {precision.compute}; {key} asks for {_DTYPES[word]}"
             hint = f"mixed_precision: {word}, with which evaluation casts the weights to {word} too; or {key}: false"
-            yield Diagnostic("prec.full_eval", what, f"training.{key}", f"{key}: true", hint)
+            yield codes.PREC_FULL_EVAL(what, f"training.{key}", f"{key}: true", hint)

@@ -11,6 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
 from paceline.core.units import human_count
+from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import AXES
 from paceline.plan.model.read_shape import ModelShape
@@ -97,17 +98,14 @@ def check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
     found = []
     if training.get("torch_compile"):
         what = "torch.compile is built for whole models; this strategy gathers or cuts weights inside the forward"
-        found.append(("strategy.compile", what, "training.torch_compile", "torch_compile: false"))
+        found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
     if not elementwise(str(training["optim"])):
         what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
-        found.append(("strategy.adafactor", what, "training.optim", "optim: adamw_torch_fused"))
+        found.append((codes.STRATEGY_ADAFACTOR, what, "training.optim", "optim: adamw_torch_fused"))
     if found:
         asked = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
         raise ConfigError(
-            *(
-                Diagnostic(code, what, where, asked, f"{do}, or distributed_strategy: ddp")
-                for code, what, where, do in found
-            )
+            *(code(what, where, asked, f"{do}, or distributed_strategy: ddp") for code, what, where, do in found)
         )
 
 
@@ -123,4 +121,4 @@ def _not_installed(spec: StrategySpec, package: str) -> Diagnostic:
         strategy, sharding = spec.substitute
         hint += f", or distributed_strategy: {strategy} with {strategy}: {sharding}, which shares out the same states"
     what = f"the strategy '{spec.name}' needs the package {package}, which is not installed here"
-    return Diagnostic("plan.deepspeed_missing", what, KEY, spec.name, hint)
+    return codes.PLAN_DEEPSPEED_MISSING(what, KEY, spec.name, hint)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, Severity, errors
+from paceline.rules import codes
 from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
 from paceline.rules.base import Context, Facts, Rule
@@ -56,7 +57,7 @@ def of_config(config: Config, provenance: Mapping[str, Source]) -> tuple[Diagnos
 
 
 #: Findings with which a plan can still be looked at, and nothing started.
-AT_START = frozenset({"xla.not_run", "model.offline"})
+AT_START = frozenset({codes.XLA_NOT_RUN.name, codes.MODEL_OFFLINE.name})
 
 
 def at_start(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

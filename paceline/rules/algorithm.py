@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
@@ -17,18 +18,18 @@ def options(c: Context) -> Iterator[Diagnostic]:
     if given and not spec.own:
         what = "algorithm_options go to an algorithm of your own only"
         hint = "algorithm: module:SPEC, or the section of the algorithm's own name"
-        yield c.problem("algorithm.options", what, _KEY, _ALGORITHM, hint=hint, severity=Severity.WARNING)
+        yield c.problem(codes.ALGORITHM_OPTIONS, what, _KEY, _ALGORITHM, hint=hint, severity=Severity.WARNING)
         return
     for name, value in given.items():
         found = f"{name}: {value!r}"
         if name not in spec.options:
             near = difflib.get_close_matches(name, spec.options, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(spec.options) or 'none: it has none'}"
-            yield c.problem("algorithm.options", f"{spec.name} has no such option", _KEY, found=found, hint=hint)
+            yield c.problem(codes.ALGORITHM_OPTIONS, f"{spec.name} has no such option", _KEY, found=found, hint=hint)
         elif not _fits(value, spec.options[name]):
             what = f"{spec.name} takes another kind of value there"
             yield c.problem(
-                "algorithm.options", what, _KEY, found=found, hint=f"such as {name}: {spec.options[name]!r}"
+                codes.ALGORITHM_OPTIONS, what, _KEY, found=found, hint=f"such as {name}: {spec.options[name]!r}"
             )
 
 

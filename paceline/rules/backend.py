@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.tables import CHOOSERS, STRATEGIES
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _STRATEGY = "training.distributed_strategy"
@@ -21,7 +23,7 @@ def strategy_name(c: Context) -> Iterator[Diagnostic]:
         return
     near = difflib.get_close_matches(name.lower(), names, n=1)
     yield c.problem(
-        "strategy.unknown",
+        core_codes.STRATEGY_UNKNOWN,
         "there is no such strategy",
         _STRATEGY,
         hint=f"did you mean '{near[0]}'?" if near else f"one of {', '.join(names)}, or module:Class",
@@ -33,7 +35,7 @@ def fsdp_and_deepspeed(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.fsdp and t.deepspeed:
         yield c.problem(
-            "back.fsdp_ds",
+            codes.BACK_FSDP_DS,
             "fsdp and deepspeed are both set; a run is sharded by one of them",
             "training.fsdp",
             "training.deepspeed",
@@ -53,14 +55,14 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     sections = chooser.sections
     if t.deepspeed and "deepspeed" not in sections:
         yield c.problem(
-            "back.strategy_vs_file",
+            codes.BACK_STRATEGY_VS_FILE,
             f"a DeepSpeed config is given, and the strategy is {name}",
             _STRATEGY,
             hint="distributed_strategy: deepspeed, or remove deepspeed (deepspeed: null)",
         )
     if t.fsdp and "fsdp" not in sections:
         yield c.problem(
-            "back.strategy_vs_file",
+            codes.BACK_STRATEGY_VS_FILE,
             f"fsdp is set, and the strategy is {name}",
             _STRATEGY,
             "training.fsdp",
@@ -74,7 +76,7 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     fixed = None if spec is None else spec.zero_stage
     if fixed is not None and stage is not None and str(stage) != str(fixed):
         yield c.problem(
-            "back.strategy_vs_file",
+            codes.BACK_STRATEGY_VS_FILE,
             f"the strategy is {name}, the DeepSpeed config says stage {stage}",
             _STRATEGY,
             hint=f"zero{stage}, or distributed_strategy: deepspeed",
@@ -87,7 +89,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     alone = spec is not None and spec.one_process
     if t.distributed is False and spec is not None and not alone:
         yield c.problem(
-            "back.distributed_flag",
+            codes.BACK_DISTRIBUTED_FLAG,
             "distributed: false, and a distributed strategy",
             "training.distributed",
             _STRATEGY,
@@ -95,7 +97,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
         )
     if t.distributed is True and spec is not None and alone and not spec.multi_device:
         yield c.problem(
-            "back.distributed_flag",
+            codes.BACK_DISTRIBUTED_FLAG,
             "distributed: true, and a strategy of one process",
             "training.distributed",
             _STRATEGY,
@@ -104,7 +106,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     world = c.facts.world_size
     if world == 1 and t.distributed is True and not alone:
         yield c.problem(
-            "back.distributed_alone",
+            codes.BACK_DISTRIBUTED_ALONE,
             "distributed: true, and one process is started: it trains alone",
             "training.distributed",
             hint="--nproc 2 and more, or a launcher; distributed: false where one is meant",
@@ -113,7 +115,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     if world is not None and world > 1 and (t.distributed is False or alone):
         path = "training.distributed" if t.distributed is False else _STRATEGY
         yield c.problem(
-            "back.one_process",
+            codes.BACK_ONE_PROCESS,
             f"the config asks for one process, {world} are started",
             path,
             hint="distributed_strategy: ddp, or --nproc 1",
@@ -125,7 +127,7 @@ def needs_processes(c: Context) -> Iterator[Diagnostic]:
     t, world = c.config.training, c.facts.world_size
     if world == 1 and (t.fsdp or (c.named_strategy is not None and c.named_strategy.min_processes > 1)):
         yield c.problem(
-            "back.fsdp_single",
+            codes.BACK_FSDP_SINGLE,
             "FSDP shards over processes, and there is one",
             "training.fsdp" if t.fsdp else _STRATEGY,
             hint="--nproc 2 or more, or distributed_strategy: single",
@@ -138,7 +140,7 @@ def nccl(c: Context) -> Iterator[Diagnostic]:
     if t.ddp_backend == "nccl" and (t.use_cpu or c.facts.device == "cpu"):
         why = "use_cpu is set" if t.use_cpu else "this machine has no CUDA device"
         yield c.problem(
-            "back.nccl_cpu",
+            codes.BACK_NCCL_CPU,
             f"nccl needs CUDA devices; {why}",
             "training.ddp_backend",
             hint="ddp_backend: auto (gloo here), or gloo",
@@ -159,7 +161,7 @@ def backend_built(c: Context) -> Iterator[Diagnostic]:
     name, built = c.config.training.ddp_backend, c.facts.backends
     if built is not None and name != "auto" and name not in built and not (name == "nccl" and c.facts.device == "cpu"):
         yield c.problem(
-            "back.not_built",
+            codes.BACK_NOT_BUILT,
             f"this torch has no backend {name}",
             "training.ddp_backend",
             hint=f"auto, or one of {', '.join(sorted(built))}; {name} comes with {_BACKEND_FROM.get(name, 'another build of torch')}",
@@ -173,7 +175,7 @@ def xla(c: Context) -> Iterator[Diagnostic]:
         return
     have = "no strategy here drives XLA devices" if c.facts.torch_xla else "torch_xla is not installed"
     yield c.problem(
-        "xla.not_run",
+        codes.XLA_NOT_RUN,
         f"xla: true would shard by torch_xla's FSDP on TPUs; {have}",
         "training.fsdp_config",
         found="xla: true",
@@ -187,14 +189,14 @@ def launch(c: Context) -> Iterator[Diagnostic]:
     section = c.config.launch
     if section.master_port is not None and not 0 <= section.master_port <= 65535:
         yield c.problem(
-            "back.master_port_range",
+            codes.BACK_MASTER_PORT_RANGE,
             "a port is a number from 0 to 65535",
             "launch.master_port",
             hint="master_port: 29500",
         )
     if section.node_rank >= section.nnodes:
         yield c.problem(
-            "back.node_rank",
+            codes.BACK_NODE_RANK,
             f"node_rank counts from 0 to {section.nnodes - 1}",
             "launch.node_rank",
             "launch.nnodes",
@@ -202,7 +204,7 @@ def launch(c: Context) -> Iterator[Diagnostic]:
         )
     if section.nnodes > 1 and section.master_port is None and c.starting:
         yield c.problem(
-            "back.multi_node_port",
+            codes.BACK_MULTI_NODE_PORT,
             "several nodes must agree on a port",
             "launch.master_port",
             hint="master_port: 29500, the same on every node",
@@ -213,8 +215,7 @@ def slurm(c: Context) -> Iterator[Diagnostic]:
     """host.slurm_tasks"""
     tasks = c.facts.slurm_ntasks_per_node
     if c.facts.launcher == "torchrun" and c.facts.inside_srun and tasks is not None and tasks > 1:
-        yield Diagnostic(
-            "host.slurm_tasks",
+        yield codes.HOST_SLURM_TASKS(
             "each of Slurm's tasks would start a full torchrun, sharing the same devices",
             where="SLURM_NTASKS_PER_NODE",
             found=str(tasks),
@@ -227,7 +228,7 @@ def options(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.strategy_options and ":" not in t.distributed_strategy:
         yield c.problem(
-            "strategy.options",
+            codes.STRATEGY_OPTIONS,
             "strategy_options go to a strategy of your own only",
             "training.strategy_options",
             _STRATEGY,

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.source import DEFAULTS, Source, shown
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS, STRATEGIES
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec, algorithm_specs
@@ -121,11 +121,11 @@ class Context:
         return " and ".join(dict.fromkeys(places)) or paths[0]
 
     def problem(
-        self, code: str, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
+        self, code: Code, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
     ) -> Diagnostic:
         """A finding about some keys: their values are what was found."""
         text = found or ", ".join(f"{path.split('.', 1)[1]}: {shown(path, _plain(self.value(path)))}" for path in paths)
-        return Diagnostic(code, what, where=self.place(*paths), found=text, hint=hint, severity=severity)
+        return code(what, where=self.place(*paths), found=text, hint=hint, severity=severity)
 
 
 def _plain(value: Any) -> Any:

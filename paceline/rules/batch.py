@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.plan import codes as plan_codes
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 
@@ -13,7 +15,7 @@ def positive(c: Context) -> Iterator[Diagnostic]:
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
         path = f"training.{name}"
         if c.value(path) < 1:
-            yield c.problem("batch.positive", f"{name} must be at least 1", path, hint=f"{name}: 1")
+            yield c.problem(codes.BATCH_POSITIVE, f"{name} must be at least 1", path, hint=f"{name}: 1")
 
 
 def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
@@ -28,7 +30,7 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     micro, steps = t.per_device_train_batch_size, t.gradient_accumulation_steps
     if total != micro * steps * world:
         yield c.problem(
-            "batch.triple", f"DeepSpeed's train_batch_size {total} is not micro-batch {micro} x accumulation {steps} x processes {world} = {micro * steps * world}",
+            plan_codes.BATCH_TRIPLE, f"DeepSpeed's train_batch_size {total} is not micro-batch {micro} x accumulation {steps} x processes {world} = {micro * steps * world}",
             "training.deepspeed", found=f"train_batch_size: {total}", hint=f'"train_batch_size": "auto" (or {micro * steps * world}); the product is what runs', severity=Severity.WARNING,
         )  # fmt: skip
 
@@ -51,7 +53,7 @@ def steps(c: Context) -> Iterator[Diagnostic]:
     value = c.config.training.max_steps
     if value == 0 or value < -1:
         yield c.problem(
-            "train.max_steps",
+            codes.TRAIN_MAX_STEPS,
             "max_steps is a number of steps, or -1 for none",
             "training.max_steps",
             hint="max_steps: -1 with num_train_epochs, or a number above 0",
@@ -63,19 +65,19 @@ def warmup(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.warmup_steps >= 1 and t.warmup_steps != int(t.warmup_steps):
         yield c.problem(
-            "train.warmup",
+            codes.TRAIN_WARMUP,
             "warmup_steps from 1 on is a whole number of steps",
             "training.warmup_steps",
             hint=f"warmup_steps: {int(t.warmup_steps)}, or a share below 1",
         )
     if 0 < t.max_steps < t.warmup_steps:
         yield c.problem(
-            "train.warmup", "warm-up is longer than the run: the learning rate would never reach its peak", "training.warmup_steps", "training.max_steps",
+            codes.TRAIN_WARMUP, "warm-up is longer than the run: the learning rate would never reach its peak", "training.warmup_steps", "training.max_steps",
             hint=f"warmup_steps: {max(1, t.max_steps // 10)}", severity=Severity.WARNING,
         )  # fmt: skip
     if t.warmup_steps > 0 and t.lr_scheduler_type == "constant":
         yield c.problem(
-            "train.warmup_constant", "the schedule 'constant' has no warm-up, so warmup_steps does nothing", "training.lr_scheduler_type", "training.warmup_steps",
+            codes.TRAIN_WARMUP_CONSTANT, "the schedule 'constant' has no warm-up, so warmup_steps does nothing", "training.lr_scheduler_type", "training.warmup_steps",
             hint="lr_scheduler_type: constant_with_warmup", severity=Severity.WARNING,
         )  # fmt: skip
 

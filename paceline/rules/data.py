@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 
@@ -12,7 +13,7 @@ def train_data(c: Context) -> Iterator[Diagnostic]:
     """data.missing"""
     if c.starting and not c.config.data.train:
         yield c.problem(
-            "data.missing",
+            codes.DATA_MISSING,
             "there is nothing to train on",
             "data.train",
             found="no data.train",
@@ -25,7 +26,7 @@ def prefetch(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.dataloader_num_workers == 0 and t.dataloader_prefetch_factor is not None:
         yield c.problem(
-            "data.prefetch", "without loading threads there is nothing that prefetches", "training.dataloader_prefetch_factor", "training.dataloader_num_workers",
+            codes.DATA_PREFETCH, "without loading threads there is nothing that prefetches", "training.dataloader_prefetch_factor", "training.dataloader_num_workers",
             hint="dataloader_num_workers: 2, or remove dataloader_prefetch_factor",
         )  # fmt: skip
 
@@ -35,7 +36,7 @@ def positions(c: Context) -> Iterator[Diagnostic]:
     limit, length = c.facts.max_position_embeddings, c.config.data.max_length
     if limit is not None and length > limit:
         yield c.problem(
-            "data.max_pos",
+            codes.DATA_MAX_POS,
             f"sequences of {length} tokens, the model has {limit} positions",
             "data.max_length",
             hint=f"max_length: {limit}",
@@ -47,7 +48,7 @@ def packing(c: Context) -> Iterator[Diagnostic]:
     t, d = c.config.training, c.config.data
     if d.packing and c.given("data.packing") and c.algorithm.on_policy:
         yield c.problem(
-            "data.packing_eval",
+            codes.DATA_PACKING_EVAL,
             f"{t.algorithm} makes its rows itself, from rollouts",
             "data.packing",
             "training.algorithm",
@@ -60,14 +61,14 @@ def split(c: Context) -> Iterator[Diagnostic]:
     value = c.config.data.validation_split
     if value is not None and value <= 0:
         yield c.problem(
-            "data.validation_split",
+            codes.DATA_VALIDATION_SPLIT,
             "the validation split is a share between 0 and 1, or a number of rows",
             "data.validation_split",
             hint="validation_split: 0.05",
         )
     if value and c.config.data.eval:
         yield c.problem(
-            "data.two_evals", "data.eval is given, and rows are split off too; only data.eval would be evaluated", "data.validation_split", "data.eval",
+            codes.DATA_TWO_EVALS, "data.eval is given, and rows are split off too; only data.eval would be evaluated", "data.validation_split", "data.eval",
             found="data.eval and data.validation_split", hint="one of the two",
         )  # fmt: skip
 
@@ -77,7 +78,7 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     sets = c.config.data.train
     if len(sets) == 1 and sets[0].weight != 1:
         yield c.problem(
-            "data.one_weight",
+            codes.DATA_ONE_WEIGHT,
             "a weight says nothing with one data set",
             "data.train",
             found=f"weight: {sets[0].weight:g}",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 
@@ -16,7 +18,7 @@ def foreign_files(c: Context) -> Iterator[Diagnostic]:
     for path, value in (("training.deepspeed", t.deepspeed), ("training.fsdp_config", t.fsdp_config)):
         if isinstance(value, str):
             yield c.problem(
-                "config.foreign_missing",
+                config_codes.CONFIG_FOREIGN_MISSING,
                 "the file is not there",
                 path,
                 hint="a path beside the YAML or from the current directory",
@@ -27,8 +29,7 @@ def locked_memory(c: Context) -> Iterator[Diagnostic]:
     """host.memlock"""
     f = c.facts
     if f.device == "cuda" and (f.num_nodes or 1) > 1 and f.infiniband and f.memlock_unlimited is False:
-        yield Diagnostic(
-            "host.memlock",
+        yield codes.HOST_MEMLOCK(
             "NCCL registers memory with InfiniBand devices, and this shell's limit of locked memory ends that",
             where="ulimit -l",
             found="a limit",
@@ -46,8 +47,7 @@ def open_files(c: Context) -> Iterator[Diagnostic]:
     limit, world = c.facts.max_open_files, c.facts.world_size
     need = CONNECTIONS * (world or 0) + OTHER_FILES
     if limit is not None and need > limit and c.config.launch.node_rank == 0:
-        yield Diagnostic(
-            "host.nofile",
+        yield codes.HOST_NOFILE(
             f"{world} processes meet at node 0's store, which then has about {need} files open",
             where="ulimit -n",
             found=str(limit),
@@ -64,8 +64,7 @@ def interface(c: Context) -> Iterator[Diagnostic]:
     exact = wanted.startswith("=")
     names = [name for name in wanted.lstrip("=").split(",") if name]
     if not any(have == name if exact else have.startswith(name) for name in names for have in there):
-        yield Diagnostic(
-            "host.ifname",
+        yield codes.HOST_IFNAME(
             "NCCL_SOCKET_IFNAME names no interface of this node",
             where="NCCL_SOCKET_IFNAME",
             found=wanted,

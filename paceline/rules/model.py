@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config import codes as config_codes
 from paceline.config.nearest import nearest
+from paceline.core import codes as core_codes
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.patterns import is_pattern
 from paceline.core.remote_code import COMMIT, unpinned
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 
@@ -16,7 +19,7 @@ def given(c: Context) -> Iterator[Diagnostic]:
     m = c.config.model
     if m.name_or_path and m.config is not None:
         yield c.problem(
-            "model.two",
+            codes.MODEL_TWO,
             "name_or_path loads weights, config makes a fresh model",
             "model.name_or_path",
             "model.config",
@@ -25,7 +28,7 @@ def given(c: Context) -> Iterator[Diagnostic]:
         )
     if c.starting and not m.name_or_path and m.config is None:
         yield c.problem(
-            "model.missing",
+            codes.MODEL_MISSING,
             "there is no model to train",
             "model.name_or_path",
             found="no model.name_or_path and no model.config",
@@ -33,7 +36,7 @@ def given(c: Context) -> Iterator[Diagnostic]:
         )
     if c.starting and m.config is not None and not m.name_or_path and not m.tokenizer:
         yield c.problem(
-            "model.tokenizer",
+            codes.MODEL_TOKENIZER,
             "a model made from scratch needs a tokenizer",
             "model.tokenizer",
             found="no model.tokenizer",
@@ -41,7 +44,7 @@ def given(c: Context) -> Iterator[Diagnostic]:
         )
     if m.config is not None and "model_type" not in m.config:
         yield c.problem(
-            "model.type",
+            codes.MODEL_TYPE,
             "a shape needs its architecture",
             "model.config",
             found=f"config with {', '.join(list(m.config)[:5]) or 'nothing'}",
@@ -72,7 +75,7 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
         near = [] if key in _ELSEWHERE else nearest(key, fields)
         if near:
             yield c.problem(
-                "model.config_key",
+                codes.MODEL_CONFIG_KEY,
                 f"models of type {shape['model_type']} have no key '{key}'",
                 "model.config",
                 found=f"{key}: {shape.get(key, (inner or {}).get(key))}",
@@ -83,7 +86,7 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
     if unread:
         instead = dict.fromkeys(_ELSEWHERE[key] for key in unread if key in _ELSEWHERE)
         yield c.problem(
-            "model.config_unread",
+            codes.MODEL_CONFIG_UNREAD,
             f"these keys set nothing in a model of type {shape['model_type']} made from scratch",
             "model.config",
             found=", ".join(unread),
@@ -98,14 +101,14 @@ def remote_code(c: Context) -> Iterator[Diagnostic]:
     wrong = unpinned(m.name_or_path or "", m.revision) if m.trust_remote_code else None
     if wrong is not None:
         keys = ("model.trust_remote_code", "model.revision")
-        yield c.problem("sec.trust_remote_code", wrong.what, *keys, found=wrong.found, hint=wrong.hint)
+        yield c.problem(core_codes.SEC_TRUST_REMOTE_CODE, wrong.what, *keys, found=wrong.found, hint=wrong.hint)
 
 
 def dtype(c: Context) -> Iterator[Diagnostic]:
     """model.dtype"""
     if c.config.model.dtype in ("bfloat16", "float16"):
         yield c.problem(
-            "model.dtype", "trained weights are kept in float32; the compute precision is training.mixed_precision", "model.dtype",
+            codes.MODEL_DTYPE, "trained weights are kept in float32; the compute precision is training.mixed_precision", "model.dtype",
             hint="mixed_precision: bf16 for bf16 compute, and no dtype", severity=Severity.WARNING,
         )  # fmt: skip
 
@@ -115,14 +118,14 @@ def attention(c: Context) -> Iterator[Diagnostic]:
     name = c.config.model.attn_implementation
     if "/" in name and not (c.config.model.trust_remote_code and COMMIT.search(name.partition("@")[2])):
         yield c.problem(
-            "sec.attention_kernel",
+            codes.SEC_ATTENTION_KERNEL,
             "an attention named org/repository is code of the hub",
             "model.attn_implementation",
             hint="attn_implementation: auto; or org/repository@COMMIT, the 40 digits of what you have read, with trust_remote_code: true",
         )
     if name.startswith("flash_attention") and (c.facts.device == "cpu" or c.config.training.use_cpu):
         yield c.problem(
-            "model.attention_cpu",
+            codes.MODEL_ATTENTION_CPU,
             f"{name} needs a CUDA device",
             "model.attn_implementation",
             hint="attn_implementation: auto",
@@ -130,7 +133,7 @@ def attention(c: Context) -> Iterator[Diagnostic]:
     sizes = c.config.training.parallelism
     if sizes is not None and sizes.cp_size > 1 and name not in ("auto", "paceline"):
         yield c.problem(
-            "par.cp_attention",
+            codes.PAR_CP_ATTENTION,
             f"context parallel works inside Paceline's own packed attention; {name} computes whole rows",
             "model.attn_implementation",
             "training.parallelism.cp_size",
@@ -144,7 +147,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     options = t.gradient_checkpointing_kwargs or {}
     if options.get("use_reentrant") is True:
         yield c.problem(
-            "train.reentrant", "reentrant recomputation loses gradients of frozen inputs; only the other kind is built", "training.gradient_checkpointing_kwargs",
+            codes.TRAIN_REENTRANT, "reentrant recomputation loses gradients of frozen inputs; only the other kind is built", "training.gradient_checkpointing_kwargs",
             hint="gradient_checkpointing_kwargs: {use_reentrant: false}",
         )  # fmt: skip
     unknown = [
@@ -152,7 +155,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
     ]
     if unknown:
         yield c.problem(
-            "config.unknown_key",
+            config_codes.CONFIG_UNKNOWN_KEY,
             "gradient_checkpointing_kwargs has no such option",
             "training.gradient_checkpointing_kwargs",
             found=", ".join(unknown),
@@ -160,7 +163,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
         )
     if options and not t.gradient_checkpointing:
         yield c.problem(
-            "train.recompute_off", "options of recomputation are given, and it is off", "training.gradient_checkpointing_kwargs", "training.gradient_checkpointing",
+            codes.TRAIN_RECOMPUTE_OFF, "options of recomputation are given, and it is off", "training.gradient_checkpointing_kwargs", "training.gradient_checkpointing",
             hint="gradient_checkpointing: true, or remove them", severity=Severity.WARNING,
         )  # fmt: skip
     fsdp = t.fsdp_config if isinstance(t.fsdp_config, dict) else {}
@@ -172,7 +175,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
         and c.provenance["training.gradient_checkpointing"].layer != "foreign file"
     ):
         yield c.problem(
-            "fsdp.act_ckpt_twice", "recomputation is asked for twice: by fsdp_config and by gradient_checkpointing", "training.gradient_checkpointing", "training.fsdp_config",
+            codes.FSDP_ACT_CKPT_TWICE, "recomputation is asked for twice: by fsdp_config and by gradient_checkpointing", "training.gradient_checkpointing", "training.fsdp_config",
             found="activation_checkpointing and gradient_checkpointing", hint="one of the two",
         )  # fmt: skip
 
@@ -183,7 +186,7 @@ def compile_options(c: Context) -> Iterator[Diagnostic]:
     for name in ("torch_compile_backend", "torch_compile_mode"):
         if getattr(t, name) is not None and not t.torch_compile:
             yield c.problem(
-                "train.compile_off",
+                codes.TRAIN_COMPILE_OFF,
                 f"{name} is given, and torch_compile is off",
                 f"training.{name}",
                 "training.torch_compile",
@@ -199,25 +202,25 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
         return
     if "lm_head" in lora.target_modules:
         yield c.problem(
-            "dpo.lm_head_adapter",
+            codes.DPO_LM_HEAD_ADAPTER,
             "an adapter on lm_head would never train: the loss uses the head's weight",
             "lora.target_modules",
             hint="target_modules without lm_head; modules_to_save: [lm_head] trains the head in full",
         )
     if len(lora.target_modules) > 1 and any(map(is_pattern, lora.target_modules)):
         yield c.problem(
-            "peft.pattern",
+            codes.PEFT_PATTERN,
             "a regular expression stands alone: it matches whole names, a list matches their ends",
             "lora.target_modules",
             hint="one expression with | in it, or a list of plain names",
         )
     if lora.quantization_bit not in (None, 4):
         yield c.problem(
-            "peft.bits", "weights are quantised to 4 bits", "lora.quantization_bit", hint="quantization_bit: 4"
+            codes.PEFT_BITS, "weights are quantised to 4 bits", "lora.quantization_bit", hint="quantization_bit: 4"
         )
     if lora.quantization_bit and lora.bias != "none":
         yield c.problem(
-            "peft.quant_bias",
+            codes.PEFT_QUANT_BIAS,
             "biases of quantised layers are kept in the compute type and cannot be trained",
             "lora.bias",
             "lora.quantization_bit",
@@ -225,7 +228,7 @@ def adapters(c: Context) -> Iterator[Diagnostic]:
         )
     if lora.quantization_bit and (c.config.model.add_tokens or c.config.model.add_special_tokens):
         yield c.problem(
-            "peft.resize_quant",
+            codes.PEFT_RESIZE_QUANT,
             "a quantised embedding cannot get new rows",
             "lora.quantization_bit",
             found="quantization_bit with added tokens",
@@ -241,7 +244,7 @@ def added_tokens(c: Context) -> Iterator[Diagnostic]:
         twice = [t for i, t in enumerate(tokens) if t in seen or t in tokens[:i]]
         wrong = "an empty text" if "" in tokens else f"{twice[0]!r} twice" if twice else ""
         if wrong:
-            yield c.problem("model.added_tokens", "an added token is a text, named once", f"model.{key}", found=wrong, hint=f"{key} without it")  # fmt: skip
+            yield c.problem(codes.MODEL_ADDED_TOKENS, "an added token is a text, named once", f"model.{key}", found=wrong, hint=f"{key} without it")  # fmt: skip
         seen |= set(tokens)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config import codes as config_codes
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.optimizers import BUILT, contradictions, not_built, parse_optim_args
 from paceline.config.options import misfits
 from paceline.config.schedules import OPTIONS, STATEFUL, unmet
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _OPTIM, _ARGS = "training.optim", "training.optim_args"
@@ -21,7 +23,7 @@ def optimizer(c: Context) -> Iterator[Diagnostic]:
     name = c.config.training.optim
     if name not in BUILT:
         why, instead = not_built(name)
-        yield c.problem("train.optimizer", f"the optimizer '{name}' is not built: {why}", _OPTIM, hint=f"optim: {instead}")  # fmt: skip
+        yield c.problem(codes.TRAIN_OPTIMIZER, f"the optimizer '{name}' is not built: {why}", _OPTIM, hint=f"optim: {instead}")  # fmt: skip
 
 
 def optimizer_options(c: Context) -> Iterator[Diagnostic]:
@@ -32,12 +34,14 @@ def optimizer_options(c: Context) -> Iterator[Diagnostic]:
     try:
         given = parse_optim_args(c.config.training.optim_args)
     except ConfigError as error:
-        yield c.problem("train.optim_args", error.diagnostics[0].what, _ARGS, hint=error.diagnostics[0].hint)
+        yield c.problem(config_codes.TRAIN_OPTIM_ARGS, error.diagnostics[0].what, _ARGS, hint=error.diagnostics[0].hint)
         return
     for what, found, hint in misfits(given, BUILT[name].options):
-        yield c.problem("train.optim_args", f"the optimizer {name} {what}", _ARGS, found=found, hint=hint)
+        yield c.problem(config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name} {what}", _ARGS, found=found, hint=hint)
     for words in contradictions(name, given):
-        yield c.problem("train.optim_args", f"the optimizer {name}: {words}", _ARGS, hint="remove one of them")
+        yield c.problem(
+            config_codes.TRAIN_OPTIM_ARGS, f"the optimizer {name}: {words}", _ARGS, hint="remove one of them"
+        )
 
 
 def schedule(c: Context) -> Iterator[Diagnostic]:
@@ -45,7 +49,7 @@ def schedule(c: Context) -> Iterator[Diagnostic]:
     name = c.config.training.lr_scheduler_type
     if name in STATEFUL:
         yield c.problem(
-            "train.schedule",
+            codes.TRAIN_SCHEDULE,
             f"the schedule {name} follows measured losses, and a resumed run could not repeat it",
             _SCHEDULE,
             hint="lr_scheduler_type: cosine, linear, or warmup_stable_decay with num_decay_steps",
@@ -60,11 +64,11 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
         return
     wrong = list(misfits(given, OPTIONS[name]))
     for what, found, hint in wrong:
-        yield c.problem("train.schedule_options", f"the schedule {name} {what}", _KWARGS, found=found, hint=hint)
+        yield c.problem(codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {what}", _KWARGS, found=found, hint=hint)
     lacks = "" if wrong else unmet(name, given, t.learning_rate, t.max_steps)
     if lacks:
         found = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none"
-        yield c.problem("train.schedule_options", f"the schedule {name} {lacks}", _KWARGS, _SCHEDULE, found=found, hint=f"lr_scheduler_kwargs: {{{', '.join(f'{key}: …' for key in OPTIONS[name])}}}")  # fmt: skip
+        yield c.problem(codes.TRAIN_SCHEDULE_OPTIONS, f"the schedule {name} {lacks}", _KWARGS, _SCHEDULE, found=found, hint=f"lr_scheduler_kwargs: {{{', '.join(f'{key}: …' for key in OPTIONS[name])}}}")  # fmt: skip
 
 
 def best_metric(c: Context) -> Iterator[Diagnostic]:
@@ -78,7 +82,7 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
     full = asked if asked.startswith("eval_") else f"eval_{asked}"
     if full not in names:
         yield c.problem(
-            "train.best_metric",
+            codes.TRAIN_BEST_METRIC,
             f"no evaluation of the algorithm {t.algorithm} yields this metric",
             "training.metric_for_best_model",
             hint=f"one of {', '.join(names)}",
@@ -100,10 +104,10 @@ def rate(c: Context) -> Iterator[Diagnostic]:
         what = f"with a learning rate of {t.learning_rate:g} the weights stay as they are"
     if what:
         hint = "learning_rate: 2e-5 (all weights) or 1e-4 (adapters), the usual ones"
-        yield c.problem("train.learning_rate", what, _RATE, _OPTIM, hint=hint, severity=Severity.WARNING)
+        yield c.problem(codes.TRAIN_LEARNING_RATE, what, _RATE, _OPTIM, hint=hint, severity=Severity.WARNING)
     if 0 < t.max_grad_norm < _SMALLEST:
         yield c.problem(
-            "train.max_grad_norm",
+            codes.TRAIN_MAX_GRAD_NORM,
             f"gradients are scaled down to a norm of {t.max_grad_norm:g}: the weights stay about as they are",
             _CLIP,
             hint="max_grad_norm: 1.0, or 0 for no clipping",
@@ -116,12 +120,12 @@ def decay(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.learning_rate * t.weight_decay >= 1:
         yield c.problem(
-            "train.weight_decay", f"a step takes away weight_decay × learning_rate of each weight, here {t.weight_decay * t.learning_rate:g} of it", "training.weight_decay",
+            codes.TRAIN_WEIGHT_DECAY, f"a step takes away weight_decay × learning_rate of each weight, here {t.weight_decay * t.learning_rate:g} of it", "training.weight_decay",
             hint="weight_decay: 0.01 or 0.1, the usual ones", severity=Severity.WARNING,
         )  # fmt: skip
     if t.adam_epsilon >= 1:
         yield c.problem(
-            "train.adam_epsilon", f"beside an epsilon of {t.adam_epsilon:g} gradients count for nothing: the weights stay about as they are", "training.adam_epsilon",
+            codes.TRAIN_ADAM_EPSILON, f"beside an epsilon of {t.adam_epsilon:g} gradients count for nothing: the weights stay about as they are", "training.adam_epsilon",
             hint="adam_epsilon: 1e-8, the usual one", severity=Severity.WARNING,
         )  # fmt: skip
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from paceline.config.sections.training_scale import MESH_SIZES, Parallelism
 from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes as plan_codes
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _SIZES = "training.parallelism"
@@ -33,7 +35,7 @@ def sizes_positive(c: Context) -> Iterator[Diagnostic]:
     for name, size in _by_name(sizes).items() if sizes is not None else ():
         if size < 1:
             yield c.problem(
-                "par.sizes_ge1",
+                codes.PAR_SIZES_GE1,
                 f"{name} must be at least 1",
                 f"{_SIZES}.{name}",
                 found=f"{name}: {size}",
@@ -53,7 +55,7 @@ def product(c: Context) -> Iterator[Diagnostic]:
         return
     divisors = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
     yield c.problem(
-        "par.product",
+        plan_codes.PAR_PRODUCT,
         f"the mesh holds {held} processes, {world} are started",
         _SIZES,
         found=_written(sizes),
@@ -73,7 +75,7 @@ def replicas(c: Context) -> Iterator[Diagnostic]:
     left = None if world is None else world // math.prod(_by_name(sizes).values())
     if sizes.dp_shard_size == 1 and left in (None, 1):
         yield c.problem(
-            "par.tp_pure_dp",
+            codes.PAR_TP_PURE_DP,
             "tensor or context parallel with replicas needs sharding too",
             _SIZES,
             found=_written(sizes),
@@ -88,21 +90,21 @@ def heads(c: Context) -> Iterator[Diagnostic]:
         return
     if count % sizes.tp_size:
         yield c.problem(
-            "par.tp_heads",
+            plan_codes.PAR_TP_HEADS,
             f"{count} attention heads cannot be divided by {sizes.tp_size}",
             f"{_SIZES}.tp_size",
             hint=f"a divisor of {count}",
         )
     elif kv is not None and kv % sizes.tp_size:
         yield c.problem(
-            "par.tp_kv_heads",
+            plan_codes.PAR_TP_KV_HEADS,
             f"{kv} key-value heads cannot be divided by {sizes.tp_size}",
             f"{_SIZES}.tp_size",
             hint=f"tp_size: {math.gcd(kv, sizes.tp_size)}, and the other ranks by dp_shard_size",
         )
     if sizes.cp_method == "ulysses" and count % (sizes.cp_size * sizes.tp_size) and count % sizes.tp_size == 0:
         yield c.problem(
-            "par.cp_heads",
+            plan_codes.PAR_CP_HEADS,
             f"Ulysses shares {count // sizes.tp_size} attention heads out over {sizes.cp_size} ranks",
             f"{_SIZES}.cp_size",
             hint="cp_method: allgather, or a cp_size that divides the heads",
@@ -117,7 +119,7 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
     per_node = world // nodes
     if per_node % sizes.tp_size:
         yield c.problem(
-            "par.tp_node",
+            plan_codes.PAR_TP_NODE,
             f"a tensor-parallel group of {sizes.tp_size} would reach over nodes of {per_node} processes: it talks in every layer",
             f"{_SIZES}.tp_size",
             hint=f"tp_size: {math.gcd(per_node, sizes.tp_size)}, a divisor of the processes on a node",
@@ -135,7 +137,7 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     if wrong and spec is not None:
         instead = "pipeline" if "pp_size" in wrong else "fsdp"
         yield c.problem(
-            "par.strategy",
+            codes.PAR_STRATEGY,
             f"the strategy {spec.name} has no axis {', '.join(axis.removesuffix('_size') for axis in wrong)}",
             _SIZES,
             _STRATEGY,
@@ -144,7 +146,7 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
         )
     if sizes.pp_size > 1 and sizes.cp_size > 1:
         yield c.problem(
-            "par.pp_cp",
+            codes.PAR_PP_CP,
             "stages of a pipeline pass whole rows on; context parallel cuts them",
             _SIZES,
             found=_written(sizes),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _MIXED = "training.mixed_precision"
@@ -19,7 +21,7 @@ def full_eval(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.fp16_full_eval and t.bf16_full_eval:
         yield c.problem(
-            "prec.fp16_bf16_eval",
+            codes.PREC_FP16_BF16_EVAL,
             "evaluation can run in fp16 or in bf16, not in both",
             "training.fp16_full_eval",
             "training.bf16_full_eval",
@@ -34,7 +36,7 @@ def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
         for path, asked in ((_MIXED, t.mixed_precision == "bf16"), ("training.bf16_full_eval", t.bf16_full_eval)):
             if asked:
                 yield c.problem(
-                    "prec.bf16_hw", f"{_device(c)} has no bf16", path, hint="mixed_precision: auto, fp16 or no"
+                    codes.PREC_BF16_HW, f"{_device(c)} has no bf16", path, hint="mixed_precision: auto, fp16 or no"
                 )
 
 
@@ -45,7 +47,7 @@ def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
         for path, asked in ((_MIXED, t.mixed_precision == "fp16"), ("training.fp16_full_eval", t.fp16_full_eval)):
             if asked:
                 yield c.problem(
-                    "prec.fp16_hw",
+                    codes.PREC_FP16_HW,
                     f"{_device(c)} has no fp16 arithmetic",
                     path,
                     hint="mixed_precision: auto, bf16 or no",
@@ -56,7 +58,7 @@ def bf16_pretrained(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_pretrained_fp16"""
     if c.config.training.mixed_precision == "fp16" and c.facts.pretrained_dtype == "bfloat16":
         yield c.problem(
-            "prec.bf16_pretrained_fp16", "the model was pretrained in bf16; its activations can overflow fp16's range (65,504)", _MIXED,
+            codes.PREC_BF16_PRETRAINED_FP16, "the model was pretrained in bf16; its activations can overflow fp16's range (65,504)", _MIXED,
             hint="bf16: true where the device has it", severity=Severity.WARNING,
         )  # fmt: skip
 
@@ -78,7 +80,7 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
         and smallest <= 0
     ):
         yield c.problem(
-            "prec.min_loss_scale",
+            codes.PREC_MIN_LOSS_SCALE,
             "the smallest loss scale must be above 0",
             "training.deepspeed",
             found=f"fp16.min_loss_scale: {smallest}",
@@ -87,7 +89,7 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
     stage = zero.get("stage", 0)
     if amp.get("enabled") is True and isinstance(stage, int) and stage > 0:
         yield c.problem(
-            "prec.amp_zero",
+            config_codes.PREC_AMP_ZERO,
             "Apex amp does not work with ZeRO",
             "training.deepspeed",
             found=f"amp.enabled with stage {stage}",

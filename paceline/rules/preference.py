@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paceline.config.sections.preference import DpoOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 
@@ -18,7 +19,7 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
     if wrong:
         tp = "" if c.algorithm.scalar_head else ", with tp_size"
         yield c.problem(
-            "strategy.pairs",
+            codes.STRATEGY_PAIRS,
             f"{c.algorithm.name} scores answers as wholes, and {in_words(wrong)} would cut them apart",
             "training.algorithm",
             *places(wrong),
@@ -33,7 +34,7 @@ def options(c: Context) -> Iterator[Diagnostic]:
     for name in others:
         if getattr(t, name, None) is not None:
             yield c.problem(
-                "train.algorithm_section",
+                codes.TRAIN_ALGORITHM_SECTION,
                 f"training.{name} says how algorithm: {name} learns, and this run's is {t.algorithm}",
                 f"training.{name}",
                 "training.algorithm",
@@ -46,7 +47,7 @@ def options(c: Context) -> Iterator[Diagnostic]:
     if dpo.reference_free and (dpo.ref_model or dpo.precompute_ref_log_probs):
         key = "ref_model" if dpo.ref_model else "precompute_ref_log_probs"
         yield c.problem(
-            "dpo.reference",
+            codes.DPO_REFERENCE,
             "without a reference there is nothing to ask",
             "training.dpo.reference_free",
             f"training.dpo.{key}",
@@ -54,7 +55,7 @@ def options(c: Context) -> Iterator[Diagnostic]:
         )
     if dpo.label_smoothing and dpo.loss_type not in ("sigmoid", "robust"):
         yield c.problem(
-            "dpo.label_smoothing",
+            codes.DPO_LABEL_SMOOTHING,
             f"the loss {dpo.loss_type} has no flipped labels in it",
             "training.dpo.label_smoothing",
             "training.dpo.loss_type",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from paceline.config.sections.ppo import PpoOptions
 from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 
@@ -29,7 +30,7 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
     if wrong:
         who = spec.name if spec.value_model or not scores else f"{spec.name} with a reward model"
         yield c.problem(
-            "strategy.rollouts",
+            codes.STRATEGY_ROLLOUTS,
             f"{who} writes answers token by token with a whole model on every rank; {in_words(wrong)} cuts it",
             "training.algorithm",
             *places(wrong),
@@ -44,7 +45,7 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
         return
     if not options.rewards and c.starting:
         yield c.problem(
-            "rollout.no_rewards",
+            codes.ROLLOUT_NO_REWARDS,
             "nothing says which answers are good",
             f"{_ROLLOUT}" if c.config.training.rollout is None else f"{_ROLLOUT}.rewards",
             found="no training.rollout.rewards",
@@ -52,7 +53,7 @@ def rewards(c: Context) -> Iterator[Diagnostic]:
         )
     if any(r.name == "code" for r in options.rewards) and not options.allow_code_execution:
         yield c.problem(
-            "rewards.code_off",
+            codes.REWARDS_CODE_OFF,
             "the reward 'code' runs programs that the model wrote",
             f"{_ROLLOUT}.allow_code_execution",
             hint="allow_code_execution: true, on a machine where that may happen",
@@ -67,7 +68,7 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
     runs_code = options.allow_code_execution and any(r.name == "code" for r in options.rewards)
     if options.allow_unsandboxed_code and not runs_code:
         yield c.problem(
-            "rewards.no_code",
+            codes.REWARDS_NO_CODE,
             "no reward of this run runs code",
             f"{_ROLLOUT}.allow_unsandboxed_code",
             hint="remove it",
@@ -77,7 +78,7 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
         return
     if options.allow_unsandboxed_code:
         yield c.problem(
-            "rewards.unsandboxed",
+            codes.REWARDS_UNSANDBOXED,
             "programs of the model will run without a sandbox: they may overwrite, delete and read what this user may, and use the network",
             f"{_ROLLOUT}.allow_unsandboxed_code",
             found=c.facts.code_sandbox,
@@ -86,7 +87,7 @@ def code_sandbox(c: Context) -> Iterator[Diagnostic]:
         )
     else:
         yield c.problem(
-            "rewards.no_isolation",
+            codes.REWARDS_NO_ISOLATION,
             "programs of the model cannot be shut in on this machine",
             f"{_ROLLOUT}.allow_code_execution",
             found=c.facts.code_sandbox,
@@ -101,7 +102,7 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
     for judge in judges:
         if set(judge.options) != {MODEL} or not isinstance(judge.options[MODEL], str) or not judge.options[MODEL]:
             yield c.problem(
-                "rewards.model_options",
+                codes.REWARDS_MODEL_OPTIONS,
                 "the reward 'model' is told which model, and nothing else",
                 f"{_ROLLOUT}.rewards",
                 found=f"options: {dict(judge.options)}",
@@ -109,7 +110,7 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
             )
     if len(judges) > 1:
         yield c.problem(
-            "rewards.two_models",
+            codes.REWARDS_TWO_MODELS,
             "one reward model judges a run; functions of your own may be added to it",
             f"{_ROLLOUT}.rewards",
             found=f"{len(judges)} rewards of the name 'model'",
@@ -124,7 +125,7 @@ def ppo(c: Context) -> Iterator[Diagnostic]:
         return
     if own.kl_in == "loss" and own.kl_estimator == "k1" and own.kl_coef:
         yield c.problem(
-            "ppo.kl_estimator",
+            codes.PPO_KL_ESTIMATOR,
             "as a term of the loss k1 has the gradient of log π alone, whose mean is 0: it would hold the policy to nothing",
             "training.ppo.kl_estimator",
             "training.ppo.kl_in",
@@ -132,7 +133,7 @@ def ppo(c: Context) -> Iterator[Diagnostic]:
         )
     if own.adap_kl_ctrl and not own.kl_coef:
         yield c.problem(
-            "ppo.adaptive_kl",
+            codes.PPO_ADAPTIVE_KL,
             "the controller multiplies kl_coef, and 0 stays 0",
             "training.ppo.kl_coef",
             "training.ppo.adap_kl_ctrl",
@@ -140,7 +141,7 @@ def ppo(c: Context) -> Iterator[Diagnostic]:
         )
     if own.ref_model and not own.kl_coef:
         yield c.problem(
-            "ppo.no_kl",
+            codes.PPO_NO_KL,
             "without a KL nothing is asked of the reference",
             "training.ppo.ref_model",
             "training.ppo.kl_coef",
@@ -153,7 +154,7 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
     options = _rollout(c)
     if options is not None and options.max_completion_length >= c.config.data.max_length:
         yield c.problem(
-            "rollout.length",
+            codes.ROLLOUT_LENGTH,
             "the longest answer leaves no room for a prompt: data.max_length is prompt and answer together",
             "data.max_length",
             found=f"max_completion_length: {options.max_completion_length}, data.max_length: {c.config.data.max_length}",
@@ -166,7 +167,7 @@ def groups(c: Context) -> Iterator[Diagnostic]:
     options = _rollout(c)
     if options is not None and options.filter_groups and not c.algorithm.group_relative:
         yield c.problem(
-            "rollout.filter_groups",
+            codes.ROLLOUT_FILTER_GROUPS,
             "PPO compares no answers with each other: equal scores are as good to learn from as others",
             f"{_ROLLOUT}.filter_groups",
             hint="filter_groups: false",
@@ -175,7 +176,7 @@ def groups(c: Context) -> Iterator[Diagnostic]:
         return
     if options.num_generations == 1:
         yield c.problem(
-            "rollout.one_answer",
+            codes.ROLLOUT_ONE_ANSWER,
             "the advantage of an answer is how much better it is than the others to its prompt, and there are no others: nothing would be learnt",
             f"{_ROLLOUT}.num_generations",
             hint="num_generations: 8",
@@ -183,7 +184,7 @@ def groups(c: Context) -> Iterator[Diagnostic]:
         )
     elif options.temperature == 0:
         yield c.problem(
-            "rollout.greedy",
+            codes.ROLLOUT_GREEDY,
             "at temperature 0 all answers to a prompt are the same: nothing would be learnt",
             f"{_ROLLOUT}.temperature",
             hint="temperature: 1.0",
@@ -198,7 +199,7 @@ def old_logprobs(c: Context) -> Iterator[Diagnostic]:
         return
     if options.old_logprobs == "sampling":
         yield c.problem(
-            "rollout.correction",
+            codes.ROLLOUT_CORRECTION,
             "what training finds likely is taken from sampling, and the correction weighs the one against the other: every weight would be 1",
             f"{_ROLLOUT}.old_logprobs",
             "training.grpo.rollout_correction",
@@ -213,7 +214,7 @@ def cispo(c: Context) -> Iterator[Diagnostic]:
         return
     if own.epsilon_high is None or own.epsilon_high <= 1:
         yield c.problem(
-            "grpo.cispo_bound",
+            codes.GRPO_CISPO_BOUND,
             "with loss_type: cispo epsilon_high is the largest importance weight itself (as in TRL), and on-policy tokens weigh 1: this bound would cut every token's weight",
             "training.grpo.epsilon_high",
             "training.grpo.loss_type",
@@ -222,7 +223,7 @@ def cispo(c: Context) -> Iterator[Diagnostic]:
     for name, used in (("epsilon", c.given("training.grpo.epsilon")), ("delta", own.delta is not None)):
         if used:
             yield c.problem(
-                "grpo.cispo_unused",
+                codes.GRPO_CISPO_UNUSED,
                 f"loss_type: cispo bounds the importance weight by epsilon_high alone, and {name} would do nothing",
                 f"training.grpo.{name}",
                 "training.grpo.loss_type",
@@ -239,7 +240,7 @@ def sections(c: Context) -> Iterator[Diagnostic]:
     wrong += ["rollout"] if t.rollout is not None and not c.algorithm.on_policy else []
     for name in wrong:
         yield c.problem(
-            "train.algorithm_section",
+            codes.TRAIN_ALGORITHM_SECTION,
             f"training.{name} says how answers of the model's own are learnt from, and this run's algorithm is {t.algorithm}",
             f"training.{name}",
             "training.algorithm",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.units import human_bytes
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _TRACKERS = ("tensorboard", "wandb")
@@ -17,14 +18,14 @@ def best_strategy(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.load_best_model_at_end and t.save_strategy != "best" and t.eval_strategy != t.save_strategy:
         yield c.problem(
-            "save.best_strategy", "load_best_model_at_end needs a checkpoint at every evaluation",
+            codes.SAVE_BEST_STRATEGY, "load_best_model_at_end needs a checkpoint at every evaluation",
             "training.load_best_model_at_end", "training.eval_strategy", "training.save_strategy", hint=f"eval_strategy: {t.save_strategy if t.save_strategy != 'no' else 'steps'} and the same save_strategy, or save_strategy: best",
         )  # fmt: skip
     elif t.load_best_model_at_end and t.save_strategy == t.eval_strategy == "steps":
         yield from _best_steps(c)
     elif t.load_best_model_at_end and t.eval_strategy == "no":
         yield c.problem(
-            "save.best_strategy",
+            codes.SAVE_BEST_STRATEGY,
             "the best model is found by evaluation, and there is none",
             "training.load_best_model_at_end",
             "training.eval_strategy",
@@ -42,7 +43,7 @@ def _best_steps(c: Context) -> Iterator[Diagnostic]:
         uneven = abs(ratio - round(ratio)) > 1e-9 or round(ratio) < 1
     if uneven:
         yield c.problem(
-            "save.best_steps", "load_best_model_at_end needs save_steps to be a multiple of eval_steps", "training.save_steps", "training.eval_steps",
+            codes.SAVE_BEST_STEPS, "load_best_model_at_end needs save_steps to be a multiple of eval_steps", "training.save_steps", "training.eval_steps",
             found=f"save_steps: {t.save_steps:g}, eval_steps: {every:g}" + ("" if t.eval_steps is not None else " (from logging_steps)"), hint=f"eval_steps: {t.save_steps:g}, or save_strategy: best",
         )  # fmt: skip
 
@@ -52,7 +53,7 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
     t = c.config.training
     if t.save_strategy == "best" and t.eval_strategy == "no":
         yield c.problem(
-            "save.best_needs_eval",
+            codes.SAVE_BEST_NEEDS_EVAL,
             "save_strategy: best saves after an evaluation, and there is none",
             "training.save_strategy",
             "training.eval_strategy",
@@ -60,7 +61,7 @@ def best_needs_eval(c: Context) -> Iterator[Diagnostic]:
         )
     if t.early_stopping_patience is not None and t.eval_strategy == "no":
         yield c.problem(
-            "eval.early_stopping",
+            codes.EVAL_EARLY_STOPPING,
             "early stopping looks at evaluations, and there are none",
             "training.early_stopping_patience",
             "training.eval_strategy",
@@ -72,9 +73,9 @@ def intervals(c: Context) -> Iterator[Diagnostic]:
     """save.steps_fraction, eval.steps"""
     t = c.config.training
     for name, code, active in (
-        ("save_steps", "save.steps_fraction", t.save_strategy == "steps"),
-        ("eval_steps", "eval.steps", t.eval_strategy == "steps"),
-        ("logging_steps", "train.logging_steps", True),
+        ("save_steps", codes.SAVE_STEPS_FRACTION, t.save_strategy == "steps"),
+        ("eval_steps", codes.EVAL_STEPS, t.eval_strategy == "steps"),
+        ("logging_steps", codes.TRAIN_LOGGING_STEPS, True),
     ):
         value = getattr(t, name)
         if value is None or not active:
@@ -95,7 +96,7 @@ def intervals(c: Context) -> Iterator[Diagnostic]:
             )
     if t.save_total_limit is not None and t.save_total_limit < 1:
         yield c.problem(
-            "save.total_limit",
+            codes.SAVE_TOTAL_LIMIT,
             "save_total_limit keeps at least one checkpoint",
             "training.save_total_limit",
             hint="save_total_limit: 1, or save_strategy: no for none",
@@ -108,7 +109,7 @@ def eval_dataset(c: Context) -> Iterator[Diagnostic]:
     if c.starting and (t.eval_strategy != "no" or t.eval_on_start) and not d.eval and not d.validation_split:
         asked = "training.eval_strategy" if t.eval_strategy != "no" else "training.eval_on_start"
         yield c.problem(
-            "eval.dataset",
+            codes.EVAL_DATASET,
             "evaluation is asked for, and there is nothing to evaluate on",
             asked,
             hint="data.eval: PATH, or data.validation_split: 0.05",
@@ -124,17 +125,17 @@ def resume(c: Context) -> Iterator[Diagnostic]:
         and t.resume_from_checkpoint in ("latest", "auto")
     ):
         yield c.problem(
-            "resume.overwrite", "resume_from_checkpoint goes on with the run, overwrite_output_dir would start it anew", "training.resume_from_checkpoint",
+            codes.RESUME_OVERWRITE, "resume_from_checkpoint goes on with the run, overwrite_output_dir would start it anew", "training.resume_from_checkpoint",
             "training.overwrite_output_dir", hint="one of the two; going on wins", severity=Severity.WARNING,
         )  # fmt: skip
     if t.resume_from_checkpoint in ("latest", "auto") and f.incomplete_checkpoints and f.complete_checkpoints == 0:
         yield c.problem(
-            "resume.only_incomplete", f"the run directory holds {f.incomplete_checkpoints} checkpoints, and none is complete", "training.resume_from_checkpoint",
+            codes.RESUME_ONLY_INCOMPLETE, f"the run directory holds {f.incomplete_checkpoints} checkpoints, and none is complete", "training.resume_from_checkpoint",
             hint="resume_from_checkpoint: PATH of a complete one, or overwrite_output_dir: true without resume_from_checkpoint to start anew",
         )  # fmt: skip
     elif t.resume_from_checkpoint == "latest" and f.complete_checkpoints == 0:
         yield c.problem(
-            "resume.no_checkpoint",
+            codes.RESUME_NO_CHECKPOINT,
             "there is no checkpoint to go on from",
             "training.resume_from_checkpoint",
             hint="resume_from_checkpoint: auto (go on if there is one), or the path of a checkpoint",
@@ -148,7 +149,7 @@ def disk(c: Context) -> Iterator[Diagnostic]:
         need = ((t.save_total_limit or 1) + 1) * f.checkpoint_bytes
         if need > f.disk_free_bytes:
             yield c.problem(
-                "save.disk", f"checkpoints need {human_bytes(need)}, the disk has {human_bytes(f.disk_free_bytes)} free", "training.save_total_limit",
+                codes.SAVE_DISK, f"checkpoints need {human_bytes(need)}, the disk has {human_bytes(f.disk_free_bytes)} free", "training.save_total_limit",
                 hint="free space, another output_dir, or a smaller save_total_limit",
             )  # fmt: skip
 
@@ -158,7 +159,7 @@ def trackers(c: Context) -> Iterator[Diagnostic]:
     for name in c.config.training.report_to:
         if name not in _TRACKERS:
             yield c.problem(
-                "train.report_to",
+                codes.TRAIN_REPORT_TO,
                 f"there is no tracker '{name}'",
                 "training.report_to",
                 hint="none, all, tensorboard, wandb",
@@ -173,7 +174,7 @@ def folders(c: Context) -> Iterator[Diagnostic]:
     for key, value in written.items():
         if value and re.match(r"[A-Za-z][\w+.-]*:/", value):
             yield c.problem(
-                "run.remote_folder",
+                codes.RUN_REMOTE_FOLDER,
                 f"{key.rpartition('.')[2]} is an address; runs, checkpoints and prepared data are written to folders of this machine",
                 key,
                 hint="a folder, or one where the remote storage is mounted",
@@ -181,7 +182,7 @@ def folders(c: Context) -> Iterator[Diagnostic]:
     name = t.experiment_name or ""
     if not t.output_dir and (name.startswith("/") or ".." in name.split("/")):
         yield c.problem(
-            "run.name_leaves_outputs",
+            codes.RUN_NAME_LEAVES_OUTPUTS,
             "the run's folder is outputs/<experiment_name>, and this name leads out of outputs/",
             "training.experiment_name",
             hint="a name without .. and a leading /; or output_dir for a folder elsewhere",

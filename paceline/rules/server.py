@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 from paceline.rules.cuts import cutting_keys, in_words, places
 
@@ -33,14 +34,14 @@ def address(c: Context) -> Iterator[Diagnostic]:
         good = False
     if not good or parts.username is not None:
         yield c.problem(
-            "rollout.server_url",
+            codes.ROLLOUT_SERVER_URL,
             "the address of the server that writes answers is its scheme, host and port",
             f"{_SERVER}.url",
             hint="url: http://127.0.0.1:8000 (without /v1, and without a key: api_key_env names where that is)",
         )
     elif server.api_key_env and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         yield c.problem(
-            "rollout.server_key",
+            codes.ROLLOUT_SERVER_KEY,
             "the server's key goes over the network in the clear",
             f"{_SERVER}.url",
             f"{_SERVER}.api_key_env",
@@ -59,7 +60,7 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     if wrong or quantised:
         what = f"{in_words(wrong)} leaves every rank a part of them" if wrong else "they are packed to 4 bits here"
         yield c.problem(
-            "rollout.server_cut",
+            codes.ROLLOUT_SERVER_CUT,
             f"the server is given whole weights before each rollout; {what}",
             _SERVER,
             *(places(wrong) or ("lora.quantization_bit",)),

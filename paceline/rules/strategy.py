@@ -8,7 +8,9 @@ from typing import Any
 from paceline.config.optimizers import elementwise
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.plan import codes as plan_codes
 from paceline.plan.strategies.base import strategy_spec
+from paceline.rules import codes
 from paceline.rules.base import Context, Rule
 
 _STRATEGY = "training.distributed_strategy"
@@ -29,7 +31,11 @@ def zero_stage(c: Context) -> Iterator[Diagnostic]:
     stage = _zero(c).get("stage", 0)
     if isinstance(stage, bool) or not isinstance(stage, (int, float)) or stage not in (0, 1, 2, 3):
         yield c.problem(
-            "zero.stage", "ZeRO has the stages 0 to 3", "training.deepspeed", found=f"stage: {stage}", hint='"stage": 2'
+            codes.ZERO_STAGE,
+            "ZeRO has the stages 0 to 3",
+            "training.deepspeed",
+            found=f"stage: {stage}",
+            hint='"stage": 2',
         )
 
 
@@ -37,7 +43,7 @@ def float64(c: Context) -> Iterator[Diagnostic]:
     """strategy.float64"""
     if c.config.model.dtype == "float64" and c.strategy is not None and not c.strategy.float64:
         yield c.problem(
-            "strategy.float64",
+            codes.STRATEGY_FLOAT64,
             "DeepSpeed keeps its flat buffers in float32: float64 would be rounded on the way",
             "model.dtype",
             _STRATEGY,
@@ -54,7 +60,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
     offload = options.get("cpu_offload") is True or "offload" in str(t.fsdp or "")
     if offload and c.strategy is not None and "fsdp" in c.strategy.sections:
         yield c.problem(
-            "strategy.fp16_offload",
+            codes.STRATEGY_FP16_OFFLOAD,
             "the loss scale of fp16 is checked on the device, and offloaded gradients are in host memory",
             "training.mixed_precision",
             "training.fsdp",
@@ -62,7 +68,7 @@ def fp16(c: Context) -> Iterator[Diagnostic]:
         )
     if c.strategy is not None and not c.strategy.loss_scale:
         yield c.problem(
-            "strategy.fp16_pipeline",
+            codes.STRATEGY_FP16_PIPELINE,
             "stages run their backwards inside the schedule, where no loss scale is applied",
             "training.mixed_precision",
             _STRATEGY,
@@ -74,7 +80,7 @@ def compiled(c: Context) -> Iterator[Diagnostic]:
     """strategy.compile"""
     if c.config.training.torch_compile and c.strategy is not None and not c.strategy.whole_modules:
         yield c.problem(
-            "strategy.compile",
+            plan_codes.STRATEGY_COMPILE,
             f"torch.compile is built for whole models; {c.strategy.engine_name} gathers or cuts weights inside the forward",
             "training.torch_compile",
             _STRATEGY,
@@ -88,7 +94,7 @@ def recomputed_twice(c: Context) -> Iterator[Diagnostic]:
     schedule = t.parallelism.pp_schedule if t.parallelism else None
     if t.gradient_checkpointing and c.strategy is not None and c.strategy.stages and schedule in ("zero_bubble", "zbv"):
         yield c.problem(
-            "strategy.pipeline_recompute",
+            codes.STRATEGY_PIPELINE_RECOMPUTE,
             f"the schedule {schedule} goes backward through each layer in parts, and each part would compute the layer again",
             "training.gradient_checkpointing",
             "training.parallelism.pp_schedule",
@@ -100,7 +106,7 @@ def factored(c: Context) -> Iterator[Diagnostic]:
     """strategy.adafactor"""
     if c.strategy is not None and not c.strategy.whole_modules and not elementwise(c.config.training.optim):
         yield c.problem(
-            "strategy.adafactor",
+            plan_codes.STRATEGY_ADAFACTOR,
             "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them",
             "training.optim",
             _STRATEGY,
@@ -115,7 +121,7 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
         return  # back.strategy_vs_file tells it
     if c.named_strategy is not None and c.named_strategy.multi_device:
         yield c.problem(
-            "strategy.data_parallel",
+            codes.STRATEGY_DATA_PARALLEL,
             "nn.DataParallel copies the model to every device in each step, in threads of one process; DistributedDataParallel is faster on the same devices",
             _STRATEGY,
             hint="distributed_strategy: ddp, started with one process a device",

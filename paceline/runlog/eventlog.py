@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.runlog import codes
 from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.events import Event, Notice, from_json, json_safe, to_json
 
@@ -80,8 +81,7 @@ class EventLog:
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
     def _lost_diagnostic(self) -> Diagnostic:
-        return Diagnostic(
-            "runlog.events_lost",
+        return codes.RUNLOG_EVENTS_LOST(
             f"{self.untold} events could not be written",
             where=str(self.path),
             severity=Severity.WARNING,

@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.refusals import refusal_of
 from paceline.core.rundir import RunDir
+from paceline.runlog import codes
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Error, Event, Notice
 from paceline.runlog.levels import is_written
@@ -50,7 +51,7 @@ class RunLog:
             return None
         what = f"{self.events.lost} events and {texts} lines of the logs could not be written"
         hint = "what stands above says why; plots and logs have a gap there"
-        return Diagnostic("runlog.events_lost", what, str(self.events.path), hint=hint, severity=Severity.WARNING)
+        return codes.RUNLOG_EVENTS_LOST(what, str(self.events.path), hint=hint, severity=Severity.WARNING)
 
     def _refused(self, path: Path, error: OSError) -> None:
         why = refusal_of(error, path)
@@ -68,7 +69,7 @@ class RunLog:
             reason = why.reason if why is not None else "the system refuses it"
             what = f"{reason}: events and logs are lost from here on, until they can be written again; training goes on"
             hint = why.hint if why is not None else "look at the disk and its file system"
-        self._warn(Diagnostic("runlog.lost", what, str(path), error.strerror or str(error), hint, Severity.WARNING))
+        self._warn(codes.RUNLOG_LOST(what, str(path), error.strerror or str(error), hint, Severity.WARNING))
 
     def write(self, event: Event, *, level: str = "") -> None:
         """Record an event, and put it into words at ``level``, or at its own."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.core.rundir import RunDir
+from paceline.runlog import codes
 
 
 class Place:
@@ -40,7 +41,7 @@ class Place:
         if self._checkpoint is not None and not self._checkpoint.is_dir():
             missing, self._checkpoint = self._checkpoint, None
             what = "the newest checkpoint, which was durable, was taken away: a stop would go on from the next one"
-            return Diagnostic("run.checkpoint_gone", what, str(missing), hint="leave the files of a run in place until it has ended", severity=Severity.WARNING)  # fmt: skip
+            return codes.RUN_CHECKPOINT_GONE(what, str(missing), hint="leave the files of a run in place until it has ended", severity=Severity.WARNING)  # fmt: skip
         return None
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class Place:
             what = "the run's folder was deleted while it trained: its logs, events and checkpoints are lost"
             found = "another folder of that name" if replaced else "no such folder"
             hint = "start again; leave the folder of a run in place until it has ended"
-        return Diagnostic("run.folder_gone", what, str(self._root), found, hint)
+        return codes.RUN_FOLDER_GONE(what, str(self._root), found, hint)
 
 
 def _identity(info: os.stat_result) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
+from paceline.runtime import codes
 from paceline.runtime.bounded import within
 from paceline.runtime.leaving import leave
 from paceline.runtime.meeting import Arrival, connect_store, name_of
@@ -261,7 +262,7 @@ class Alarm:
         self._following.set()
         silent = diagnostic.evidence.get("silent_ranks") or [0]
         self._say(silent[0], diagnostic, ExitCode.PEER_SILENT)
-        if diagnostic.code != "runtime.store_silent":
+        if diagnostic.code != codes.RUNTIME_STORE_SILENT.name:
             self._publish(diagnostic, ExitCode.PEER_SILENT, len(silent))
         leave(ExitCode.PEER_SILENT)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.runtime import codes
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:
@@ -19,14 +19,11 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     if kind != "cuda":
-        raise PacelineError(
-            Diagnostic("runtime.device", f"no device is called '{kind}'", found=kind, hint="cpu or cuda")
-        )
+        raise PacelineError(codes.RUNTIME_DEVICE(f"no device is called '{kind}'", found=kind, hint="cpu or cuda"))
     if not torch.cuda.is_available():
         reason = "this torch is built for the CPU" if torch.version.cuda is None else "torch sees no CUDA device"
         raise PacelineError(
-            Diagnostic(
-                "runtime.device",
+            codes.RUNTIME_DEVICE(
                 "the plan wants CUDA, but there is none in this process",
                 found=reason,
                 hint="use_cpu: true, or a torch with CUDA",
@@ -35,8 +32,7 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise PacelineError(
-            Diagnostic(
-                "runtime.device",
+            codes.RUNTIME_DEVICE(
                 f"local rank {local_rank} has no GPU of its own",
                 found=f"{count} GPUs visible",
                 hint=f"at most {count} processes on this node, or CUDA_VISIBLE_DEVICES",

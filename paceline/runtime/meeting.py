@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Severity
 from paceline.core.errors import PacelineError
+from paceline.runtime import codes
 from paceline.runtime.bounded import within
 from paceline.runtime.rank_env import RankEnv
 from paceline.runtime.signed import SignedStore, fingerprint
@@ -67,7 +68,7 @@ def listener(host: str, port: int) -> int:
             refused = exc
     what = f"{host} is on no interface of this machine, so the store listens on all of them"
     hint = "MASTER_ADDR (launch.master_addr): an address of rank 0's own"
-    print(Diagnostic("runtime.store_open", what, f"{host}:{port}", str(refused), hint, Severity.WARNING).render(), file=sys.stderr, flush=True)  # fmt: skip
+    print(codes.RUNTIME_STORE_OPEN(what, f"{host}:{port}", str(refused), hint, Severity.WARNING).render(), file=sys.stderr, flush=True)  # fmt: skip
     return _listening(socket.AF_INET, socket.SOCK_STREAM, 0, ("0.0.0.0", port))
 
 
@@ -122,8 +123,7 @@ def _compare_secrets(store: dist.Store, env: RankEnv, secret: bytes, wait: datet
     if theirs != mine:
         shown = {"none": "none"}
         raise PacelineError(
-            Diagnostic(
-                "runtime.store_secret",
+            codes.RUNTIME_STORE_SECRET(
                 f"rank {env.rank} and rank 0 have not the same secret for what they tell each other",
                 "PACELINE_STORE_SECRET_FILE",
                 f"rank {env.rank}: {shown.get(mine, 'one')}, rank 0: {shown.get(theirs, 'another')}",
@@ -140,8 +140,7 @@ def _missing(store: dist.Store, env: RankEnv, timeout_seconds: float) -> Pacelin
         missing = []  # the store itself is gone
     shown = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
     return PacelineError(
-        Diagnostic(
-            "runtime.ranks_missing",
+        codes.RUNTIME_RANKS_MISSING(
             f"not all of the {env.world_size} ranks came within {timeout_seconds:.0f} s",
             found=f"missing: {shown or 'the host of the store'}",
             hint="look at the logs of the missing ranks; ddp_timeout sets the wait",
@@ -154,8 +153,7 @@ def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
     text = str(exc).splitlines()[0][:300] if str(exc) else type(exc).__name__
     if host and ("EADDRINUSE" in str(exc) or "address already in use" in str(exc).lower()):
         return PacelineError(
-            Diagnostic(
-                "runtime.port_in_use",
+            codes.RUNTIME_PORT_IN_USE(
                 f"port {env.master_port} on {env.meeting_host} is in use: the ranks cannot meet there",
                 where="MASTER_PORT",
                 found=text,
@@ -168,8 +166,7 @@ def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:
         else f"rank {env.rank} cannot reach rank 0 at {env.meeting_host}:{env.master_port}"
     )
     return PacelineError(
-        Diagnostic(
-            "runtime.rendezvous",
+        codes.RUNTIME_RENDEZVOUS(
             what,
             where="MASTER_ADDR, MASTER_PORT",
             found=text,

@@ -26,7 +26,8 @@ def heard(text: str | None) -> tuple[int, Diagnostic] | None:
         code, what, where, place, hint = (str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint"))
         if not _CODE.fullmatch(code) or not what:
             return None
-        return rank, Diagnostic(code, what, where, place, hint, evidence=dict(found.get("evidence") or {}))
+        said = {"code": code, "what": what, "where": where, "found": place, "hint": hint}
+        return rank, Diagnostic.from_json({**said, "evidence": dict(found.get("evidence") or {})})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Code
 from paceline.core.errors import ConfigError
 from paceline.launch.managers import Manager, first, first_host, local_sizes, manager_of
+from paceline.runtime import codes
 
 DEFAULT_PORT = 29500
 _DERIVED_PORTS = range(20000, 28000)  # below the ephemeral range of Linux (32768) and clear of torchrun's 29500
@@ -65,7 +66,7 @@ def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
     theirs = _number_of(environ, manager.rank), _number_of(environ, manager.size)
     if theirs != (found.rank, found.world_size):
         raise _error(
-            "two_launchers",
+            codes.RUNTIME_ENV_TWO_LAUNCHERS,
             f"RANK and WORLD_SIZE say one thing, {manager.name} another",
             f"RANK={found.rank} of WORLD_SIZE={found.world_size}; {manager.name}: rank {theirs[0]} of {theirs[1]}",
             "unset RANK WORLD_SIZE LOCAL_RANK before the command",
@@ -79,7 +80,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
         local_rank = _number(environ, "LOCAL_RANK")
         if local_rank_flag is not None and local_rank_flag != local_rank:
             raise _error(
-                "local_rank",
+                codes.RUNTIME_ENV_LOCAL_RANK,
                 "--local-rank and LOCAL_RANK differ",
                 f"--local-rank {local_rank_flag}, LOCAL_RANK={local_rank}",
                 "give one of them",
@@ -90,7 +91,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
         local_rank = 0
     else:
         raise _error(
-            "missing",
+            codes.RUNTIME_ENV_MISSING,
             "RANK and WORLD_SIZE are set but LOCAL_RANK is not",
             f"RANK={rank}",
             "LOCAL_RANK=<index of this process on its node>",
@@ -103,7 +104,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environ.get(name):
                 raise _error(
-                    "missing",
+                    codes.RUNTIME_ENV_MISSING,
                     f"RANK and WORLD_SIZE are set but {name} is not",
                     f"RANK={rank}",
                     f"{name}=<where rank 0 listens>",
@@ -131,7 +132,7 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
     sizes = local_sizes(on_nodes)
     if on_nodes and not all(sizes or (0,)):
         what = f"the processes of each node, as {manager.name} gives them, must be numbers from 1 up"
-        raise _error("number", what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1")
+        raise _error(codes.RUNTIME_ENV_NUMBER, what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1")
     nodes = _number_of(environ, manager.nodes, 0)
     if len(set(sizes)) > 1:
         raise _uneven(f"{manager.name}: {on_nodes} processes on the nodes")
@@ -156,7 +157,7 @@ def _alone(environ: Mapping[str, str]) -> RankEnv:
     """No launcher's rank variable: one process, unless WORLD_SIZE says there should be more."""
     if environ.get("WORLD_SIZE", "1").strip() not in ("", "1"):
         raise _error(
-            "missing",
+            codes.RUNTIME_ENV_MISSING,
             "WORLD_SIZE is set but RANK is not",
             f"WORLD_SIZE={environ['WORLD_SIZE']}",
             "RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT too, or unset WORLD_SIZE",
@@ -177,7 +178,10 @@ def _master_addr(environ: Mapping[str, str], num_nodes: int, hint: str) -> str:
         return environ["MASTER_ADDR"]
     if num_nodes > 1:
         raise _error(
-            "missing", f"{num_nodes} nodes, but MASTER_ADDR does not say where they meet", "no MASTER_ADDR", hint
+            codes.RUNTIME_ENV_MISSING,
+            f"{num_nodes} nodes, but MASTER_ADDR does not say where they meet",
+            "no MASTER_ADDR",
+            hint,
         )
     return "127.0.0.1"
 
@@ -196,20 +200,20 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         found = f"{name}={text}" if name in environ else f"no {name}"
-        raise _error("number", f"{name} must be a whole number", found, f"{name}=0, 1, 2, …") from None
+        raise _error(codes.RUNTIME_ENV_NUMBER, f"{name} must be a whole number", found, f"{name}=0, 1, 2, …") from None
 
 
 def _checked(env: RankEnv) -> RankEnv:
     if env.world_size < 1 or not 0 <= env.rank < env.world_size:
         raise _error(
-            "rank",
+            codes.RUNTIME_ENV_RANK,
             "the rank must lie in 0 … world size - 1",
             f"rank {env.rank} of {env.world_size}",
             "start all ranks with the same WORLD_SIZE",
         )
     if env.local_rank < 0 or env.local_rank >= max(env.local_world_size, 1):
         raise _error(
-            "local_rank",
+            codes.RUNTIME_ENV_LOCAL_RANK,
             "the local rank must lie in 0 … processes on this node - 1",
             f"local rank {env.local_rank} of {env.local_world_size}",
             "LOCAL_RANK=<index on this node>",
@@ -217,13 +221,15 @@ def _checked(env: RankEnv) -> RankEnv:
     if env.launcher != "torchrun" and env.world_size % max(env.local_world_size, 1):
         raise _uneven(f"{env.world_size} processes, {env.local_world_size} of them on this node")
     if not 0 < env.master_port < 65536:
-        raise _error("port", "MASTER_PORT is no port", str(env.master_port), "MASTER_PORT=29500")
+        raise _error(codes.RUNTIME_ENV_PORT, "MASTER_PORT is no port", str(env.master_port), "MASTER_PORT=29500")
     return env
 
 
 def _uneven(found: str) -> ConfigError:
-    return _error("uneven", "every node starts the same number of processes", found, "as many on each node")
+    return _error(
+        codes.RUNTIME_ENV_UNEVEN, "every node starts the same number of processes", found, "as many on each node"
+    )
 
 
-def _error(code: str, what: str, found: str, hint: str) -> ConfigError:
-    return ConfigError(Diagnostic(f"runtime.env_{code}", what, where="environment", found=found, hint=hint))
+def _error(code: Code, what: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(code(what, where="environment", found=found, hint=hint))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.runtime import codes
 from paceline.runtime.rank_env import RankEnv
 
 
@@ -14,7 +15,7 @@ def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood
     what = f"no sign of life for {seconds:.0f} s from rank {shown}"
     hint = "look at that process (stopped by SIGSTOP or a debugger?), at its machine and at the network to it; training.ddp_timeout sets the wait"
     evidence = {"silent_ranks": list(ranks), "stood_still_seconds": round(stood_still, 1)}
-    return Diagnostic("runtime.rank_silent", what, f"rank {shown}", "; ".join([*seen, *_still(stood_still)]), hint, evidence=evidence)  # fmt: skip
+    return codes.RUNTIME_RANK_SILENT(what, f"rank {shown}", "; ".join([*seen, *_still(stood_still)]), hint, evidence=evidence)  # fmt: skip
 
 
 def store_silent(
@@ -35,7 +36,7 @@ def store_silent(
         else "look at torchrun's agent, at its machine and at the network to it"
     )
     evidence = {"silent_ranks": ranks, "stood_still_seconds": round(stood_still, 1)}
-    return Diagnostic("runtime.store_silent", what, where, found, hint, severity, evidence)
+    return codes.RUNTIME_STORE_SILENT(what, where, found, hint, severity, evidence)
 
 
 def store_lost(env: RankEnv) -> Diagnostic:
@@ -44,14 +45,14 @@ def store_lost(env: RankEnv) -> Diagnostic:
     what = f"{host}, which hosts the ranks' meeting point, is gone without a word"
     hint = f"the output of {host} and the kernel log of its node (dmesg: Out of memory)"
     evidence = {"silent_ranks": [] if env.agent_store else [0]}
-    return Diagnostic("runtime.store_lost", what, where, "connection lost", hint, evidence=evidence)
+    return codes.RUNTIME_STORE_LOST(what, where, "connection lost", hint, evidence=evidence)
 
 
 def store_forged(rank: int, key: str) -> Diagnostic:
     """Somebody else writes into the store. Nothing of it is believed or shown."""
     what = "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this is said once"
     hint = "who else can reach that port? One address of a network of your own: launch.master_addr"
-    return Diagnostic("runtime.store_forged", what, f"rank {rank}", key, hint, Severity.WARNING)
+    return codes.RUNTIME_STORE_FORGED(what, f"rank {rank}", key, hint, Severity.WARNING)
 
 
 def _place(env: RankEnv) -> tuple[str, str]:

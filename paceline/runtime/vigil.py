@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.runtime import codes
 
 SLOW_SHARE = 0.5  # of the time, in which a process stood still: every step of the others waits for it
 _CALM_SHARE = 0.2
@@ -100,16 +101,18 @@ class Vigil:
         silent = set(self.silent(now, self._warn))
         for rank in sorted(silent - self._missed):
             what = f"no sign of life from rank {rank} for {now - self._heard[rank]:.0f} s"
-            found.append(_warning("rank_quiet", what, rank, self.last_seen(rank), "a stopped process goes on after kill -CONT; otherwise the run ends when the silence has lasted training.ddp_timeout"))  # fmt: skip
+            found.append(_warning(codes.RUNTIME_RANK_QUIET, what, rank, self.last_seen(rank), "a stopped process goes on after kill -CONT; otherwise the run ends when the silence has lasted training.ddp_timeout"))  # fmt: skip
         for rank in sorted(self._missed - silent):
-            found.append(_warning("rank_back", f"rank {rank} gives signs of life again", rank, "", "", Severity.NOTE))
+            found.append(
+                _warning(codes.RUNTIME_RANK_BACK, f"rank {rank} gives signs of life again", rank, "", "", Severity.NOTE)
+            )
         self._missed = silent
         for rank, beat in list(self._beats.items()):  # another thread may add to it
             if beat.lost >= SLOW_SHARE and rank not in self._slow and not beat.done:
                 self._slow.add(rank)
                 what = f"rank {rank} stood still for {beat.lost:.0%} of the time lately, and every step waits for it"
                 hint = "who stops it (SIGSTOP, a debugger, a limit of CPU time), or what else runs on its machine?"
-                found.append(_warning("rank_slow", what, rank, self.last_seen(rank), hint))
+                found.append(_warning(codes.RUNTIME_RANK_SLOW, what, rank, self.last_seen(rank), hint))
             elif beat.lost < _CALM_SHARE:
                 self._slow.discard(rank)
         return found
@@ -120,6 +123,6 @@ class Vigil:
 
 
 def _warning(
-    code: str, what: str, rank: int, found: str, hint: str, severity: Severity = Severity.WARNING
+    code: Code, what: str, rank: int, found: str, hint: str, severity: Severity = Severity.WARNING
 ) -> Diagnostic:
-    return Diagnostic(f"runtime.{code}", what, f"rank {rank}", found, hint, severity, {"rank": rank})
+    return code(what, f"rank {rank}", found, hint, severity, {"rank": rank})

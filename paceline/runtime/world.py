@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.runtime import codes
 from paceline.runtime.bounded import within
 from paceline.runtime.device import pick_device
 from paceline.runtime.meeting import arrive, connect_store
@@ -88,11 +88,8 @@ class World:
         name = ("nccl" if chosen.type == "cuda" else "gloo") if backend == "auto" else backend
         if name == "nccl" and chosen.type != "cuda":
             raise PacelineError(
-                Diagnostic(
-                    "runtime.backend",
-                    "nccl moves CUDA tensors only",
-                    found=f"device {chosen}",
-                    hint="ddp_backend: gloo",
+                codes.RUNTIME_BACKEND(
+                    "nccl moves CUDA tensors only", found=f"device {chosen}", hint="ddp_backend: gloo"
                 )
             )
         store = connect_store(env, timeout_seconds)
@@ -239,8 +236,7 @@ def environment() -> Mapping[str, str]:
 def _group_error(exc: Exception, env: RankEnv, backend: str) -> PacelineError:
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     return PacelineError(
-        Diagnostic(
-            "runtime.group",
+        codes.RUNTIME_GROUP(
             f"the ranks met at {env.master_addr}:{env.master_port}, but rank {env.rank} cannot connect to the others over {backend}",
             found=str(exc).splitlines()[0][:300],
             hint=f"{variable}=<the network interface that the nodes share>",
@@ -261,8 +257,7 @@ def _check_size(size: int, limit_bytes: int, rank: int) -> None:
     """Both sides know the size before the bytes are sent, so all ranks refuse together."""
     if size > limit_bytes:
         raise PacelineError(
-            Diagnostic(
-                "runtime.json_limit",
+            codes.RUNTIME_JSON_LIMIT(
                 f"rank {rank} wants to send {size} bytes of JSON at once",
                 found=f"limit {limit_bytes}",
                 hint="send less, or in pieces",

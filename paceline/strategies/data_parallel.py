@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import ThreadOptions
@@ -20,6 +19,7 @@ from paceline.protocols.roles import Ask, Role
 from paceline.protocols.shard import ShardReader
 from paceline.protocols.window import StepOutcome
 from paceline.runtime.world import World
+from paceline.strategies import codes
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.replicas import scatter, side_by_side
@@ -95,8 +95,7 @@ class DataParallel(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         if world.world_size != 1:
             raise ConfigError(
-                Diagnostic(
-                    "strategy.data_parallel_world",
+                codes.STRATEGY_DATA_PARALLEL_WORLD(
                     "the strategy 'data_parallel' drives all devices from one process",
                     where="training.distributed_strategy",
                     found=f"{world.world_size} processes",

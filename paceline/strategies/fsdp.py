@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config.optimizers import elementwise
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import check_context_parallel, placer
 from paceline.models.materialise import copy_decisions, fill
@@ -27,7 +26,7 @@ from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.runtime.mesh import device_mesh, sharding_mesh
 from paceline.runtime.world import World
-from paceline.strategies import sharded_state
+from paceline.strategies import codes, sharded_state
 from paceline.strategies.base import Strategy, evaluating
 from paceline.strategies.handle import Handle
 from paceline.strategies.norms import squares
@@ -47,8 +46,7 @@ class FSDP(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         if world.world_size == 1:
             raise ConfigError(
-                Diagnostic(
-                    "strategy.fsdp_world",
+                codes.STRATEGY_FSDP_WORLD(
                     "the strategy 'fsdp' shards over processes, and there is one",
                     where="training.distributed_strategy",
                     hint="--nproc 2 or more, or distributed_strategy: single",
@@ -225,8 +223,7 @@ def _units(handle: Handle) -> Units:
 def _check_optimizer(spec: OptimizerSpec | None) -> None:
     if spec is not None and not elementwise(spec.name):
         raise ConfigError(
-            Diagnostic(
-                "strategy.optimizer_sharded",
+            codes.STRATEGY_OPTIMIZER_SHARDED(
                 f"{spec.name} looks at whole matrices, and here each rank has a piece of each",
                 where="training.optim",
                 found=spec.name,

@@ -12,11 +12,11 @@ from torch import nn
 
 from paceline.config.optimizers import BUILT, not_built
 from paceline.config.options import misfits
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.plan.model.parameters import NO_DECAY
 from paceline.protocols.optimizer import OptimizerSpec
+from paceline.strategies import codes
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[
     trained = [(name, p) for name, p in named if p.requires_grad]
     if not trained:
         what = "no parameter of the model requires a gradient"
-        raise ConfigError(Diagnostic("strategy.nothing_to_train", what, hint="unfreeze at least one"))
+        raise ConfigError(codes.STRATEGY_NOTHING_TO_TRAIN(what, hint="unfreeze at least one"))
     return trained
 
 
@@ -71,7 +71,7 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
 def _checked_args(spec: OptimizerSpec) -> dict[str, Any]:
     for what, found, hint in misfits(spec.args, BUILT[spec.name].options):
         text = f"{spec.name} {what}"
-        raise ConfigError(Diagnostic("strategy.optimizer_args", text, "training.optim_args", found, hint))
+        raise ConfigError(codes.STRATEGY_OPTIMIZER_ARGS(text, "training.optim_args", found, hint))
     return {name: _value(value) for name, value in spec.args.items()}
 
 
@@ -88,4 +88,4 @@ def _value(value: Any) -> Any:
 def _refusal(name: str) -> ConfigError:
     why, instead = not_built(name)
     what = f"the optimizer '{name}' is not built: {why}"
-    return ConfigError(Diagnostic("strategy.optimizer_unsupported", what, "training.optim", name, instead))
+    return ConfigError(codes.STRATEGY_OPTIMIZER_UNSUPPORTED(what, "training.optim", name, instead))

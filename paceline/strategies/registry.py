@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import STRATEGIES
 from paceline.plan.strategies.base import StrategySpec
 from paceline.runtime.world import World
+from paceline.strategies import codes
 from paceline.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def strategy_class(name: str) -> type[Strategy]:
         cls = STRATEGIES.load(cls.implementation)
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise ConfigError(
-            Diagnostic(
-                "strategy.not_a_strategy",
+            codes.STRATEGY_NOT_A_STRATEGY(
                 f"'{name}' is no strategy",
                 found=repr(cls),
                 hint="a class that inherits from paceline.strategies.base:Strategy (or DDP, Single)",
@@ -46,8 +45,7 @@ def strategy_class(name: str) -> type[Strategy]:
     moved = [name for name in _REPLACED if any(name in vars(base) for base in cls.__mro__)]
     if moved:
         raise ConfigError(
-            Diagnostic(
-                "strategy.not_a_strategy",
+            codes.STRATEGY_NOT_A_STRATEGY(
                 f"'{name}' overrides what no window calls any more",
                 found=", ".join(moved),
                 hint="; ".join(f"{old}: {_REPLACED[old]}" for old in moved),

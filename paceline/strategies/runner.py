@@ -11,12 +11,12 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Ask, Role
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult
+from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.means import Means
@@ -201,7 +201,7 @@ class WindowRunner:
             last = some[-1] if some else last
             if last is None:
                 what = "an evaluation window needs at least one micro-batch on every rank"
-                raise PacelineError(Diagnostic("strategy.empty_window", what, hint="give a filler (weight 0)"))
+                raise PacelineError(codes.STRATEGY_EMPTY_WINDOW(what, hint="give a filler (weight 0)"))
             count = len(some)
             if self.strategy.collective_forward:
                 count = int(self.world.all_reduce_max_float([count])[0])

@@ -17,6 +17,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.strategies.options import FsdpOptions
+from paceline.strategies import codes
 
 FUSED_LEAVES = (
     FusedAttention,
@@ -200,8 +201,7 @@ def _call(module: nn.Module, name: str) -> Any:
 
 def _no_such_class(missing: Sequence[str], trunk: nn.Module) -> Diagnostic:
     have = sorted({type(m).__name__ for m in trunk.modules() if next(m.parameters(recurse=False), None) is None})
-    return Diagnostic(
-        "strategy.fsdp_wrap_class",
+    return codes.STRATEGY_FSDP_WRAP_CLASS(
         "the model has no module of the class to wrap",
         "training.fsdp_config",
         ", ".join(missing),

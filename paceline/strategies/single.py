@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.runtime.world import World
+from paceline.strategies import codes
 from paceline.strategies.base import Strategy
 
 
@@ -19,8 +19,7 @@ class Single(Strategy):
     def __init__(self, world: World, plan: Plan) -> None:
         if world.world_size != 1:
             raise ConfigError(
-                Diagnostic(
-                    "strategy.single_world",
+                codes.STRATEGY_SINGLE_WORLD(
                     "the strategy 'single' is for one process",
                     where="training.distributed_strategy",
                     found=f"{world.world_size} processes",

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
+from paceline.strategies import codes
 from paceline.strategies.handle import Handle
 
 SCALER = "grad_scaler"  # the name under which the fp16 scaler's two numbers travel; no parameter is called so
@@ -150,8 +150,7 @@ def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int
     """Raises CheckpointError when the tensor is missing or has another shape than the model's ``shape``."""
     if not reader.has(role, name, kind):
         raise CheckpointError(
-            Diagnostic(
-                "checkpoint.missing_tensor",
+            codes.CHECKPOINT_MISSING_TENSOR(
                 f"the checkpoint has no '{name}' ({kind}) for the {role}",
                 found=name,
                 hint="the config's model must be the one that was saved",
@@ -160,8 +159,7 @@ def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int
     stored = reader.shape(role, name, kind)
     if stored != shape:
         raise CheckpointError(
-            Diagnostic(
-                "checkpoint.shape",
+            codes.CHECKPOINT_SHAPE(
                 f"'{name}' has another shape in the checkpoint",
                 found=f"{stored}, the model has {shape}",
                 hint="the config's model (and its vocabulary) must be the one that was saved",

@@ -11,6 +11,7 @@ import torch
 import paceline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.training import codes
 
 PLAN_LIMIT_BYTES = 1 << 20
 
@@ -51,8 +52,7 @@ def check_same(world: Any, mine: dict[str, str]) -> None:
     """Raise PacelineError on every rank when one differs from rank 0, naming rank, field and both values."""
     everyone = world.all_gather_json(mine)
     found = [
-        Diagnostic(
-            "world.mismatch",
+        codes.WORLD_MISMATCH(
             f"rank {rank} differs from rank 0 in '{key}'",
             f"rank {rank}",
             f"{key}: {other[key]} on rank {rank}, {everyone[0][key]} on rank 0",

@@ -21,7 +21,6 @@ from paceline.checkpoint.layout import scan
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.resume import open_checkpoint
 from paceline.config.schema import Config
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError, ConfigError, DataError, ExitCode, PacelineError
 from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
@@ -36,6 +35,7 @@ from paceline.protocols.shard import PARAM
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Answers
 from paceline.runlog.redact import Redactor
+from paceline.training import codes
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ def read_questions(path: Path) -> list[dict[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            Diagnostic("training.questions", "the questions cannot be read", str(path), str(error))
-        ) from error
+        raise DataError(codes.TRAINING_QUESTIONS("the questions cannot be read", str(path), str(error))) from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -96,8 +94,7 @@ def read_questions(path: Path) -> list[dict[str, str]]:
             rows.append(question_of(json.loads(line)))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(
-                Diagnostic(
-                    "training.questions",
+                codes.TRAINING_QUESTIONS(
                     "a question is a JSON object with prompt and answer",
                     f"{path}:{number}",
                     line[:80],
@@ -105,7 +102,7 @@ def read_questions(path: Path) -> list[dict[str, str]]:
                 )
             ) from error
     if not rows:
-        raise DataError(Diagnostic("training.questions", "there are no questions", str(path)))
+        raise DataError(codes.TRAINING_QUESTIONS("there are no questions", str(path)))
     return rows
 
 
@@ -125,8 +122,7 @@ def answer_run(
     found = sorted((f for f in scan(run.checkpoints) if f.problem is None), key=lambda f: int(f.name[5:]))
     if not found:
         raise CheckpointError(
-            Diagnostic(
-                "training.no_checkpoint",
+            codes.TRAINING_NO_CHECKPOINT(
                 "the run has no complete checkpoint",
                 str(run.checkpoints),
                 hint="train with training.save_strategy: steps",
@@ -150,12 +146,8 @@ def load_run_config(run: RunDir) -> Config:
         return Config.from_json(json.loads(run.config_json.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            Diagnostic(
-                "training.no_run",
-                "this directory holds no run",
-                str(run.root),
-                str(error),
-                "a run directory, e.g. outputs/demo",
+            codes.TRAINING_NO_RUN(
+                "this directory holds no run", str(run.root), str(error), "a run directory, e.g. outputs/demo"
             )
         ) from error
 

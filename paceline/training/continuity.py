@@ -12,6 +12,7 @@ from paceline.plan.batch import resplit
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import state_form
 from paceline.plan.strategies.state_form import why_unreadable
+from paceline.training import codes
 
 # What a resumed run may not change: the order of samples, and what they are.
 FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
@@ -25,8 +26,7 @@ def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[
     if rows == plan.batch.global_batch or same_ranks:
         return plan, []  # the same ranks with another batch: same_run names it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
-    note = Diagnostic(
-        "resume.batch_resplit",
+    note = codes.RESUME_BATCH_RESPLIT(
         f"the run takes {rows} rows a step since its start on {ranks} ranks; on {plan.world_size} ranks that is {batch}",
         "training.per_device_train_batch_size",
         f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
@@ -45,9 +45,9 @@ def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
     if why:
         what = f"a run under '{now}' cannot go on from a checkpoint of '{before}': {why}"
         hint = f"distributed_strategy: {before}, or paceline export and a new run with model.name_or_path"
-        raise CheckpointError(Diagnostic("checkpoint.other_strategy", what, where, found, hint))
+        raise CheckpointError(codes.CHECKPOINT_OTHER_STRATEGY(what, where, found, hint))
     what = "the checkpoint was saved under another strategy; weights, optimizer and position are taken from it whole"
-    return [Diagnostic("resume.other_strategy", what, where, found, severity=Severity.NOTE)]
+    return [codes.RESUME_OTHER_STRATEGY(what, where, found, severity=Severity.NOTE)]
 
 
 def not_compared(state: Mapping[str, Any], definition: str) -> Diagnostic | None:
@@ -58,4 +58,4 @@ def not_compared(state: Mapping[str, Any], definition: str) -> Diagnostic | None
     what = "whether this is the data of the checkpoint cannot be told: its fingerprint was made by another version of the program or of its libraries"
     hint = "go on only if data.train, the tokenizer, the chat template and the lengths are what they were"
     found = f"{saved or 'an earlier definition'} in the checkpoint, {definition} now"
-    return Diagnostic("resume.data_not_compared", what, "data.train", found, hint, Severity.WARNING)
+    return codes.RESUME_DATA_NOT_COMPARED(what, "data.train", found, hint, Severity.WARNING)

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.data import RowSource
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
+from paceline.training import codes
 from paceline.training.loading import Loading
 from paceline.training.windows import Cut, read_batch
 
@@ -48,8 +48,7 @@ def evaluate(
         sums = runner.eval_window(handles, (batch.with_numbers(means) for batch in batches), algorithm)
     if sums.rows != num_rows:
         raise PacelineError(
-            Diagnostic(
-                "training.eval_rows",
+            codes.TRAINING_EVAL_ROWS(
                 "evaluation did not see every row exactly once",
                 "data.eval",
                 f"{sums.rows} rows evaluated of {num_rows}",

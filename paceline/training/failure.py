@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.refusals import refusal_of
 from paceline.runtime.cascade import is_cascade
+from paceline.training import codes
 from paceline.training.out_of_memory import is_out_of_memory
 
 
@@ -25,12 +27,9 @@ def diagnose(
     if isinstance(error, PacelineError):
         first = error.diagnostics[0]
         place = first.where or f"rank {rank}"
-        return Diagnostic(
-            first.code, first.what, place, first.found, first.hint, first.severity, {**first.evidence, "rank": rank}
-        )
+        return replace(first, where=place, evidence={**first.evidence, "rank": rank})
     if is_out_of_memory(error):
-        return Diagnostic(
-            "training.out_of_memory",
+        return codes.TRAINING_OUT_OF_MEMORY(
             f"rank {rank} ran out of memory",
             f"rank {rank}",
             (str(error).strip() or type(error).__name__).splitlines()[0][:300],
@@ -42,8 +41,7 @@ def diagnose(
     text = (str(error).strip() or type(error).__name__)[:2000]
     if is_cascade(error):
         gone = f"; silent: rank {', '.join(map(str, silent_ranks))}" if silent_ranks else ""
-        return Diagnostic(
-            "world.peer_lost",
+        return codes.WORLD_PEER_LOST(
             f"rank {rank} lost the connection to another rank, which left no error behind{gone}",
             where,
             text,
@@ -53,16 +51,14 @@ def diagnose(
     why = refusal_of(error, _place_of(error)) if isinstance(error, OSError) else None
     if isinstance(error, OSError) and why is not None:
         named = str(error.filename or "a file")
-        return Diagnostic(
-            "training.system_refused",
+        return codes.TRAINING_SYSTEM_REFUSED(
             f"rank {rank}: the system refused {named}: {why.reason}",
             where,
             text,
             why.hint,
             evidence={"rank": rank, "kind": why.kind},
         )
-    return Diagnostic(
-        "training.exception",
+    return codes.TRAINING_EXCEPTION(
         f"rank {rank} raised {type(error).__name__}: {text}",
         where,
         hint="the traceback is in this rank's log",

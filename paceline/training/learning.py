@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.protocols.window import StepResult
+from paceline.training import codes
 from paceline.training.state import TrainState
 
 LEARNT = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0
@@ -65,7 +66,7 @@ class Learning:
 
     def _no_gradient(self, count: str) -> Diagnostic:
         return self._warning(
-            "training.no_gradient",
+            codes.TRAINING_NO_GRADIENT,
             f"no gradient reached the weights in {count}: nothing is learnt in them",
             f"grad_norm 0, loss {self.recent[-1]:.4g}",
             f"see that something is trained (lora.target_modules) and that the loss has not run away; {_HINT}",
@@ -85,11 +86,11 @@ class Learning:
         for now, before, (times, more) in pairs:
             if now > times * abs(before) + more:
                 what = f"the loss has risen to {now:.4g} from {before:.4g} at the start: training has diverged"
-                return [self._warning("training.diverged", what, f"loss {last[-1]:.4g}", _HINT)]
+                return [self._warning(codes.TRAINING_DIVERGED, what, f"loss {last[-1]:.4g}", _HINT)]
         return []
 
-    def _warning(self, code: str, what: str, found: str, hint: str) -> Diagnostic:
-        return Diagnostic(code, what, f"step {self.state.step}", found, hint, Severity.WARNING)
+    def _warning(self, code: Code, what: str, found: str, hint: str) -> Diagnostic:
+        return code(what, f"step {self.state.step}", found, hint, Severity.WARNING)
 
 
 def _mean(values: Sequence[float]) -> float:

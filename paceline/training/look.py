@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.algorithms.rewards.scoring import MODEL, RewardSpec, check_built_in
+from paceline.checkpoint import codes as checkpoint_codes
 from paceline.checkpoint.manifest import read_manifest
 from paceline.checkpoint.resume import at_its_key, find_checkpoint, same_run
 from paceline.checkpoint.ties import read_config, read_state
@@ -31,6 +32,7 @@ from paceline.plan.algorithms.roles import models_named
 from paceline.plan.model.folder import check_adapter_folder, check_model_folder
 from paceline.plan.model.weights_sizes import adapter_sizes
 from paceline.plan.plan import Plan
+from paceline.training import codes
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.rollout.named import check_reward_folder, missing_key
 from paceline.training.same_model import other_training
@@ -146,7 +148,7 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
     if plan is not None:
         other = other_training(state, plan, saved)
         yield from other
-        if any(finding.code == "resume.other_algorithm" for finding in other):
+        if any(finding.code == codes.RESUME_OTHER_ALGORITHM.name for finding in other):
             return
         yield from _said(lambda: keep_global_batch(state, plan)[1])
         yield from _said(lambda: other_strategy(state, plan))
@@ -167,7 +169,7 @@ def _chosen(path: Path) -> Diagnostic:
     link = f", a link to {path.resolve()}" if path.is_symlink() else ""
     what = f"the run goes on from {path.name}{link}: what it consists of is there, in the sizes that were saved"
     found = f"{total} in {path}: `paceline train` compares every byte by its sha256 before it starts a process"
-    return Diagnostic("resume.chosen", what, "training.resume_from_checkpoint", found, severity=Severity.NOTE)
+    return checkpoint_codes.RESUME_CHOSEN(what, "training.resume_from_checkpoint", found, severity=Severity.NOTE)
 
 
 def _said(ask: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:

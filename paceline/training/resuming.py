@@ -14,6 +14,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
+from paceline.training import codes
 from paceline.training.agree import share_plan
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
 from paceline.training.same_model import other_training
@@ -66,7 +67,7 @@ def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
     what = "the evaluation set is another than when this checkpoint was saved; what is trained is the same"
     best = state.get("train", {}).get("best_metric")
     found = "" if best is None else f"the best value so far, {best:.4g}, was measured on the former set"
-    return [Diagnostic("resume.other_evaluation", what, "data.eval", found, severity=Severity.WARNING)]
+    return [codes.RESUME_OTHER_EVALUATION(what, "data.eval", found, severity=Severity.WARNING)]
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
@@ -77,8 +78,7 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
         for key in sorted(set(old) & set(new)):
             if old[key] != new[key] and key not in QUIET:
                 found.append(
-                    Diagnostic(
-                        "resume.config_changed",
+                    codes.RESUME_CONFIG_CHANGED(
                         f"{section}.{key} differs from the run that saved this checkpoint",
                         f"{section}.{key}",
                         f"{new[key]} now, {old[key]} then",

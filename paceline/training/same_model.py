@@ -17,6 +17,7 @@ from paceline.plan.model.parameters import SCORE
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Plan
+from paceline.training import codes
 
 _EXPORT = "paceline export RUN --to DIR and a new run with model.name_or_path: DIR"
 _SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # a vocabulary may have grown
@@ -31,7 +32,7 @@ def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any
     if before != plan.algorithm:  # rows, heads and roles follow from it
         what = f"the checkpoint is of a run by '{before}', and this one trains by '{plan.algorithm}'"
         hint = f"algorithm: {before}; or to go on from its weights, {_EXPORT}"
-        return [Diagnostic("resume.other_algorithm", what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint)]  # fmt: skip
+        return [codes.RESUME_OTHER_ALGORITHM(what, "training.algorithm", f"{before} in the checkpoint, {plan.algorithm} now", hint)]  # fmt: skip
     return [
         *_optimizer(state.get("optimizer"), plan.optimizer),
         *_adapters(state, to_json(plan.adapter), tied=plan.shape is not None and plan.shape.tied),
@@ -44,7 +45,7 @@ def _optimizer(before: Mapping[str, Any] | None, now: OptimizerSpec) -> list[Dia
     if saved is None or _keeps(saved) == _keeps(now):  # checkpoints of before do not say
         return []
     what, hint = "the checkpoint holds the state of another optimizer than this run's", f"optim: {_named(saved)}; or {_EXPORT}, whose optimizer begins anew"  # fmt: skip
-    return [Diagnostic("resume.other_optimizer", what, "training.optim", f"{_named(saved)} in the checkpoint, {_named(now)} now", hint)]  # fmt: skip
+    return [codes.RESUME_OTHER_OPTIMIZER(what, "training.optim", f"{_named(saved)} in the checkpoint, {_named(now)} now", hint)]  # fmt: skip
 
 
 def _named(optimizer: OptimizerSpec) -> str:
@@ -62,7 +63,7 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: 
     if (before is None) != (now is None):
         held, trained = ("a whole model", "an adapter") if before is None else ("an adapter", "all weights")
         what, hint = f"the checkpoint holds {held}, and this run trains {trained}", "the lora section it was made with, or a new run"  # fmt: skip
-        return [Diagnostic("resume.adapter", what, "lora", held, hint)]
+        return [codes.RESUME_ADAPTER(what, "lora", held, hint)]
     if before is None or now is None:
         return []
     other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
@@ -71,8 +72,7 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: 
     if other[:2] == ["r", "alpha"]:  # twice the rank, where it is not written
         other.remove("alpha")
     return [
-        Diagnostic(
-            "resume.adapter",
+        codes.RESUME_ADAPTER(
             f"the adapter in the checkpoint was made with another {key}",
             f"lora.{key}",
             f"{_shown(before[key])} in the checkpoint, {_shown(now[key])} now",
@@ -106,4 +106,4 @@ def _sizes(saved: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
     what = "the checkpoint is of a model of other sizes"
     hint = "the model it was made with, or a new run in another training.output_dir"
     key = "model.config" if plan.config["model"].get("config") else "model.name_or_path"
-    return [Diagnostic("resume.other_model", what, key, found, hint)]
+    return [codes.RESUME_OTHER_MODEL(what, key, found, hint)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Protocol
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.protocols.window import Window
+from paceline.training import codes
 
 CHECKED_STEPS = 3  # of every attempt: an order that is wrong is wrong from the start
 
@@ -39,8 +39,7 @@ def check_same_rows(world: Ranks, data_parallel_rank: int, window: Window) -> No
         other, expected = first.setdefault(place, (rank, digest))
         if digest != expected:
             raise PacelineError(
-                Diagnostic(
-                    "training.rows_differ",
+                codes.TRAINING_ROWS_DIFFER(
                     "ranks that share one copy of the model were given different rows",
                     f"step {window.step + 1}",
                     f"rank {other}: {expected}, rank {rank}: {digest}",

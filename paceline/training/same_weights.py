@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.plan.mesh import Coordinates
+from paceline.training import codes
 from paceline.training.same_rows import Ranks
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,8 +44,7 @@ def _named(world: Ranks, sums: Mapping[str, int], step: int, one: int, other: in
     everyone = world.all_gather_json(dict(sums))
     left, right = everyone[one], everyone[other]
     names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
-    return Diagnostic(
-        "training.weights_differ",
+    return codes.TRAINING_WEIGHTS_DIFFER(
         "ranks that hold copies of the same weights hold different numbers",
         f"after step {step}" if step else "before the first step",
         f"rank {one} and rank {other} differ in {len(names)} of {len(left)} parameters, first in {names[0]}",

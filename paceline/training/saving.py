@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.protocols.roles import Role
+from paceline.training import codes
 from paceline.training.state import TrainState
 
 
@@ -89,8 +89,7 @@ def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
     mine, theirs = adapter.base["fingerprint"], saved.get("fingerprint")
     if mine and theirs and mine != theirs:
         raise CheckpointError(
-            Diagnostic(
-                "resume.base_model",
+            codes.RESUME_BASE_MODEL(
                 "the adapter in the checkpoint was trained on other base weights",
                 "model.name_or_path",
                 f"{saved.get('name_or_path')} with fingerprint {theirs[:12]}; the weights here have {mine[:12]}",

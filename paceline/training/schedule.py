@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from paceline.config.schedules import STATEFUL
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.training import codes
 from paceline.training.deepspeed_schedule import BUILDERS
 
 
@@ -41,8 +41,7 @@ def learning_rate_schedule(
             else "unknown name"
         )
         raise ConfigError(
-            Diagnostic(
-                "training.lr_scheduler_type",
+            codes.TRAINING_LR_SCHEDULER_TYPE(
                 f"lr_scheduler_type '{name}' is not available: {why}",
                 "training.lr_scheduler_type",
                 name,
@@ -66,4 +65,4 @@ def learning_rate_schedule(
 
 def _misfit(name: str, exc: Exception) -> ConfigError:
     what, where = f"'{name}' does not take these arguments", "training.lr_scheduler_kwargs"
-    return ConfigError(Diagnostic("training.lr_scheduler_kwargs", what, where, str(exc)))
+    return ConfigError(codes.TRAINING_LR_SCHEDULER_KWARGS(what, where, str(exc)))

@@ -13,7 +13,6 @@ from paceline.checkpoint.store import Checkpointer
 from paceline.config.metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.rundir import RunDir
 from paceline.data.order import check_feeds
@@ -32,6 +31,7 @@ from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
+from paceline.training import codes
 from paceline.training.cadence import Cadence, every
 from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
@@ -95,7 +95,7 @@ class Session:
             what = f"the strategy '{self.plan.strategy}' cannot generate while it trains"
             hint = "export a checkpoint and ask that, or train with distributed_strategy: fsdp"
             where = "training.distributed_strategy"
-            raise ConfigError(Diagnostic("strategy.pipeline_generation", what, where, self.plan.strategy, hint))
+            raise ConfigError(codes.STRATEGY_PIPELINE_GENERATION(what, where, self.plan.strategy, hint))
         factories = {role: self.models.trained(role) for role in algorithm.trains}
         handles = {role: strategy.prepare(role, build, self.plan.optimizer) for role, build in factories.items()}
         for role in algorithm.frozen:
@@ -170,8 +170,7 @@ class Session:
         if epochs.total_steps == 0:
             rows = source.num_rows(0)
             raise DataError(
-                Diagnostic(
-                    "training.no_steps",
+                codes.TRAINING_NO_STEPS(
                     "the data cannot fill one step",
                     "training.dataloader_drop_last",
                     f"{rows} rows for a global batch of {cut.global_batch} (micro-batch {cut.micro_batch} × accumulation {cut.accumulation} × {cut.dp_size} ranks)",

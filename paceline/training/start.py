@@ -27,6 +27,7 @@ from paceline.plan.plan import Plan
 from paceline.rules import at_start
 from paceline.rules.planning import make_plan
 from paceline.runtime.rank_env import RankEnv
+from paceline.training import codes
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def same_size(plan: Plan, env: RankEnv) -> None:
         f"{env.world_size} on {env.num_nodes} node(s) ({env.launcher}); planned: {plan.world_size} on {plan.num_nodes}"
     )
     hint = "as many ranks as planned, or start with the YAML in place of plan.json: the plan is then made for the ranks that there are"
-    raise ConfigError(Diagnostic("training.plan_ranks", what, "plan.json", found, hint))
+    raise ConfigError(codes.TRAINING_PLAN_RANKS(what, "plan.json", found, hint))
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
@@ -141,7 +142,7 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
         asked, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
         if source is not None and source.layer != DEFAULTS and asked not in (None, count):
             what = f"{path} says {asked}, the launcher has started {count}: {count} is what runs"
-            found.append(Diagnostic("launch.other_processes", what, source.place(), str(asked), f"{path}: {count}, or remove the line", Severity.WARNING))  # fmt: skip
+            found.append(codes.LAUNCH_OTHER_PROCESSES(what, source.place(), str(asked), f"{path}: {count}, or remove the line", Severity.WARNING))  # fmt: skip
     return tuple(found)
 
 
@@ -152,7 +153,7 @@ def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ..
         return ()
     key = "training.resume_from_checkpoint"
     what = f"after a failure torchrun runs the same command again, up to {asked} times, and that does not go on from the run's own last checkpoint"
-    return (Diagnostic("launch.restarts", what, "torchrun --max-restarts", f"{key}: {resume or 'null'}", f"{key}: auto", Severity.WARNING),)  # fmt: skip
+    return (codes.LAUNCH_RESTARTS(what, "torchrun --max-restarts", f"{key}: {resume or 'null'}", f"{key}: auto", Severity.WARNING),)  # fmt: skip
 
 
 def from_plan(path: Path, local_rank: int | None) -> Start:
@@ -162,8 +163,7 @@ def from_plan(path: Path, local_rank: int | None) -> Start:
         config = Config.from_json(dict(plan.config))
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise ConfigError(
-            Diagnostic(
-                "training.plan_file",
+            codes.TRAINING_PLAN_FILE(
                 "the plan cannot be read",
                 str(path),
                 f"{type(exc).__name__}: {exc}",

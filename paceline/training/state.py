@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.training import codes
 
 
 @dataclass
@@ -77,8 +77,6 @@ def best_rule(training: Any, names: Sequence[str]) -> BestRule:
     if metric not in names:
         what = "no evaluation of this algorithm yields this metric"
         hint = f"one of: {', '.join(names)}"
-        raise ConfigError(
-            Diagnostic("training.metric_for_best_model", what, "training.metric_for_best_model", metric, hint)
-        )
+        raise ConfigError(codes.TRAINING_METRIC_FOR_BEST_MODEL(what, "training.metric_for_best_model", metric, hint))
     greater = training.greater_is_better if training.greater_is_better is not None else not metric.endswith("loss")
     return BestRule(metric, greater, training.early_stopping_patience, training.early_stopping_threshold)

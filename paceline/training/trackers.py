@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
+from paceline.plan import codes as plan_codes
+from paceline.training import codes
 
 Report = Callable[[Diagnostic], None]
 
@@ -128,48 +130,29 @@ def open_trackers(
 
 
 def _unknown(name: str) -> Diagnostic:
-    return Diagnostic(
-        "tracker.unknown",
-        "there is no such tracker",
-        "training.report_to",
-        name,
-        f"none, all, {', '.join(NAMES)}",
-        Severity.WARNING,
+    return codes.TRACKER_UNKNOWN(
+        "there is no such tracker", "training.report_to", name, f"none, all, {', '.join(NAMES)}", Severity.WARNING
     )
 
 
 def _not_installed(name: str, exc: ImportError, severity: Severity) -> Diagnostic:
     what = f"{name} is not installed: the run goes on without it"
-    return Diagnostic(
-        "tracker.not_installed",
-        what,
-        "training.report_to",
-        str(exc),
-        f"{_INSTALL[name]}, or leave '{name}' out",
-        severity,
+    return plan_codes.TRACKER_NOT_INSTALLED(
+        what, "training.report_to", str(exc), f"{_INSTALL[name]}, or leave '{name}' out", severity
     )
 
 
 def _offline(run: RunDir) -> Diagnostic:
     what = "wandb records offline: WANDB_API_KEY is not set"
-    return Diagnostic(
-        "tracker.offline",
-        what,
-        str(run.wandb),
-        hint="wandb sync, in that folder, uploads it later",
-        severity=Severity.NOTE,
+    return plan_codes.TRACKER_OFFLINE(
+        what, str(run.wandb), hint="wandb sync, in that folder, uploads it later", severity=Severity.NOTE
     )
 
 
 def _failed(name: str, exc: Exception) -> Diagnostic:
     what = f"{name} failed and is left out from here on; events and logs go on"
-    return Diagnostic(
-        "tracker.failed",
-        what,
-        "training.report_to",
-        f"{type(exc).__name__}: {exc}",
-        "look at its own logs",
-        Severity.WARNING,
+    return codes.TRACKER_FAILED(
+        what, "training.report_to", f"{type(exc).__name__}: {exc}", "look at its own logs", Severity.WARNING
     )
 
 

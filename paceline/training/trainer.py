@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.protocols.window import Report, StepResult, Window
 from paceline.runlog import events
 from paceline.strategies.base import Runner
+from paceline.training import codes
 from paceline.training.cadence import Cadence
 from paceline.training.learning import Learning
 from paceline.training.metrics import Throughput
@@ -127,7 +128,7 @@ class Trainer:
         if result.skipped == "no_labels":
             self.state.skipped_no_labels += 1
             self._notice(
-                "training.no_labels",
+                codes.TRAINING_NO_LABELS,
                 f"step {step} had no labelled token on any rank: no update was made",
                 "check data.train_on and data.max_length",
                 step,
@@ -135,15 +136,14 @@ class Trainer:
         elif result.skipped == "overflow":
             self.state.skipped_overflow += 1
             self._notice(
-                "training.overflow",
+                codes.TRAINING_OVERFLOW,
                 f"step {step}: fp16 gradients overflowed, the update was skipped and the loss scale lowered",
                 "",
                 step,
             )
         elif not math.isfinite(sum(result.losses.values())) or not math.isfinite(result.grad_norm or 0.0):
             raise PacelineError(
-                Diagnostic(
-                    "training.nonfinite",
+                codes.TRAINING_NONFINITE(
                     f"loss or gradient is not a number at step {step}",
                     f"step {step}",
                     f"losses {dict(result.losses)}, grad_norm {result.grad_norm}, lr {lr:g}",
@@ -199,8 +199,8 @@ class Trainer:
             return
         self.failed_saves = 0
 
-    def _notice(self, code: str, what: str, hint: str, step: int) -> None:
-        diagnostic = Diagnostic(code, what, f"step {step}", hint=hint, severity=Severity.WARNING)
+    def _notice(self, code: Code, what: str, hint: str, step: int) -> None:
+        diagnostic = code(what, f"step {step}", hint=hint, severity=Severity.WARNING)
         self._emit(events.Notice(diagnostic))
 
     def _emit(self, event: events.Event) -> None:

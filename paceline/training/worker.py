@@ -26,6 +26,7 @@ from paceline.core.rundir import RunDir
 from paceline.data.kinds.base import row_kind
 from paceline.data.main import Bar, summary
 from paceline.data.prepare import Prepared, prepare
+from paceline.launch import codes as launch_codes
 from paceline.launch.claim import claim, in_use
 from paceline.launch.environ import cache_folder, keep_compiled_code_private
 from paceline.launch.line import Line, Word
@@ -46,6 +47,7 @@ from paceline.runtime.heartbeat import sign_of
 from paceline.runtime.leaving import leave
 from paceline.runtime.quiet import quiet_libraries
 from paceline.runtime.world import RankEnv, World
+from paceline.training import codes
 from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
 from paceline.training.last_words import leave_word
@@ -233,7 +235,7 @@ class Worker:
             what = f"the logs of rank {world.rank} cannot be opened: {why.reason if why else exc.strerror or exc}"
             hint = why.hint if why else "look at the disk and its file system"
             raise PacelineError(
-                Diagnostic("run.not_writable", what, str(exc.filename or self.run_dir.root), str(exc), hint)
+                launch_codes.RUN_NOT_WRITABLE(what, str(exc.filename or self.run_dir.root), str(exc), hint)
             ) from exc
 
     def say_data(self) -> None:
@@ -294,11 +296,8 @@ class Worker:
         best = self.run_dir.checkpoint(trainer.state.best_step)
         if not best.is_dir():
             raise CheckpointError(
-                Diagnostic(
-                    "training.best_checkpoint",
-                    "the best checkpoint is gone",
-                    str(best),
-                    hint="keep it: training.save_total_limit",
+                codes.TRAINING_BEST_CHECKPOINT(
+                    "the best checkpoint is gone", str(best), hint="keep it: training.save_total_limit"
                 )
             )
         if world.rank == 0 and self.observers is not None:
@@ -333,7 +332,7 @@ class Worker:
             kept = f"durable: {self.checkpoint}" if self.checkpoint else "no checkpoint was saved"
             hint = why.hint if why else "look at the disk and its file system"
             where = str(self.run_dir.result_json)
-            raise PacelineError(Diagnostic("run.result_lost", what, where, kept, hint)) from exc
+            raise PacelineError(codes.RUN_RESULT_LOST(what, where, kept, hint)) from exc
 
     def facts(self) -> dict[str, Any]:
         """What the result says beyond the outcome."""

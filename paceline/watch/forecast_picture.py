@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.report import Forecast, short_mesh
 from paceline.plan.cost.search import GIB, MARGIN, Candidate
+from paceline.watch import codes
 
 INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
 #: Terms of ``Peak`` that are drawn as one, with their colour.
@@ -134,6 +134,6 @@ def _written(figure: Any, target: Path) -> Path:
         with contextlib.suppress(OSError):
             staged.unlink()
         raise ConfigError(
-            Diagnostic("plan.picture", "the picture cannot be written", str(target), str(exc), "--picture another file")
+            codes.PLAN_PICTURE("the picture cannot be written", str(target), str(exc), "--picture another file")
         ) from exc
     return target

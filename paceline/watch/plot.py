@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_into
 from paceline.core.rundir import RunDir
@@ -22,6 +21,7 @@ from paceline.launch.outlet import redacted
 from paceline.runlog.history import History, load_history
 from paceline.runlog.lines import is_share, utilisation
 from paceline.runlog.redact import printable
+from paceline.watch import codes
 from paceline.watch.axes import (
     BLUE,
     GREEN,
@@ -55,7 +55,7 @@ def plot_run(run: RunDir, to: Path | None = None) -> Path:
     history = load_history(run)
     if history.started is None and not history.steps:
         hint = "a run directory with an events folder; a run writes its first event when training begins"
-        raise ConfigError(Diagnostic("plot.no_events", "there is nothing to plot yet", str(run.root), hint=hint))
+        raise ConfigError(codes.PLOT_NO_EVENTS("there is nothing to plot yet", str(run.root), hint=hint))
     target = to or run.plot_png
     figure = _draw(history, run.root.name)
     staged = target.with_name(f".{target.name}.{os.getpid()}")
@@ -67,7 +67,7 @@ def plot_run(run: RunDir, to: Path | None = None) -> Path:
         with contextlib.suppress(OSError):
             staged.unlink()
         raise ConfigError(
-            Diagnostic("plot.write", "the picture cannot be written", str(target), str(exc), "--to another file")
+            codes.PLOT_WRITE("the picture cannot be written", str(target), str(exc), "--to another file")
         ) from exc
     return target
 

@@ -1,6 +1,6 @@
 """Every code that a running job can raise: found by ``plan`` before the start as well, or why it cannot be.
 
-The scan of ``raised.py`` says which codes the rooms below the plan raise. A code is found before where a rule or the plan raises it too, where a
+``raised.py`` says which codes the rooms below the plan raise. A code is found before where a rule or the plan raises it too, where a
 fault in ``tests/unit/faults`` makes it, or where the plan refuses the same under another code (``EARLIER_AS``). Each other one stands in one
 group of ``LATE`` by its reason, or in ``TO_BE_MOVED``.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 from functools import cache
 
-from raised import CODE, raised_in
-from sources import ROOMS, ROOT, sources
+from raised import CODE, raised
+from sources import ROOMS, ROOT
 
 BEFORE = ("config", "plan", "rules", "launch", "cli")
 BELOW = ("core", "runlog", *ROOMS[ROOMS.index("launch") + 1 : ROOMS.index("doctor")])
@@ -83,6 +83,9 @@ LATE = {
     "all rows, rendered and tokenised: a look reads the first ones": """
         data.cannot_split data.document_too_long data.eval_overlap data.max_positions data.no_labels data.no_usable_rows data.row_too_large
         data.token_range data.too_few_rows rewards.code_tests training.no_steps
+        data.answer_cut_off data.bad_csv data.bad_json data.bad_margin data.bad_messages data.images data.missing_column data.no_answer
+        data.not_an_object data.not_finite data.not_text data.prompt_too_long data.reasoning data.same_answers data.template_not_incremental
+        data.template_refused data.too_long data.tool_calls data.tools data.turn_weight data.unknown_role
     """,
     "notes about what was read or chosen, which refuse nothing": """
         data.fields_unread data.files_left_out data.format data.max_rows data.mixture data.plain_template resume.batch_resplit
@@ -104,13 +107,13 @@ TO_BE_MOVED: dict[str, str] = {}
 @cache
 def below() -> dict[str, set[str]]:
     """Code → its places below the plan, of those that no room before it raises too."""
-    rooms = {code: {place.split("/")[1] for place in places} for code, places in raised_in(sources()).codes.items()}
-    return {code: places for code, places in raised_in(sources()).codes.items() if rooms[code] & {*BELOW} and not rooms[code] & {*BEFORE}}  # fmt: skip
+    rooms = {code: {place.split("/")[1] for place in places} for code, places in raised().items()}
+    return {code: places for code, places in raised().items() if rooms[code] & {*BELOW} and not rooms[code] & {*BEFORE}}  # fmt: skip
 
 
 @cache
 def raised_before() -> frozenset[str]:
-    return frozenset(c for c, places in raised_in(sources()).codes.items() if {p.split("/")[1] for p in places} & {*BEFORE})  # fmt: skip
+    return frozenset(c for c, places in raised().items() if {p.split("/")[1] for p in places} & {*BEFORE})  # fmt: skip
 
 
 @cache
@@ -151,7 +154,7 @@ def test_what_is_said_earlier_is_said_before_the_start() -> None:
 
 
 def test_files_of_other_verbs_raise_something_and_no_worker_is_among_them() -> None:
-    raising = {p.partition("/")[2].rpartition(":")[0] for places in raised_in(sources()).codes.values() for p in places}
+    raising = {p.partition("/")[2].rpartition(":")[0] for places in raised().values() for p in places}
     assert sorted({*OTHER_VERBS} - raising) == []
     assert not {"training/worker.py", "training/session.py"} & {*OTHER_VERBS}
 

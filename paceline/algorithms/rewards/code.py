@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from paceline.algorithms import codes
 from paceline.algorithms.rewards.code_tests import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.sandbox.client import Refused, Sandbox, Unsuitable
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.rules import codes as rules_codes
 
 T = TypeVar("T")
 _FENCE = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -46,7 +47,7 @@ def check_limits(seconds: Any = 10, memory_mb: Any = 512, **others: Any) -> None
     for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             what, hint = f"{name} of the reward 'code' is a whole number from {least} on", f"{name}: {10 * least}"
-            raise ConfigError(Diagnostic("rewards.options", what, "training.rollout.rewards", repr(value), hint))
+            raise ConfigError(codes.REWARDS_OPTIONS(what, "training.rollout.rewards", repr(value), hint))
 
 
 class CodeReward:
@@ -180,7 +181,7 @@ def check_isolation() -> None:
 def no_isolation(words: str) -> ConfigError:
     """What is said where there is no sandbox."""
     what = "programs of the model cannot be shut in on this machine, so none is run"
-    return ConfigError(Diagnostic("rewards.no_isolation", what, "training.rollout.rewards", words, NO_ISOLATION_HINT))
+    return ConfigError(rules_codes.REWARDS_NO_ISOLATION(what, "training.rollout.rewards", words, NO_ISOLATION_HINT))
 
 
 NO_ISOLATION_HINT = (

@@ -6,19 +6,22 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.algorithms import codes
 from paceline.algorithms.rewards.deadline import Overdue, deadline
 from paceline.algorithms.rewards.sample import Sample
 from paceline.config.metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.registry import Registry
+from paceline.rules import codes as rules_codes
 
 _HERE = "paceline.algorithms.rewards"
 REWARDS = Registry(
     "reward",
+    codes.REWARD_UNKNOWN,
     {
         "exact_match": f"{_HERE}.functions:exact_match",
         "numeric": f"{_HERE}.functions:numeric",
@@ -152,7 +155,7 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
     if spec.name == "code" and not allow_code:
         what = "this reward runs code that a model wrote"
         hint = "training.rollout.allow_code_execution: true, on a machine where that may happen"
-        raise ConfigError(Diagnostic("rewards.code_off", what, "training.rollout.allow_code_execution", "false", hint))
+        raise ConfigError(rules_codes.REWARDS_CODE_OFF(what, "training.rollout.allow_code_execution", "false", hint))
     function = REWARDS.load(spec.name)
     if spec.name in REWARDS.names():
         _check_options(spec, function)
@@ -182,7 +185,7 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
     where = "training.rollout.rewards"
     if not callable(function):
         hint = "a function of prompts and completions (and of the rows' columns), which gives a number each"
-        raise ConfigError(Diagnostic("rewards.not_a_function", f"'{spec.name}' is no function", where, type(function).__name__, hint))  # fmt: skip
+        raise ConfigError(codes.REWARDS_NOT_A_FUNCTION(f"'{spec.name}' is no function", where, type(function).__name__, hint))  # fmt: skip
     try:
         accepted = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin, which tells nothing of itself
@@ -197,7 +200,7 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
         what = f"the reward '{spec.name}' cannot be called as rewards are"
         found = ", ".join([*(f"it needs '{n}'" for n in missing), *(f"it takes no '{n}'" for n in sorted(unknown))])
         hint = f"def {spec.name.rpartition(':')[2]}(prompts, completions, **columns); its options by name"
-        raise ConfigError(Diagnostic("rewards.signature", what, where, f"{inspect.signature(function)}: {found}", hint))
+        raise ConfigError(codes.REWARDS_SIGNATURE(what, where, f"{inspect.signature(function)}: {found}", hint))
 
 
 def _by_place(parameter: inspect.Parameter) -> bool:
@@ -228,7 +231,7 @@ def _check_options(spec: RewardSpec, function: Any) -> None:
     if wrong:
         hint = f"options: {', '.join(known) or 'none'}" + (f" (needed: {', '.join(needed)})" if needed else "")
         what = f"the reward '{spec.name}' has other options"
-        raise ConfigError(Diagnostic("rewards.options", what, "training.rollout.rewards", ", ".join(wrong), hint))
+        raise ConfigError(codes.REWARDS_OPTIONS(what, "training.rollout.rewards", ", ".join(wrong), hint))
     if spec.name == "regex":
         import re
 
@@ -237,7 +240,7 @@ def _check_options(spec: RewardSpec, function: Any) -> None:
         except re.error as error:
             what = "the pattern is no regular expression"
             raise ConfigError(
-                Diagnostic("rewards.options", what, "training.rollout.rewards", str(error), "Python's re syntax")
+                codes.REWARDS_OPTIONS(what, "training.rollout.rewards", str(error), "Python's re syntax")
             ) from error
 
 
@@ -266,8 +269,7 @@ def _words(error: BaseException) -> str:
 
 
 def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
-    return Diagnostic(
-        "rewards.failed",
+    return codes.REWARDS_FAILED(
         f"the reward '{label}' gave no number for a sample",
         f"prompt {sample.prompt[-120:]!r}",
         found,
@@ -277,4 +279,4 @@ def _failure(label: str, found: str, sample: Sample) -> Diagnostic:
 
 
 def _warning(problem: Diagnostic) -> Diagnostic:
-    return Diagnostic(**{**problem.__dict__, "severity": Severity.WARNING})
+    return replace(problem, severity=Severity.WARNING)

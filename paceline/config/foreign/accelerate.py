@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign import accelerate_blocks as blocks
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
 from paceline.config.source import shown
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Severity
 
 # Fields of accelerate 1.15's ClusterConfig, the blocks that its questionnaire writes, and what older versions wrote.
 KNOWN = frozenset(
@@ -112,7 +113,7 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
         if block and not isinstance(block, dict):
             what = f"{name} must be a mapping"
             found.problems.append(
-                Diagnostic("config.type", what, document.place(name), shown(name, block), f"{name}: with keys below it")
+                codes.CONFIG_TYPE(what, document.place(name), shown(name, block), f"{name}: with keys below it")
             )
         if not isinstance(block, dict) or not any(value is not None for value in block.values()):
             continue
@@ -147,8 +148,7 @@ def _unknown(document: Document, found: Foreign) -> None:
             continue
         near = nearest(key, sorted(KNOWN))
         found.problems.append(
-            Diagnostic(
-                "accelerate.unknown_key",
+            codes.ACCELERATE_UNKNOWN_KEY(
                 f"Accelerate has no setting '{key}'",
                 where=document.place(key),
                 found=key,
@@ -172,8 +172,7 @@ def _distribution(document: Document, found: Foreign) -> str | None:
         _refuse(document, found, "distributed_type", name, REFUSED[name])
     else:
         found.problems.append(
-            Diagnostic(
-                "config.value",
+            codes.CONFIG_VALUE(
                 f"distributed_type {name} is not supported",
                 where=document.place("distributed_type"),
                 found=name,
@@ -186,7 +185,7 @@ def _distribution(document: Document, found: Foreign) -> str | None:
 def _refuse(document: Document, found: Foreign, path: str, value: str, why: str, hint: str = "") -> None:
     hint = hint or "MULTI_GPU, FSDP or DEEPSPEED on the devices at hand"
     found.problems.append(
-        Diagnostic("accelerate.not_built", f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint)
+        codes.ACCELERATE_NOT_BUILT(f"{path} {value}: {why}", where=document.place(path), found=value, hint=hint)
     )
 
 
@@ -198,8 +197,7 @@ def _processes(document: Document, found: Foreign) -> None:
         isinstance(total, int) and isinstance(machines, int) and machines > 0 and total > 0 and total % machines == 0
     ):
         found.problems.append(
-            Diagnostic(
-                "config.value",
+            codes.CONFIG_VALUE(
                 "num_processes must be a multiple of num_machines",
                 where=document.place("num_processes"),
                 found=f"{total} over {machines}",

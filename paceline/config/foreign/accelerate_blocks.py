@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
-from paceline.core.diagnostics import Diagnostic
 
 # Accelerate's DeepSpeedPlugin: the field → the path in DeepSpeed's JSON.
 _DEEPSPEED = {
@@ -62,7 +62,7 @@ def _unknown(document: Document, found: Foreign, block: str, key: str, known: li
     near = nearest(key, tuple(known))
     hint = f"did you mean '{near[0]}'?" if near else "remove it"
     what = f"Accelerate's {block} has no setting '{key}'"
-    found.problems.append(Diagnostic("accelerate.unknown_key", what, where=document.place(key), found=key, hint=hint))
+    found.problems.append(codes.ACCELERATE_UNKNOWN_KEY(what, where=document.place(key), found=key, hint=hint))
 
 
 def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
@@ -113,9 +113,7 @@ def _deepspeed_other(
     elif key in ("enable_msamp", "msamp_opt_level"):
         if value not in (None, False):
             what = f"{key}: 8-bit training is not built"
-            found.problems.append(
-                Diagnostic("accelerate.not_built", what, document.place(key), str(value), "remove it")
-            )
+            found.problems.append(codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it"))
     elif key in table():
         json[key] = _merged(json.get(key), value)
         origin.update({path: path for path in document.lines if path == key or path.startswith(f"{key}.")})
@@ -163,7 +161,7 @@ def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any])
     if sizes.get("sp_size", 1) != 1 and sizes.get("cp_size", 1) != 1:
         what = "sp_size and cp_size both split the sequence; one of them"
         found.problems.append(
-            Diagnostic("accelerate.not_built", what, document.place(""), str(sizes), "sp_size: 1, or cp_size: 1")
+            codes.ACCELERATE_NOT_BUILT(what, document.place(""), str(sizes), "sp_size: 1, or cp_size: 1")
         )
         return
     for name, size in sizes.items():
@@ -186,9 +184,7 @@ def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) ->
             found.entries.append(document.entry(_MEGATRON[name], value, key))
         elif name in _MEGATRON_OFF and value not in (False, 1):
             what = f"{key} is not built"
-            found.problems.append(
-                Diagnostic("accelerate.not_built", what, document.place(key), str(value), "remove it")
-            )
+            found.problems.append(codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it"))
         elif name != "use_distributed_optimizer":
             found.notes.append(document.note(key, f"{key} belongs to Megatron's own training loop and is not taken"))
     tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.launched import Variables
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.source import Entry, shown
@@ -52,7 +53,7 @@ def blended(own: Document, launcher: Variables, found: Foreign, same_key: Callab
 def _wins(launcher: Variables, path: str, value: Any, place: str, given: Any) -> Diagnostic:
     what = f"{path} is {shown(path, value)}, as the launcher was told; {place} says {shown(path, given)}"
     where = launcher.place(path)
-    return Diagnostic("launch.option_wins", what, where, where.rpartition(" ")[2], "one of the two", Severity.WARNING)
+    return codes.LAUNCH_OPTION_WINS(what, where, where.rpartition(" ")[2], "one of the two", Severity.WARNING)
 
 
 def _canonical(path: str, same_key: Callable[[str], str]) -> str:

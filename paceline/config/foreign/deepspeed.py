@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.deepspeed_normal import Normaliser
 from paceline.config.foreign.deepspeed_optimizer import read_optimizer
 from paceline.config.foreign.deepspeed_scheduler import read_scheduler
@@ -112,7 +113,7 @@ class _Reader(Teller):
                 "Apex amp does not work with ZeRO" if stage else f"Apex level {level} keeps weights in half precision"
             )
             self.problem(
-                "prec.amp_zero",
+                codes.PREC_AMP_ZERO,
                 what,
                 "amp",
                 f"amp.enabled with stage {stage}, {level}",
@@ -133,7 +134,9 @@ class _Reader(Teller):
         self.take("training.dataloader_drop_last", drop, "dataloader_drop_last")
         if self.normal.get("gradient_allreduce_op") == "sum":
             what = "gradients are averaged over the tokens of all processes; a sum would change with their number"
-            self.problem("zero.not_built", f"gradient_allreduce_op: {what}", "gradient_allreduce_op", "sum", '"mean"')
+            self.problem(
+                codes.ZERO_NOT_BUILT, f"gradient_allreduce_op: {what}", "gradient_allreduce_op", "sum", '"mean"'
+            )
         block = self.normal.pop("compile", None)
         if isinstance(block, dict) and block:
             what = "compile: not taken; under DeepSpeed weights are gathered and cut inside the forward, which is not compiled. The result is the same"

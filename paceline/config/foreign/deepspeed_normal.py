@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from paceline.config import codes
 from paceline.config.foreign.deepspeed_values import convert
 from paceline.config.foreign.deepspeed_verdicts import (
     AUTOTP_DECIDES,
@@ -28,7 +29,7 @@ from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import MOST_UNKNOWN, nearest
 from paceline.config.source import holds_secret, shown
 from paceline.config.spelling import same
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Severity
 
 _COMMENTS = ("_", "//", "#", "$")
 _NEOX = frozenset(["num-layers", "hidden-size", "num-attention-heads", "pipe-parallel-size", "model-parallel-size", "train-iters", "num_layers", "train_iters"])  # fmt: skip
@@ -63,7 +64,7 @@ class Normaliser:
         self.result = self._block(data, table(), "")
         if self._unknown_keys > MOST_UNKNOWN:
             what = f"{self._unknown_keys - MOST_UNKNOWN:,} more keys that DeepSpeed does not have"
-            self._problem("zero.unknown_toplevel", what, "", "", "is this a DeepSpeed config?")
+            self._problem(codes.ZERO_UNKNOWN_TOPLEVEL, what, "", "", "is this a DeepSpeed config?")
         zero = self.result.get("zero_optimization")
         if isinstance(zero, dict):
             self._zero(zero)
@@ -103,7 +104,7 @@ class Normaliser:
     def _known(self, name: str, path: str, value: Any, spec: Any, found: dict[str, Any]) -> None:
         if name in found and not same(found[name], value):
             self._problem(
-                "config.conflict",
+                codes.CONFIG_CONFLICT,
                 f"{path} is given twice, under an old and the new name",
                 path,
                 shown(name, value),
@@ -115,19 +116,19 @@ class Normaliser:
             inner = {"enabled": value} if isinstance(value, bool) and "enabled" in spec else value
             if not isinstance(inner, dict):
                 hint = f'{{"{next(iter(spec))}": …}}'
-                self._problem("config.type", f"{path} must be a mapping", path, shown(name, value), hint)
+                self._problem(codes.CONFIG_TYPE, f"{path} must be a mapping", path, shown(name, value), hint)
                 return
             found[name] = self._block(inner, spec, f"{path}.")
         else:
             if isinstance(value, list) and spec.startswith(("int", "bool", "number")):
                 what = f"{path} is a list: a tuning space of DeepSpeed's autotuner, not the config of a run"
-                self._problem("zero.tuning_space", what, path, shown(name, value), f"one of {shown(name, value)}")
+                self._problem(codes.ZERO_TUNING_SPACE, what, path, shown(name, value), f"one of {shown(name, value)}")
                 return
             try:
                 found[name] = convert(spec, value)
             except PydanticCustomError as exc:
                 self._problem(
-                    "config.type", f"{path} {exc.message()}", path, shown(name, value), '"auto", or the value'
+                    codes.CONFIG_TYPE, f"{path} {exc.message()}", path, shown(name, value), '"auto", or the value'
                 )
                 return
         on = any(item is True for item in found[name].values()) if isinstance(found[name], dict) else is_on(found[name])
@@ -136,7 +137,7 @@ class Normaliser:
         if isinstance(found[name], str) and found[name] != "auto" and holds_secret(name, found[name]):
             what = f"'{path}' holds a secret in plain text; it would reach logs and saved configs"
             self._problem(
-                "sec.secret_on_cli",
+                codes.SEC_SECRET_ON_CLI,
                 what,
                 path,
                 "*** (not shown)",
@@ -201,7 +202,7 @@ class Normaliser:
         for written, size in sizes.items():
             if size is not None and inner.setdefault("autotp_size", size) != size:
                 self._problem(
-                    "config.conflict", "tensor_parallel gives two sizes", f"{path}.{written}", f"{written}: {size}, autotp_size: {inner['autotp_size']}", "autotp_size alone"
+                    codes.CONFIG_CONFLICT, "tensor_parallel gives two sizes", f"{path}.{written}", f"{written}: {size}, autotp_size: {inner['autotp_size']}", "autotp_size alone"
                 )  # fmt: skip
             elif size is not None and "autotp_size" not in value:
                 self._note(
@@ -238,12 +239,14 @@ class Normaliser:
             if block.get("device") == "nvme" and block.get("nvme_path") in (None, "auto", ""):
                 path = f"zero_optimization.{name}.device"
                 hint = '"nvme_path": "/a/folder/on/the/disk"'
-                self._problem("zero.nvme_path", f"{name} to nvme needs a folder", path, "nvme without nvme_path", hint)
+                self._problem(
+                    codes.ZERO_NVME_PATH, f"{name} to nvme needs a folder", path, "nvme without nvme_path", hint
+                )
 
     def _refused(self, canonical: str, path: str, value: Any) -> None:
         reason, hint = REFUSED[canonical]
         if is_on(value):
-            self._problem("zero.not_built", f"{path}: {reason}", path, path, hint)
+            self._problem(codes.ZERO_NOT_BUILT, f"{path}: {reason}", path, path, hint)
         else:
             self._note(path, "switched off")
 
@@ -255,7 +258,7 @@ class Normaliser:
         hint = f"did you mean '{near[0]}'?" if near else "remove it"
         if path != key:
             block = path.rpartition(".")[0]
-            self._problem("zero.unknown_key", f"DeepSpeed's {block} has no key '{key}'", path, key, hint)
+            self._problem(codes.ZERO_UNKNOWN_KEY, f"DeepSpeed's {block} has no key '{key}'", path, key, hint)
             return
         inside = next((name for name, block in spec.items() if isinstance(block, dict) and key in block), None)
         if inside == "zero_optimization" and key != "stage":
@@ -265,12 +268,12 @@ class Normaliser:
         elif key not in IGNORED and (inside or near):
             hint = f"did you mean '{near[0]}'?" if near and not inside else f'it belongs inside "{inside}"'
             what = f"DeepSpeed knows no key '{key}' and would ignore it silently"
-            self._problem("zero.unknown_toplevel", what, path, key, hint)
+            self._problem(codes.ZERO_UNKNOWN_TOPLEVEL, what, path, key, hint)
         else:
             self._note(path, "no key of DeepSpeed's, which ignores it", "the line may go", Severity.WARNING)
 
     def _note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> None:
         self.found.notes.append(self.document.note(path, f"{path}: {what}", hint, severity))
 
-    def _problem(self, code: str, what: str, path: str, found: str, hint: str) -> None:
-        self.found.problems.append(Diagnostic(code, what, where=self.document.place(path), found=found, hint=hint))
+    def _problem(self, code: Code, what: str, path: str, found: str, hint: str) -> None:
+        self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.deepspeed_teller import Teller, given_value, number_in
 from paceline.config.foreign.deepspeed_verdicts import COMPRESSED, NO_OPTIMIZER, OPTIMIZERS, is_on
 from paceline.config.optimizers import BUILT, KNOWN
@@ -78,7 +79,7 @@ class _Reader:
             reason = NO_OPTIMIZER.get(self.name, "DeepSpeed and torch have no such optimizer that is built here")
             hint = '"AdamW", or training.optim in the YAML'
             teller.problem(
-                "zero.optimizer", f"the optimizer {self.kind} is not taken: {reason}", place, self.kind, hint
+                codes.ZERO_OPTIMIZER, f"the optimizer {self.kind} is not taken: {reason}", place, self.kind, hint
             )
         teller.take("training.optim", self.optim, place)
 
@@ -126,7 +127,7 @@ class _Reader:
             what = (
                 f"{self.kind} takes no parameter '{key}' that is built here; the update would not be the one asked for"
             )
-            teller.problem("zero.optimizer_params", what, path, f"{key}: {shown(key, value)}", hint)
+            teller.problem(codes.ZERO_OPTIMIZER_PARAMS, what, path, f"{key}: {shown(key, value)}", hint)
 
     def _rate(self, value: Any, rate: float | None, path: str) -> None:
         if rate is None:
@@ -148,7 +149,7 @@ class _Reader:
             return
         what = {"adam_w_mode": "Adam with decay inside the gradient is not built, only AdamW", "amsgrad": "amsgrad is not built", "bias_correction": "Adam without bias correction is not built"}[key]  # fmt: skip
         found = f"{key}: {shown(key, value)}"
-        teller.problem("zero.optimizer", f"{self.kind}: {what}", path, found, "remove the key")
+        teller.problem(codes.ZERO_OPTIMIZER, f"{self.kind}: {what}", path, found, "remove the key")
 
     def _betas(self, value: Any, path: str) -> None:
         if isinstance(value, list) and len(value) == 2:
@@ -156,7 +157,7 @@ class _Reader:
                 self.teller.take(f"training.{to}", item, path)
         else:
             what = f"{path} must be a list of two numbers"
-            self.teller.problem("config.type", what, path, shown("", value), "[0.9, 0.999]")
+            self.teller.problem(codes.CONFIG_TYPE, what, path, shown("", value), "[0.9, 0.999]")
 
     def _carry(self) -> None:
         """What torch's own class takes goes there as ``optim_args``."""
@@ -164,7 +165,7 @@ class _Reader:
         wrong = [key for key, value in self.arguments.items() if not isinstance(value, (int, float))]
         for key in wrong:
             found = shown(key, self.arguments[key])
-            teller.problem("config.type", f"optimizer.params.{key} must be a number or true or false", f"optimizer.params.{key}", found, "the value, or remove the key")  # fmt: skip
+            teller.problem(codes.CONFIG_TYPE, f"optimizer.params.{key} must be a number or true or false", f"optimizer.params.{key}", found, "the value, or remove the key")  # fmt: skip
         if "training.optim" in teller.given:
             names = ", ".join(self.arguments)
             teller.note(path, f"{names}: of {self.kind}; training.optim names another optimizer, whose parameters are training.optim_args")  # fmt: skip

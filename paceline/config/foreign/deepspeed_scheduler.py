@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.deepspeed_teller import Teller, given_value
 from paceline.config.foreign.deepspeed_verdicts import NO_SCHEDULE, SCHEDULES, is_on
 from paceline.config.source import shown
@@ -66,7 +67,7 @@ def _not_taken(teller: Teller, kind: str, params: dict[str, Any], known: bool) -
     reason = NO_SCHEDULE.get(kind.lower(), "DeepSpeed has no such schedule, and torch's own by this name is not built")
     hint = f"{_NAMES}, or lr_scheduler_type in the YAML"
     what = f"the schedule {kind} is not taken: {reason}"
-    teller.problem("zero.scheduler", what, "scheduler.type", kind, hint)
+    teller.problem(codes.ZERO_SCHEDULER, what, "scheduler.type", kind, hint)
 
 
 def _cycle(teller: Teller, params: dict[str, Any]) -> bool:
@@ -75,12 +76,12 @@ def _cycle(teller: Teller, params: dict[str, Any]) -> bool:
         what = "OneCycle moves the momentum too unless cycle_momentum says false, which is not built"
         path = "scheduler.params.cycle_momentum" if "cycle_momentum" in params else "scheduler.type"
         hint = '"cycle_momentum": false, or training.lr_scheduler_type'
-        teller.problem("zero.scheduler", what, path, "cycle_momentum: true (the default)", hint)
+        teller.problem(codes.ZERO_SCHEDULER, what, path, "cycle_momentum: true (the default)", hint)
         return False
     missing = [key for key in ("cycle_min_lr", "cycle_max_lr") if key not in params]
     for key in missing:
         what = f"OneCycle needs {key}, in DeepSpeed too"
-        teller.problem("config.value", what, "scheduler.params", f"no {key}", f'"{key}": …')
+        teller.problem(codes.CONFIG_VALUE, what, "scheduler.params", f"no {key}", f'"{key}": …')
     return not missing
 
 
@@ -105,7 +106,9 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
             taken[key] = "log"
         elif key != "warmup_type" and not isinstance(value, (int, float)):
             path = f"scheduler.params.{key}"
-            teller.problem("config.type", f"{path} must be a number", path, shown(key, value), '"auto", or a number')
+            teller.problem(
+                codes.CONFIG_TYPE, f"{path} must be a number", path, shown(key, value), '"auto", or a number'
+            )
             taken[key] = None  # told; the rules need not say it again
     for key in params:
         if key not in (
@@ -116,7 +119,7 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
             *(_MOMENTUM if name == "one_cycle" else ()),
         ):
             path, hint = f"scheduler.params.{key}", f"one of {', '.join(filter(None, (rate, *known)))}"
-            teller.problem("zero.scheduler", f"{kind} has no parameter '{key}'", path, key, hint)
+            teller.problem(codes.ZERO_SCHEDULER, f"{kind} has no parameter '{key}'", path, key, hint)
     if name in ("warmup_decay_lr", "warmup_cosine_lr") and "total_num_steps" not in params:
         teller.note("scheduler.params", f"{kind} needs total_num_steps in DeepSpeed; the run's steps are taken", '"total_num_steps": "auto"')  # fmt: skip
     if taken:

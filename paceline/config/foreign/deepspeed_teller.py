@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.config.foreign.layer import Document, Foreign
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Severity
 
 
 class Teller:
@@ -37,9 +37,9 @@ class Teller:
         """Something asked for in earnest that is done otherwise."""
         self.found.notes.append(self.document.note(path, what, hint, Severity.WARNING))
 
-    def problem(self, code: str, what: str, path: str, found: str, hint: str) -> None:
+    def problem(self, code: Code, what: str, path: str, found: str, hint: str) -> None:
         """Something that is refused."""
-        self.found.problems.append(Diagnostic(code, what, where=self.document.place(path), found=found, hint=hint))
+        self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))
 
     def typed(self, name: str) -> tuple[str, dict[str, Any]] | None:
         """(type, params) of the block ``optimizer`` or ``scheduler``; None where there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign import accelerate, deepspeed, fsdp
 from paceline.config.foreign.blend import blended
 from paceline.config.foreign.json_text import json_lines, parse_json
@@ -15,7 +16,7 @@ from paceline.config.reading import read_text
 from paceline.config.source import FOREIGN
 from paceline.config.written import leaves_of_data, misplaced
 from paceline.config.yaml_tree import parse_yaml
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Severity
 from paceline.core.errors import ConfigError
 
 _ACCELERATE, _DEEPSPEED, _FSDP, _FSDP_CONFIG = (f"training.{name}" for name in ("accelerate_config", "deepspeed", "fsdp", "fsdp_config"))  # fmt: skip
@@ -53,7 +54,7 @@ def _deepspeed(upper: Merged, launcher: Document | str | None, folder: Path, fou
             what = (
                 f"DeepSpeed is as {name} says, the file that the launcher was given; {own.place('')} describes it too"
             )
-            found.notes.append(Diagnostic("launch.option_wins", what, place, name, "one of the two", Severity.WARNING))
+            found.notes.append(codes.LAUNCH_OPTION_WINS(what, place, name, "one of the two", Severity.WARNING))
         document = _file(name, _WHAT[_DEEPSPEED], Path("."), place, found)
         if document is None:
             found.contents[_DEEPSPEED] = name
@@ -71,7 +72,7 @@ def _left_out(path: str, upper: Merged, found: Foreign) -> None:
         return
     place = block.partition("\n")[0] if isinstance(block, str) else block.place("")
     what = f"{path} at {winner.source.place()} decides; what the Accelerate file says of it is not taken"
-    found.notes.append(Diagnostic("config.foreign_not_taken", what, place, path, "one of the two", Severity.WARNING))
+    found.notes.append(codes.CONFIG_FOREIGN_NOT_TAKEN(what, place, path, "one of the two", Severity.WARNING))
 
 
 def find_file(name: str, folder: Path) -> Path | None:
@@ -97,10 +98,10 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
         if loose:
             hint = "plain JSON, which every tool reads"
             says = "comments and commas too many are left out, as DeepSpeed does (Hjson); Transformers would refuse the file"
-            found.notes.append(Diagnostic("config.foreign_not_taken", says, name, hint=hint, severity=Severity.NOTE))
+            found.notes.append(codes.CONFIG_FOREIGN_NOT_TAKEN(says, name, hint=hint, severity=Severity.NOTE))
     if not isinstance(data, dict):
         raise ConfigError(
-            Diagnostic("config.not_a_mapping", f"the {what} must hold keys and values", where=f"{name}:1", hint="{ … }")
+            codes.CONFIG_NOT_A_MAPPING(f"the {what} must hold keys and values", where=f"{name}:1", hint="{ … }")
         )
     found.problems += misplaced(leaves_of_data(data, lines, name), FOREIGN)
     return Document(data, name, lines)
@@ -133,9 +134,9 @@ def _file(name: str, what: str, folder: Path, place: str, found: Foreign, other:
     if file is None:
         places = f"{folder / name}" + ("" if str(folder) in (".", "") else f" and {name}")
         found.notes.append(
-            Diagnostic(
-                "config.foreign_missing", f"the {what} is not there, so none of its settings are known", where=place,
-                found=f"no file {places}", hint="a path beside the YAML or from the current directory; a start is refused until it is there", severity=Severity.WARNING,
+            codes.CONFIG_FOREIGN_MISSING(
+                f"the {what} is not there, so none of its settings are known", where=place,
+                found=f"no file {places}", hint="a path beside the YAML or from the current directory; a start is refused until it is there", severity=Severity.WARNING
             )
         )  # fmt: skip
         return None

@@ -12,11 +12,12 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from paceline.config import codes
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
 from paceline.config.sections.types import to_bool, to_int, to_mapping, to_texts
 from paceline.config.source import shown
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Severity
 
 #: Numbers are Accelerate's ``fsdp_sharding_strategy`` 1 to 5.
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -147,14 +148,18 @@ class FsdpReader:
                 named = "full_shard" if name == "true" else sharding_of(name)
                 if self.sharding not in (None, named):
                     self._problem(
-                        "fsdp.value", "fsdp names two shardings", place, f"{self.sharding} and {word}", "one of them"
+                        codes.FSDP_VALUE,
+                        "fsdp names two shardings",
+                        place,
+                        f"{self.sharding} and {word}",
+                        "one of them",
                     )
                 self.sharding = named
             else:
                 choices = (*SHARDINGS, "auto_wrap", "offload")
                 near = difflib.get_close_matches(name, choices, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(choices)}"
-                self._problem("fsdp.value", f"fsdp has no option '{word}'", place, word, hint)
+                self._problem(codes.FSDP_VALUE, f"fsdp has no option '{word}'", place, word, hint)
         if self.sharding is None and (self.options or self._auto_wrap):
             self.sharding = "full_shard"
 
@@ -169,12 +174,14 @@ class FsdpReader:
             if written in _RENAMED or (key.lower() in _RENAMED and written != name):
                 what = f"{key} is read as {name}: {shown(name, value)}"
                 self.found.notes.append(
-                    Diagnostic("config.translated", what, self.document.place(path), key, name, Severity.NOTE)
+                    codes.CONFIG_TRANSLATED(what, self.document.place(path), key, name, Severity.NOTE)
                 )
             if name not in KNOWN:
                 near = nearest(name, sorted(KNOWN))
                 hint = f"did you mean '{near[0]}'?" if near else "remove it"
-                self._problem("fsdp.unknown_key", f"FSDP has no setting '{key}'", self.document.place(path), key, hint)
+                self._problem(
+                    codes.FSDP_UNKNOWN_KEY, f"FSDP has no setting '{key}'", self.document.place(path), key, hint
+                )
             elif value is None:
                 continue
             elif name in _SHARDING_KEYS:
@@ -189,7 +196,7 @@ class FsdpReader:
             read = _CONVERT[name](value)
         except PydanticCustomError as exc:
             self._problem(
-                "fsdp.value", f"{path} {exc.message()}", self.document.place(path), shown(name, value), f"{path.rpartition('.')[2]}: another value, or remove it"
+                codes.FSDP_VALUE, f"{path} {exc.message()}", self.document.place(path), shown(name, value), f"{path.rpartition('.')[2]}: another value, or remove it"
             )  # fmt: skip
             return
         self._paths[name] = path
@@ -216,7 +223,7 @@ class FsdpReader:
                     ", true or false" if name[0] == "r" else ""
                 )
                 self._problem(
-                    "fsdp.value", f"{path} names no sharding", self.document.place(path), shown(name, value), hint
+                    codes.FSDP_VALUE, f"{path} names no sharding", self.document.place(path), shown(name, value), hint
                 )
                 return
             hybrid = self.replicas or (self.sharding or "").startswith("hybrid")
@@ -232,7 +239,9 @@ class FsdpReader:
         if name == "ignored_modules":
             if value not in ([], ""):
                 what = "modules that FSDP leaves alone are not built: every parameter is sharded"
-                self._problem("fsdp.not_built", what, self.document.place(path), shown(name, value), "remove the line")
+                self._problem(
+                    codes.FSDP_NOT_BUILT, what, self.document.place(path), shown(name, value), "remove the line"
+                )
             return
         policy = value.get("param_dtype") if isinstance(value, dict) else value
         words = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp32": "no", "float32": "no"}
@@ -240,7 +249,7 @@ class FsdpReader:
         if word is None:
             hint = "bf16, fp16 or fp32 (or mixed_precision of the training section)"
             self._problem(
-                "fsdp.value", f"{path} names no precision", self.document.place(path), shown(name, value), hint
+                codes.FSDP_VALUE, f"{path} names no precision", self.document.place(path), shown(name, value), hint
             )
             return
         self.found.entries.append(self.document.entry("training.mixed_precision", word, path))
@@ -256,7 +265,7 @@ class FsdpReader:
         if self.options.get("cpu_offload") and self.sharding is not None and self.sharding not in _OFFLOADABLE:
             what = f"offload goes with {' or '.join(_OFFLOADABLE)}, not with {self.sharding}"
             self._problem(
-                "fsdp.offload", what, self._words_place, f"{self.sharding} and offload", "fsdp: full_shard offload"
+                codes.FSDP_OFFLOAD, what, self._words_place, f"{self.sharding} and offload", "fsdp: full_shard offload"
             )
         if self.sharding is not None:
             self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
@@ -271,7 +280,7 @@ class FsdpReader:
                 "min_num_params and transformer_layer_cls_to_wrap say two ways to cut the model, and exclude each other"
             )
             place, found = self.document.place(self._paths["min_num_params"]), "both"
-            self._problem("fsdp.value", what, place, found, "one of the two, or auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP")  # fmt: skip
+            self._problem(codes.FSDP_VALUE, what, place, found, "one of the two, or auto_wrap_policy: TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP")  # fmt: skip
             return
         if policy is None and (by_size or self._auto_wrap):
             self.options["auto_wrap_policy"] = "size" if by_size else "transformer"
@@ -283,8 +292,8 @@ class FsdpReader:
                 what = f"{path} has no effect beside auto_wrap_policy {policy}, as with accelerate"
                 self.found.notes.append(self.document.note(path, what, "the line may go"))
 
-    def _problem(self, code: str, what: str, where: str, found: str, hint: str) -> None:
-        self.found.problems.append(Diagnostic(code, what, where=where, found=found, hint=hint))
+    def _problem(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
+        self.found.problems.append(code(what, where=where, found=found, hint=hint))
 
 
 def read(
@@ -311,7 +320,7 @@ def read(
         for key in data:
             if key not in ("fsdp", "fsdp_config") and not key.startswith(("_", "//", "#")):
                 found.problems.append(
-                    Diagnostic("fsdp.unknown_key", f"a file of FSDP settings has no key '{key}' beside fsdp and fsdp_config", where=document.place(key), found=key, hint="remove it")
+                    codes.FSDP_UNKNOWN_KEY(f"a file of FSDP settings has no key '{key}' beside fsdp and fsdp_config", where=document.place(key), found=key, hint="remove it")
                 )  # fmt: skip
         block, prefix = (inner or {}), "fsdp_config."
     else:

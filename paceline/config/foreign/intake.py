@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.json_text import parse_json
 from paceline.config.foreign.kinds import KINDS, kind_of
 from paceline.config.load import Loaded, Rules, load_config
@@ -16,7 +17,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 __all__ = ["KINDS", "Intake", "intake"]
-_UNPARSEABLE = frozenset(["config.json_syntax", "config.yaml_syntax", "config.not_utf8", "config.yaml_tab", "config.empty_file"])  # fmt: skip
+_UNPARSEABLE = frozenset([codes.CONFIG_JSON_SYNTAX.name, codes.CONFIG_YAML_SYNTAX.name, codes.CONFIG_NOT_UTF8.name, codes.CONFIG_YAML_TAB.name, codes.CONFIG_EMPTY_FILE.name])  # fmt: skip
 # ``{{ … }}``, ``<YOUR_PATH>``, ``<your model>``, ``$DATA``, ``CONFIG_LR`` or a word like TODO; not ``<|im_end|>``, ``<s>`` or ``${other.key}``.
 _PLACEHOLDER = re.compile(
     r"\{\{[^{}]*\}\}|<[A-Z][A-Z0-9_ /-]*>|<(?i:your|path|enter|insert|fill|put|some|name of|my)\b[^|>]*>|\$\{?[A-Z_][A-Z0-9_]*\}?|CONFIG_[A-Z0-9_]+$|(PLACEHOLDER|TODO|FIXME|XXX)$"
@@ -41,8 +42,8 @@ def intake(path: str, kind: str | None = None, rules: Rules | None = None) -> In
     try:
         data = _data(path)
     except ConfigError as exc:
-        verdict = "template" if exc.diagnostics[0].code == "config.json_template" else "unparseable"
-        if exc.diagnostics[0].code not in (*_UNPARSEABLE, "config.json_template"):
+        verdict = "template" if exc.diagnostics[0].code == codes.CONFIG_JSON_TEMPLATE.name else "unparseable"
+        if exc.diagnostics[0].code not in (*_UNPARSEABLE, codes.CONFIG_JSON_TEMPLATE.name):
             verdict = "refused"
         return Intake(path, kind or "config", verdict, exc.diagnostics)
     kind = kind or kind_of(data)
@@ -54,7 +55,7 @@ def intake(path: str, kind: str | None = None, rules: Rules | None = None) -> In
             flags: dict[str, object] = {f"training.{name}": str(Path(path).resolve())}
             loaded = load_config(None, flags=flags, rules=rules)
     except ConfigError as exc:
-        template = _template(data) or any(item.code == "zero.tuning_space" for item in exc.diagnostics)
+        template = _template(data) or any(item.code == codes.ZERO_TUNING_SPACE.name for item in exc.diagnostics)
         return Intake(path, kind, "template" if template else "refused", exc.diagnostics)
     return Intake(path, kind, "taken", (), loaded.notes, loaded)
 

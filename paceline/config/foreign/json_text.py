@@ -11,10 +11,11 @@ import math
 import re
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.json_places import Places, line_of
 from paceline.config.lookalikes import near_line, plain
 from paceline.config.yaml_tree import MAX_DEPTH
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
@@ -85,7 +86,7 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> Confi
     bare = _BARE.search(line)
     if bare and bare[1] not in ("true", "false", "null"):
         return _problem(
-            "config.json_template", f"the {what} has a word without quotes where a value belongs: a placeholder of a template that was not filled in",
+            codes.CONFIG_JSON_TEMPLATE, f"the {what} has a word without quotes where a value belongs: a placeholder of a template that was not filled in",
             f"{name}:{number}", bare[1], "the value itself, or the word in quotes",
         )  # fmt: skip
     hint = "JSON; keys and words in double quotes"
@@ -95,27 +96,29 @@ def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> Confi
     if slip := near_line(lines, number):
         line = lines[slip[0] - 1].strip()
         what = f"{slip[1]} stands where a plain character belongs"
-        return _problem("config.lookalike", what, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
-    return _problem("config.json_syntax", f"the {what} is not valid JSON: {exc.msg}", f"{name}:{number}", found, hint)
+        return _problem(codes.CONFIG_LOOKALIKE, what, f"{name}:{slip[0]}", repr(line[:80]), plain(line)[:80])
+    return _problem(
+        codes.CONFIG_JSON_SYNTAX, f"the {what} is not valid JSON: {exc.msg}", f"{name}:{number}", found, hint
+    )
 
 
 def _misfit(text: str, name: str, what: str, word: str, says: str) -> ConfigError:
     found = word if len(word) <= _MOST_DIGITS else f"{word[:_MOST_DIGITS]}…"
     return _problem(
-        "config.json_syntax", f"the {what} holds {says}", f"{name}:{line_of(text, word)}", found, "a number"
+        codes.CONFIG_JSON_SYNTAX, f"the {what} holds {says}", f"{name}:{line_of(text, word)}", found, "a number"
     )
 
 
 def _too_deep(line: int, name: str, what: str) -> ConfigError:
     says = f"the {what} is nested more than {MAX_DEPTH} levels deep"
-    return _problem("config.yaml_depth", says, f"{name}:{line}", "", "settings need about five levels")
+    return _problem(codes.CONFIG_YAML_DEPTH, says, f"{name}:{line}", "", "settings need about five levels")
 
 
 def _twice(key: str, first: int, second: int, name: str, what: str) -> Diagnostic:
     says = f"the {what} gives '{key}' twice, first in line {first}"
     found = f"line {first} and line {second}"
-    return Diagnostic("config.duplicate_key", says, f"{name}:{second}", found, "one of the two lines")
+    return codes.CONFIG_DUPLICATE_KEY(says, f"{name}:{second}", found, "one of the two lines")
 
 
-def _problem(code: str, what: str, where: str, found: str, hint: str) -> ConfigError:
-    return ConfigError(Diagnostic(code, what, where=where, found=found, hint=hint))
+def _problem(code: Code, what: str, where: str, found: str, hint: str) -> ConfigError:
+    return ConfigError(code(what, where=where, found=found, hint=hint))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign.deepspeed_normal import table
 from paceline.core.diagnostics import Diagnostic
 
@@ -39,8 +40,7 @@ def not_a_config(data: Any, name: str) -> Diagnostic | None:
     if kind == "config" or (kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data)):
         return None
     key = _KEYS[kind]
-    return Diagnostic(
-        "config.foreign_as_config",
+    return codes.CONFIG_FOREIGN_AS_CONFIG(
         f"this is {_NAMES[kind]}, which says how a job is spread out and not what is trained",
         where=name,
         found=", ".join(list(data)[:4]),

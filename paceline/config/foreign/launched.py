@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.foreign import accelerate
 from paceline.config.foreign.launcher_variables import (
     OTHERS,
@@ -117,7 +118,7 @@ def _taken(made: Launched) -> list[Diagnostic]:
     if not said:
         return []
     what = f"options of the launcher are taken: {', '.join(said)}"
-    return [Diagnostic("launch.options_taken", what, ENVIRONMENT, severity=Severity.NOTE)]
+    return [codes.LAUNCH_OPTIONS_TAKEN(what, ENVIRONMENT, severity=Severity.NOTE)]
 
 
 def overridden(launched: Launched, values: Mapping[str, Any], winners: Mapping[str, Entry]) -> list[Diagnostic]:
@@ -198,18 +199,18 @@ def _said(environ: Mapping[str, str], made: Launched) -> None:
         where = f"{ENVIRONMENT} {name}"
         if name in REFUSED:
             if value.strip().lower() not in _OFF:
-                made.problems.append(Diagnostic("accelerate.not_built", f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"))  # fmt: skip
+                made.problems.append(codes.ACCELERATE_NOT_BUILT(f"{name}: {REFUSED[name]}", where, value, "unset it, or start without that option"))  # fmt: skip
         elif name in SAID:
             if value.strip().lower() not in _OFF or not name.startswith("ACCELERATE_"):
-                made.notes.append(Diagnostic("launch.no_effect", f"{name} sets nothing here: {SAID[name]}", where, value, severity=Severity.NOTE))  # fmt: skip
+                made.notes.append(codes.LAUNCH_NO_EFFECT(f"{name} sets nothing here: {SAID[name]}", where, value, severity=Severity.NOTE))  # fmt: skip
         elif name.startswith("ACCELERATE_") and name not in READ and name not in SWITCHES and name not in OTHERS:
             what = f"{name} is no variable of accelerate 1.15 that is known here, and sets nothing"
-            made.notes.append(Diagnostic("launch.no_effect", what, where, value, severity=Severity.WARNING))
+            made.notes.append(codes.LAUNCH_NO_EFFECT(what, where, value, severity=Severity.WARNING))
     for variable, (block, _) in SWITCHES.items():
         idle = [n for n, (path, _) in READ.items() if path.startswith(f"{block}.") and n in environ]
         if idle and not _is_on(environ.get(variable, "")):
             what = f"{', '.join(idle)}: no part without {variable}=true, as with accelerate"
-            made.notes.append(Diagnostic("launch.no_effect", what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE))  # fmt: skip
+            made.notes.append(codes.LAUNCH_NO_EFFECT(what, f"{ENVIRONMENT} {idle[0]}", environ[idle[0]], severity=Severity.NOTE))  # fmt: skip
 
 
 def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
@@ -232,12 +233,12 @@ def _differs(entry: Entry, yaml: Mapping[str, Any]) -> bool:
 
 def _wins(entry: Entry, other: Entry) -> Diagnostic:
     what = f"{entry.path} is {shown(entry.path, entry.value)}, as the launcher was told; {other.source.place()} says {shown(entry.path, other.value)}"
-    return Diagnostic("launch.option_wins", what, entry.source.place(), entry.source.text, "one of the two", Severity.WARNING)  # fmt: skip
+    return codes.LAUNCH_OPTION_WINS(what, entry.source.place(), entry.source.text, "one of the two", Severity.WARNING)  # fmt: skip
 
 
 def _gives_way(entry: Entry, other: Entry) -> Diagnostic:
     what = f"{entry.path} is {shown(entry.path, other.value)}, as {other.source.place()} says; the launcher says {shown(entry.path, entry.value)}"
-    return Diagnostic("launch.option_overridden", what, entry.source.place(), entry.source.text, "one of the two", Severity.NOTE)  # fmt: skip
+    return codes.LAUNCH_OPTION_OVERRIDDEN(what, entry.source.place(), entry.source.text, "one of the two", Severity.NOTE)  # fmt: skip
 
 
 def _is_on(text: str) -> bool:

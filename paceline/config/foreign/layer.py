@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.config import codes
 from paceline.config.source import FOREIGN, Entry, Source
 from paceline.core.diagnostics import Diagnostic, Severity
 
@@ -66,6 +67,4 @@ class Document:
 
     def note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> Diagnostic:
         """Something of this document that is translated or not taken over; a WARNING where it was asked for in earnest."""
-        return Diagnostic(
-            "config.foreign_not_taken", what, where=self.place(path), found=path, hint=hint, severity=severity
-        )
+        return codes.CONFIG_FOREIGN_NOT_TAKEN(what, where=self.place(path), found=path, hint=hint, severity=severity)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config import codes
 from paceline.core.diagnostics import Diagnostic
-
-CODE = "config.other_program"
 
 
 @dataclass(frozen=True)
@@ -79,13 +78,13 @@ def another_structure(data: Any, name: str) -> Diagnostic | None:
     begins = f", which begins {', '.join(known)}" if known else ""
     hint = f"a YAML of Paceline's own (docs/guide.md){begins}"
     what = f"this is a config of {program.name}, whose keys say other things in another order; nothing of it was read"
-    return Diagnostic(CODE, what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
+    return codes.CONFIG_OTHER_PROGRAM(what, where=f"{name}:1", found=", ".join(list(data)[:4]), hint=hint)
 
 
 def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagnostic]:
     """The findings about a file of Transformers' names: its unknown keys as one sentence, everything else as it is."""
     program = program_of(data)
-    unknown = [p for p in problems if p.code == "config.unknown_key" and p.where.rpartition(":")[0] == name]
+    unknown = [p for p in problems if p.code == codes.CONFIG_UNKNOWN_KEY.name and p.where.rpartition(":")[0] == name]
     if program is None or not unknown:
         return list(problems)
     keys = ", ".join(f"{p.found} (line {p.where.rpartition(':')[2]}{_near(p)})" for p in unknown)
@@ -93,7 +92,7 @@ def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagn
     what = f"this is a config of {program.name}; {many} no meaning here, the others were read"
     hint = "remove them; docs/config.md has what each key of a training does here, docs/guide.md#data the data"
     rest = [p for p in problems if p not in unknown]
-    return [Diagnostic(CODE, what, where=unknown[0].where, found=keys, hint=hint), *rest]
+    return [codes.CONFIG_OTHER_PROGRAM(what, where=unknown[0].where, found=keys, hint=hint), *rest]
 
 
 def _near(problem: Diagnostic) -> str:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
 from paceline.data.kinds.base import RowKind
 
@@ -37,14 +37,14 @@ def detect_pairs(
         what = "the rows are no preference pairs (chosen, rejected)" if not wrong else "columns: no such column"
         hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
         seen = f"columns {', '.join(found) or 'none'}"
-        raise DataError(Diagnostic("data.format_pairs", what, where, seen, hint))
+        raise DataError(codes.DATA_FORMAT_PAIRS(what, where, seen, hint))
     prompts = [name for name in _PROMPTS if name in columns]
     if len(prompts) > 1:
         prompts = _preferred(prompts, mapping)
     if len(prompts) > 1:
         what = f"the prompt could be any of {', '.join(prompts)}"
         hint = f"columns: {{{prompts[0]}: {columns[prompts[0]]}}} (beside path:)"
-        raise DataError(Diagnostic("data.format_ambiguous", what, where, f"columns {', '.join(found)}", hint))
+        raise DataError(codes.DATA_FORMAT_AMBIGUOUS(what, where, f"columns {', '.join(found)}", hint))
     prompt = prompts[0] if prompts else None
     used = {name: columns[name] for name in (*ANSWERS, *_BESIDE) if name in columns}
     if prompt != "instruction":

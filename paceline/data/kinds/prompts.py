@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
+from paceline.data import codes
 from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
 from paceline.data.kinds.base import RowKind
 
@@ -39,13 +39,13 @@ def detect_prompts(
     ]
     if wrong:
         what = f"columns: no such column ({', '.join(wrong)})"
-        raise DataError(Diagnostic("data.format_prompts", what, where, seen, hint))
+        raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, hint))
     prompts = [mapping["prompt"]] if "prompt" in mapping else [name for name in _ASKED if name in found]
     if len(prompts) > 1 and "prompt" in prompts:
         prompts = ["prompt"]
     if len(prompts) != 1:
         what = "the rows hold no prompt" if not prompts else f"the prompt could be any of {', '.join(prompts)}"
-        raise DataError(Diagnostic("data.format_prompts", what, where, seen, hint))
+        raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, hint))
     columns = {"prompt": prompts[0]}
     answers = [mapping["answer"]] if "answer" in mapping else [name for name in _EXPECTED if name in found]
     columns |= {"answer": answers[0]} if answers else {}

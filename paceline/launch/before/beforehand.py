@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
+from paceline.launch import codes
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -100,7 +101,7 @@ def check_bytes(where: str, run: RunDir) -> None:
         child = _started("paceline.checkpoint.every_byte", where, str(run.root), str(answer))
         if ended := _wait(child, None):
             what = "the checkpoint could not be read through before the start"
-            raise ConfigError(Diagnostic("trial.unfinished", what, "training.resume_from_checkpoint", ended, "paceline train again"))  # fmt: skip
+            raise ConfigError(codes.TRIAL_UNFINISHED(what, "training.resume_from_checkpoint", ended, "paceline train again"))  # fmt: skip
         found = list(_findings(json.loads(answer.read_text(encoding="utf-8"))))
     if found:
         raise ConfigError(*found)
@@ -144,4 +145,4 @@ def _unfinished(told: Mapping[str, Any], ended: str) -> Diagnostic:
     name = told.get("under_way") or "what the config names"
     what = f"{name}: looking at it did not come to an end"
     hint = "paceline plan --no-imports leaves it out; the processes of the run would meet the same"
-    return Diagnostic("trial.unfinished", what, found=ended, hint=hint, severity=Severity.WARNING)
+    return codes.TRIAL_UNFINISHED(what, found=ended, hint=hint, severity=Severity.WARNING)

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Code, Diagnostic, Severity
+from paceline.launch import codes
+from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -27,27 +29,22 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
             + ("made from scratch" if name is None else "a folder")
             + ", and a revision is of the hub: it changes nothing"
         )
-        yield Diagnostic(
-            "model.revision_unread",
-            what,
-            "model.revision",
-            m.revision,
-            "remove it, or name the model on the hub",
-            Severity.WARNING,
+        yield codes.MODEL_REVISION_UNREAD(
+            what, "model.revision", m.revision, "remove it, or name the model on the hub", Severity.WARNING
         )
     if not off:
         return
     if name and not known and not here:
-        yield _offline("model.offline", "the model", "model.name_or_path", name, off[0])
+        yield _offline(rules_codes.MODEL_OFFLINE, "the model", "model.name_or_path", name, off[0])
     home = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
     if m.tokenizer and _of_hub(m.tokenizer) and not (cache / f"models--{m.tokenizer.replace('/', '--')}").is_dir():
-        yield _offline("data.offline", "the tokenizer", "model.tokenizer", m.tokenizer, off[0])
+        yield _offline(codes.DATA_OFFLINE, "the tokenizer", "model.tokenizer", m.tokenizer, off[0])
     kept = Path(environ.get("HF_DATASETS_CACHE") or home / "datasets")
     for key, sections in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
         for path in dict.fromkeys(section.path for section in sections):
             if _of_hub(path) and not (kept / path.replace("/", "___")).is_dir():
-                yield _offline("data.offline", "the data set", key, path, off[0])
+                yield _offline(codes.DATA_OFFLINE, "the data set", key, path, off[0])
 
 
 def _of_hub(name: str) -> bool:
@@ -56,6 +53,6 @@ def _of_hub(name: str) -> bool:
     return plain and Path(name).suffix.lower() not in _ROWS and not Path(name).exists()
 
 
-def _offline(code: str, which: str, key: str, name: str, variable: str) -> Diagnostic:
+def _offline(code: Code, which: str, key: str, name: str, variable: str) -> Diagnostic:
     what = f"{which} is not on this machine, and {variable} is set: nothing will be fetched"
-    return Diagnostic(code, what, key, name, f"hf download {name}, with the network on; or a folder", Severity.WARNING)
+    return code(what, key, name, f"hf download {name}, with the network on; or a folder", Severity.WARNING)

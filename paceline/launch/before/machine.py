@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.config.source import DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
+from paceline.launch import codes
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.plan.hardware.probe import Hardware
 
 #: Of another run, which may have ended by the time of a start: a plan can be looked at meanwhile.
-OF_ANOTHER_RUN = ("run.exists", "run.in_use", "launch.port_in_use")
+OF_ANOTHER_RUN = (codes.RUN_EXISTS.name, codes.RUN_IN_USE.name, codes.LAUNCH_PORT_IN_USE.name)
 
 
 def of_machine(
@@ -94,4 +95,4 @@ def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
     folder = Path(named).expanduser() if named else cache_folder(os.environ)
     if wrong := not_writable(folder):
         what, hint = "prepared data cannot be written", "data.cache_dir: a folder with room that can be written to"
-        yield Diagnostic("data.cache_write", what, "data.cache_dir", f"{folder}: {wrong}"[:600], hint)
+        yield codes.DATA_CACHE_WRITE(what, "data.cache_dir", f"{folder}: {wrong}"[:600], hint)

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.config import codes as config_codes
 from paceline.config.source import COMMAND_LINE
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.core.tables import STRATEGIES
 from paceline.launch.before.machine import OF_ANOTHER_RUN, of_machine
+from paceline.plan import codes as plan_codes
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded, NotLoaded
@@ -76,7 +78,9 @@ def planned(
         facts=known,
     )
     plan, found = tried.plan, tried.ruled
-    unread = [replace(d, severity=Severity.ERROR) for d in loaded.notes if d.code == "config.foreign_missing"]
+    unread = [
+        replace(d, severity=Severity.ERROR) for d in loaded.notes if d.code == config_codes.CONFIG_FOREIGN_MISSING.name
+    ]
     problems += [*missing, *tried.problems, *unread]
     if cluster is None and plan is not None and "nvme" in plan.engine.places:
         problems += op_lock_problems(os.environ)
@@ -189,8 +193,7 @@ def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
     asked = {key for key, source in loaded.provenance.items() if source.layer == COMMAND_LINE}
     if "launch.nnodes" in asked and config.launch.nnodes != cluster.nodes:
         raise ConfigError(
-            Diagnostic(
-                "plan.hardware_nodes",
+            plan_codes.PLAN_HARDWARE_NODES(
                 f"the hardware named is {cluster.nodes} node(s) of {cluster.machine.node}",
                 "--nnodes",
                 str(config.launch.nnodes),

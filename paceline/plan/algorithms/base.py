@@ -11,6 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
+from paceline.plan import codes
 from paceline.plan.asked import Asked
 from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import Decision
@@ -161,14 +162,12 @@ def _own_spec(name: str) -> AlgorithmSpec:
         raise ConfigError(*(replace(d, where=where) for d in error.diagnostics)) from error
     if not isinstance(found, AlgorithmSpec):
         hint = "SPEC = AlgorithmSpec(implementation='my_module:MyAlgorithm'), of paceline.plan.algorithms.base"
-        raise ConfigError(
-            Diagnostic("algorithm.no_spec", f"'{name}' is no AlgorithmSpec", where, repr(found)[:99], hint)
-        )
+        raise ConfigError(codes.ALGORITHM_NO_SPEC(f"'{name}' is no AlgorithmSpec", where, repr(found)[:99], hint))
     module = name.partition(":")[0]
     if "torch" in sys.modules and not had_torch:
         what = f"'{module}' imports torch, and a plan is made without it"
         hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
-        raise ConfigError(Diagnostic("algorithm.spec_torch", what, where, name, hint))
+        raise ConfigError(codes.ALGORITHM_SPEC_TORCH(what, where, name, hint))
     return replace(found, name=name)
 
 

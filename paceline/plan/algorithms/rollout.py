@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
+from paceline.plan import codes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.room import placed
@@ -32,14 +33,14 @@ def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagno
         hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
         what = "a rollout is cut into whole optimizer steps"
         found = f"steps_per_generation: {pieces}, gradient accumulation {batch.accumulation}"
-        return [Diagnostic("rollout.steps", what, f"{_KEY}.steps_per_generation", found, hint)]
+        return [codes.ROLLOUT_STEPS(what, f"{_KEY}.steps_per_generation", found, hint)]
     answers = (pieces or batch.accumulation) * batch.micro_batch * batch.data_parallel_size
     if answers % group:
         near = sorted((n for n in range(1, answers + 1) if answers % n == 0), key=lambda n: (abs(n - group), n))[:2]
         what = "answers to one prompt would be cut over two rollouts: batch sizes count answers, and are to hold whole groups"
         found = f"{answers} answers a rollout ({batch}), num_generations: {group}"
         hint = f"num_generations: {' or '.join(map(str, sorted(near)))}, or a per_device_train_batch_size that fits"
-        return [Diagnostic("rollout.groups", what, f"{_KEY}.num_generations", found, hint)]
+        return [codes.ROLLOUT_GROUPS(what, f"{_KEY}.num_generations", found, hint)]
     return []
 
 
@@ -104,10 +105,8 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     found = f"weights {human_bytes(weights)} beside states {human_bytes(held)}, of {human_bytes(card)}"
     hint = "without training.rollout.server all ranks answer together, a layer gathered at a time; or more cards, or tp_size"
     if not server:
-        return [
-            Diagnostic("rollout.gather_room", what, f"{_KEY}.gather_for_generation", found, "false, or leave it out")
-        ]
-    return [Diagnostic("rollout.server_room", what, f"{_KEY}.server", found, hint)]
+        return [codes.ROLLOUT_GATHER_ROOM(what, f"{_KEY}.gather_for_generation", found, "false, or leave it out")]
+    return [codes.ROLLOUT_SERVER_ROOM(what, f"{_KEY}.server", found, hint)]
 
 
 def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:

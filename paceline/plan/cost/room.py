@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.units import human_bytes
+from paceline.plan import codes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
 from paceline.plan.cost.starts import INTERPRETER, Role, Start, card_peak, host_peak
@@ -119,20 +120,20 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
     several = f" ({1 + len(plan.models)} models)" if plan.models else ""
     if card and room.states_card is not None and room.states_card > card:
         what = "the model states alone, without any activation, do not fit a card"
-        found.append(_lacks("plan.states_card", what, room.states_card, card, "card", _smaller(plan)))
+        found.append(_lacks(codes.PLAN_STATES_CARD, what, room.states_card, card, "card", _smaller(plan)))
     elif card and room.start_card > card:
         what = f"the start does not fit a card: {room.words}, and {plan.precision.master} weights take {whole}{several}"
-        found.append(_lacks("plan.start_card", what, room.start_card, card, "card", _startable(plan)))
+        found.append(_lacks(codes.PLAN_START_CARD, what, room.start_card, card, "card", _startable(plan)))
     if not host:
         return found
     node = "this host" if plan.num_nodes == 1 else "a node"
     many = f"{processes} process{'es' if processes > 1 else ''} of {node}"
     if room.states_host is not None and room.states_host > host:
         what = f"model states and interpreters of the {many} do not fit its memory"
-        found.append(_lacks("plan.states_host", what, room.states_host, host, "host memory", _smaller(plan)))
+        found.append(_lacks(codes.PLAN_STATES_HOST, what, room.states_host, host, "host memory", _smaller(plan)))
     elif room.start_host > host:
         what = f"the start of the {many} does not fit its memory: {room.words}, and {plan.precision.master} weights take {whole}{several}"
-        found.append(_lacks("plan.start_host", what, room.start_host, host, "host memory", _startable(plan)))
+        found.append(_lacks(codes.PLAN_START_HOST, what, room.start_host, host, "host memory", _startable(plan)))
     return found
 
 
@@ -152,11 +153,11 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     hint = "per_device_train_batch_size: 8, say; gradient_accumulation_steps makes large batches of small ones"
     of = "host memory" if cpu else "card"
     found = f"at least {human_bytes(need)} of {human_bytes(room)} of {of}"
-    return [Diagnostic("plan.rows_room", what, "training.per_device_train_batch_size", found, hint)]
+    return [codes.PLAN_ROWS_ROOM(what, "training.per_device_train_batch_size", found, hint)]
 
 
-def _lacks(code: str, what: str, need: int, room: int, of: str, hint: str) -> Diagnostic:
-    return Diagnostic(code, what, KEY, f"at least {human_bytes(need)} of {human_bytes(room)} of {of}", hint)
+def _lacks(code: Code, what: str, need: int, room: int, of: str, hint: str) -> Diagnostic:
+    return code(what, KEY, f"at least {human_bytes(need)} of {human_bytes(room)} of {of}", hint)
 
 
 def _smaller(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from itertools import product
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan import codes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.cost.layout import Layout
@@ -288,8 +289,7 @@ def near_rows(ask: Ask) -> list[int]:
 
 def _no_layout(ask: Ask) -> Diagnostic:
     cards, near = ask.cluster.cards, near_rows(ask)
-    return Diagnostic(
-        "plan.rows_cards",
+    return codes.PLAN_ROWS_CARDS(
         f"{ask.rows} rows a step cannot be shared out evenly over {cards} cards by any strategy",
         "--rows",
         str(ask.rows),

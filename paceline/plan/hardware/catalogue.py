@@ -12,9 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
+from paceline.plan import codes
 from paceline.plan.cost.work import Machine
 from paceline.plan.hardware.probe import Hardware, peak_flops
 
@@ -127,7 +127,7 @@ def card_named(name: str, where: str = "--hardware") -> Card:
     found = known.get(_plain(name))
     if found is None:
         raise ConfigError(
-            Diagnostic("plan.hardware_unknown", "no accelerator of this name is in the catalogue", where, name, _near(name, known))
+            codes.PLAN_HARDWARE_UNKNOWN("no accelerator of this name is in the catalogue", where, name, _near(name, known))
         )  # fmt: skip
     return found
 
@@ -159,9 +159,7 @@ def cluster_of(text: str) -> Cluster:
     match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip(), re.IGNORECASE)
     count = int(match.group(1) or 1) if match else 0
     if match is None or count < 1:
-        raise ConfigError(
-            Diagnostic("plan.hardware_form", "hardware is a number and a name", "--hardware", text, "16xH100")
-        )
+        raise ConfigError(codes.PLAN_HARDWARE_FORM("hardware is a number and a name", "--hardware", text, "16xH100"))
     card = card_named(match.group(2))
     return Cluster(
         _whole_nodes(card.machine(), count), count, "the catalogue's data sheet", card.bf16, card.capability, card.unverified
@@ -173,8 +171,7 @@ def _whole_nodes(machine: Machine, count: int) -> Machine:
     if count > machine.node and count % machine.node:
         lower, upper = count // machine.node * machine.node, -(-count // machine.node) * machine.node
         raise ConfigError(
-            Diagnostic(
-                "plan.hardware_nodes",
+            codes.PLAN_HARDWARE_NODES(
                 f"nodes with {machine.name} have {machine.node} cards, and all nodes are taken to be alike",
                 "--hardware",
                 str(count),
@@ -191,22 +188,22 @@ def _from_yaml(path: Path) -> Cluster:
     try:
         data = YAML(typ="safe").load(read_text(path))
     except (OSError, ValueError, YAMLError) as exc:
-        raise ConfigError(Diagnostic("plan.hardware_file", "this hardware file cannot be read", str(path), str(exc).splitlines()[0])) from exc  # fmt: skip
+        raise ConfigError(codes.PLAN_HARDWARE_FILE("this hardware file cannot be read", str(path), str(exc).splitlines()[0])) from exc  # fmt: skip
     if not isinstance(data, dict):
-        raise ConfigError(Diagnostic("plan.hardware_file", "a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)))  # fmt: skip
+        raise ConfigError(codes.PLAN_HARDWARE_FILE("a hardware file holds one mapping", str(path), type(data).__name__, ", ".join(FIELDS)))  # fmt: skip
     wrong = sorted(str(key) for key in data if key not in FIELDS)
     if wrong:
         near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]
-        raise ConfigError(Diagnostic("plan.hardware_key", "unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"))  # fmt: skip
+        raise ConfigError(codes.PLAN_HARDWARE_KEY("unknown keys in a hardware file", str(path), ", ".join(wrong), f"nearest: {', '.join(near)}"))  # fmt: skip
     for key, value in data.items():
         if key not in ("name", "card") and (
             isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
         ):
-            raise ConfigError(Diagnostic("plan.hardware_value", f"{key} is a number above 0", f"{path}: {key}", repr(value)))  # fmt: skip
+            raise ConfigError(codes.PLAN_HARDWARE_VALUE(f"{key} is a number above 0", f"{path}: {key}", repr(value)))  # fmt: skip
     card = card_named(str(data["card"]), f"{path}: card") if data.get("card") else None
     missing = [key for key in ("memory_gb", "tflops", "hbm_gbps", "inside_gbps") if card is None and key not in data]
     if missing:
-        raise ConfigError(Diagnostic("plan.hardware_missing", "without a card from the catalogue these are needed", str(path), ", ".join(missing)))  # fmt: skip
+        raise ConfigError(codes.PLAN_HARDWARE_MISSING("without a card from the catalogue these are needed", str(path), ", ".join(missing)))  # fmt: skip
     count = int(data.get("cards", 1))
     node = int(data.get("cards_per_node", card.cards_per_node if card else min(count, 8)))
     base = card.machine(node) if card else Machine("", 0, 0, 0, node, 0, 0)

@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan import codes
 from paceline.plan.model.read_shape import ModelShape, config_from_path, shape_from_config, trained_shape
 
 _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
@@ -49,9 +49,7 @@ def named_config(given: str) -> Mapping[str, Any]:
     plain = {_plain(name): name for name in known_models()}
     near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or ["llama38b", "qwen257b", "gpt2"]
     hint = f"nearest: {', '.join(plain[n] for n in near)}; or a folder with a config.json"
-    raise ConfigError(
-        Diagnostic("plan.model_unknown", "no model of this name is in the built-in list", "--model", given, hint)
-    )
+    raise ConfigError(codes.PLAN_MODEL_UNKNOWN("no model of this name is in the built-in list", "--model", given, hint))
 
 
 @cache

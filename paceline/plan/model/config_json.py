@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan import codes
 from paceline.plan.model.read_shape import cached_model_dir
 from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json
 
@@ -28,12 +28,11 @@ def model_config(model: ModelSection, environ: Mapping[str, str]) -> dict[str, A
         found = read_json(folder / "config.json", MAX_CONFIG_BYTES) if folder else None
     except (OSError, ValueError) as error:
         raise ConfigError(
-            Diagnostic("plan.model_config", "the model has no readable config.json", str(folder), str(error))
+            codes.PLAN_MODEL_CONFIG("the model has no readable config.json", str(folder), str(error))
         ) from error
     if not isinstance(found, dict):
         raise ConfigError(
-            Diagnostic(
-                "plan.model_config",
+            codes.PLAN_MODEL_CONFIG(
                 "the model's config.json is not on this machine",
                 "model.name_or_path",
                 name or "nothing",

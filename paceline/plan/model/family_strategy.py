@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.shape import PADDED, ModelShape
-
-CODE = "plan.family_strategy"
 
 
 def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
@@ -18,12 +17,12 @@ def check_family(shape: ModelShape | None, mesh: Mesh) -> Iterator[Diagnostic]:
     cp, kind = "training.parallelism.cp_size", shape.model_type
     if mesh.cp > 1 and shape.rows == PADDED:
         what = f"context parallelism shares out packed rows, and models of type '{kind}' get a padded row a document"
-        yield Diagnostic(CODE, what, cp, str(mesh.cp), "cp_size: 1")
+        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
     elif mesh.cp > 1 and shape.rope_by_length:
         what = "this model's rotary embedding follows the length of a whole document (dynamic or longrope), and context parallelism gives a rank a part of it"
-        yield Diagnostic(CODE, what, cp, str(mesh.cp), "cp_size: 1")
+        yield codes.PLAN_FAMILY_STRATEGY(what, cp, str(mesh.cp), "cp_size: 1")
     if mesh.pp > 1 and shape.buffers:
         what = f"models of type '{kind}' have state beside their parameters (buffers), which a pipeline's stages do not save"
-        yield Diagnostic(
-            CODE, what, "training.distributed_strategy", f"pipeline of {mesh.pp}", "distributed_strategy: fsdp"
+        yield codes.PLAN_FAMILY_STRATEGY(
+            what, "training.distributed_strategy", f"pipeline of {mesh.pp}", "distributed_strategy: fsdp"
         )

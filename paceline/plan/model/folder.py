@@ -12,6 +12,7 @@ from typing import Any
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_file, read_text, special_files
+from paceline.plan import codes
 from paceline.plan.model.read_shape import config_from_path
 
 _INDEX = "model.safetensors.index.json"
@@ -39,7 +40,7 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
         hint = (
             f"{key.rpartition('.')[2]}: {folder.parent}" if folder.parent != Path(".") else "the folder that holds it"
         )
-        return [Diagnostic("model.not_a_folder", "a model is a folder, and this is a file", key, name, hint)]
+        return [codes.MODEL_NOT_A_FOLDER("a model is a folder, and this is a file", key, name, hint)]
     if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
         return [_adapter(folder, key)]
     if special := special_files(folder):
@@ -53,7 +54,7 @@ def check_model_folder(name: str, key: str) -> list[Diagnostic]:
 
 def _special(folder: Path, special: list[str], key: str) -> Diagnostic:
     what, hint = "the folder holds something that is no file", "remove it, or name another folder"
-    return Diagnostic("model.special_file", what, key, f"{folder}: {', '.join(special[:4])}", hint)
+    return codes.MODEL_SPECIAL_FILE(what, key, f"{folder}: {', '.join(special[:4])}", hint)
 
 
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
@@ -63,10 +64,10 @@ def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
     if not local and (name.count("/") != 1 or not beside):
         return  # a hub name
     if address := _ADDRESS.match(name):
-        yield Diagnostic("plan.model_missing", "this is an address of the web; a model on the hub goes by its name", key, name, f"{key.rpartition('.')[2]}: {address[1]}")  # fmt: skip
+        yield codes.PLAN_MODEL_MISSING("this is an address of the web; a model on the hub goes by its name", key, name, f"{key.rpartition('.')[2]}: {address[1]}")  # fmt: skip
         return
     found = f"{name}; in {folder.parent}: {', '.join(beside[:6]) or 'no models'}"
-    yield Diagnostic("plan.model_missing", "there is no such folder", key, found, "an existing folder, or a hub name like org/model")  # fmt: skip
+    yield codes.PLAN_MODEL_MISSING("there is no such folder", key, found, "an existing folder, or a hub name like org/model")  # fmt: skip
 
 
 def _adapter(folder: Path, key: str) -> Diagnostic:
@@ -79,7 +80,7 @@ def _adapter(folder: Path, key: str) -> Diagnostic:
     )
     what = f"this folder holds an adapter, without the model it belongs to ({base or 'which it does not name'}{there})"
     hint = f"{key.rpartition('.')[2]}: {base or 'the base model'}, with lora: {{adapter_name_or_path: {folder}}}"
-    return Diagnostic("model.adapter_folder", what, key, str(folder), hint)
+    return codes.MODEL_ADAPTER_FOLDER(what, key, str(folder), hint)
 
 
 def _weights(folder: Path, key: str) -> Iterator[Diagnostic]:
@@ -101,13 +102,13 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
         named = sorted({str(place) for place in places})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what, found = "the index of the weights cannot be read", f"{type(error).__name__}: {error}"
-        yield Diagnostic("model.weights_index", what, key, f"{index}: {found}"[:300], "the folder's files again, whole")
+        yield codes.MODEL_WEIGHTS_INDEX(what, key, f"{index}: {found}"[:300], "the folder's files again, whole")
         return
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
         what = f"{len(missing)} of {len(named)} files of weights that {_INDEX} names are missing"
         hint = "copy or download them again: hf download NAME --local-dir DIR"
-        yield Diagnostic("model.missing_shards", what, key, ", ".join(missing[:4]), hint)
+        yield codes.MODEL_MISSING_SHARDS(what, key, ", ".join(missing[:4]), hint)
     for name in named:
         wrong = None if name in missing else damage(folder / name)
         if wrong is not None:
@@ -116,7 +117,7 @@ def _shards(folder: Path, index: Path, key: str) -> Iterator[Diagnostic]:
 
 def _damaged(file: Path, found: str, key: str) -> Diagnostic:
     what = "a file of the model's weights is damaged or was cut short"
-    return Diagnostic("model.damaged_weights", what, key, f"{file}: {found}", "copy or download it again")
+    return codes.MODEL_DAMAGED_WEIGHTS(what, key, f"{file}: {found}", "copy or download it again")
 
 
 def check_adapter_folder(name: str, key: str) -> list[Diagnostic]:
@@ -141,10 +142,10 @@ def _no_weights(folder: Path, key: str, convert: str) -> Diagnostic:
         what = "the weights are pickle files, which can run code when they are read; only safetensors are read"
         line = convert.format(quote(str(folder)), quote(f"{folder}-safetensors"))
         hint = f"convert them once, where that code may run, and name the new folder: {line}"
-        return Diagnostic("model.pickled", what, key, ", ".join(pickles[:4]), hint)
+        return codes.MODEL_PICKLED(what, key, ", ".join(pickles[:4]), hint)
     inside = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     hint = f"a folder with model.safetensors, or {_INDEX} and its files; or model.config in place of model.name_or_path, to train from scratch"
-    return Diagnostic("model.no_weights", "the folder holds no weights", key, f"{folder}: {inside}", hint)
+    return codes.MODEL_NO_WEIGHTS("the folder holds no weights", key, f"{folder}: {inside}", hint)
 
 
 def damage(file: Path) -> str | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan import codes
 from paceline.plan.model.supported import families
 
 # Names that Transformers' families have for the same number; a folder may hold any of them, whatever its family writes by itself.
@@ -90,8 +90,6 @@ def _number(config: Mapping[str, Any], names: tuple[str, ...], where: str) -> in
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
                 what = f"{name} is a whole number up to {_MOST:,}"
-                raise ConfigError(
-                    Diagnostic("plan.model_size", what, f"{where}.{name}", repr(value)[:100], f"{name}: 8")
-                )
+                raise ConfigError(codes.PLAN_MODEL_SIZE(what, f"{where}.{name}", repr(value)[:100], f"{name}: 8"))
             return value
     return 0

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
+from paceline.plan import codes
 from paceline.plan.model.counts import counted
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
@@ -30,7 +30,7 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
     family = str(config.get("model_type") or "")
     if not family:
         raise ConfigError(
-            Diagnostic("plan.model_type", "the model's family is missing", where, "no model_type", "model_type: llama")
+            codes.PLAN_MODEL_TYPE("the model's family is missing", where, "no model_type", "model_type: llama")
         )
     sizes = family_sizes(family)
     for name, spellings in SIZE_NAMES.items():
@@ -43,8 +43,7 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
         close = difflib.get_close_matches(family, FAMILY_SIZES, n=2)
         near = f"; or model_type: {' or '.join(close)}" if close else ""
         raise ConfigError(
-            Diagnostic(
-                "plan.model_sizes",
+            codes.PLAN_MODEL_SIZES(
                 f"'{family}' is not a family known here, and these sizes are missing",
                 where,
                 ", ".join(missing),
@@ -73,16 +72,12 @@ def config_from_path(path: str | Path) -> dict[str, Any]:
         config = read_json(file, MAX_CONFIG_BYTES)
     except OSError as exc:
         raise ConfigError(
-            Diagnostic(
-                "plan.model_config", "the model has no readable config.json", str(file), exc.strerror or str(exc)
-            )
+            codes.PLAN_MODEL_CONFIG("the model has no readable config.json", str(file), exc.strerror or str(exc))
         ) from exc
     except ValueError as exc:
-        raise ConfigError(Diagnostic("plan.model_config", "this config.json is no JSON", str(file), str(exc))) from exc
+        raise ConfigError(codes.PLAN_MODEL_CONFIG("this config.json is no JSON", str(file), str(exc))) from exc
     if not isinstance(config, dict):
-        raise ConfigError(
-            Diagnostic("plan.model_config", "a config.json holds one object", str(file), type(config).__name__)
-        )
+        raise ConfigError(codes.PLAN_MODEL_CONFIG("a config.json holds one object", str(file), type(config).__name__))
     return config
 
 
@@ -99,8 +94,7 @@ def shape_of(model: ModelSection, environ: Mapping[str, str] | None = None) -> M
     local = Path(name).expanduser()
     if not local.exists() and name.startswith(("/", "./", "../", "~")):
         raise ConfigError(
-            Diagnostic(
-                "plan.model_missing",
+            codes.PLAN_MODEL_MISSING(
                 "there is no such folder",
                 "model.name_or_path",
                 name,
@@ -159,9 +153,7 @@ def _whole(value: Any, name: str, where: str, largest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
         what = f"{name} is a whole number from 1 up to {largest:,}"
         raise ConfigError(
-            Diagnostic(
-                "plan.model_size", what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}"
-            )
+            codes.PLAN_MODEL_SIZE(what, f"{where}.{name}", repr(value)[:100], f"{name}: {_USUAL.get(name, 512)}")
         )
     return value
 
@@ -176,8 +168,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     if "head_dim" not in sizes and hidden % heads:
         raise ConfigError(
-            Diagnostic(
-                "plan.model_heads",
+            codes.PLAN_MODEL_HEADS(
                 "hidden_size is not a multiple of num_attention_heads",
                 where,
                 f"{hidden} and {heads}",
@@ -191,8 +182,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         kv_heads = 1 if config.get("multi_query", True) else heads
     if heads % kv_heads:
         raise ConfigError(
-            Diagnostic(
-                "plan.model_heads",
+            codes.PLAN_MODEL_HEADS(
                 "num_attention_heads is not a multiple of num_key_value_heads",
                 where,
                 f"{heads} and {kv_heads}",

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
 
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
@@ -51,9 +52,7 @@ def unsupported(
     found = [*_tower(config, where), *_balance(config, where)]
     if attention == "eager" and config.get("model_type") == "falcon" and config.get("alibi"):
         what = "Transformers' eager attention adds Falcon's ALiBi bias twice: its losses are those of another model (sdpa adds it once)"
-        found.append(
-            Diagnostic("plan.alibi_twice", what, "model.attn_implementation", "eager", "attn_implementation: auto")
-        )
+        found.append(codes.PLAN_ALIBI_TWICE(what, "model.attn_implementation", "eager", "attn_implementation: auto"))
     kind = config.get("model_type")
     if found or not isinstance(kind, str) or own_code:
         return found
@@ -72,7 +71,7 @@ def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnosti
     what = (
         f"{len(towers)} tensors of this folder belong to a tower that a text model has no place for: they would be lost"
     )
-    return [Diagnostic("plan.tower", what, where, f"{', '.join(kinds[:4])} ({towers[0]}, …)", _no_tower())]
+    return [codes.PLAN_TOWER(what, where, f"{', '.join(kinds[:4])} ({towers[0]}, …)", _no_tower())]
 
 
 def obstacle(config: Mapping[str, Any]) -> str | None:
@@ -97,7 +96,7 @@ def _family(kind: str, why: str, where: str) -> Diagnostic:
     known = list(dict.fromkeys([*near, "llama", "qwen3", "gemma3_text", "mistral", "phi3", "gpt2"]))[:7]
     what = f"models of type '{kind}' are not supported" + (f": {why}" if why else "")
     hint = f"supported: {', '.join(known)} and {len(supported()) - len(known)} more ({LIST})"
-    return Diagnostic("plan.family", what, f"{where}.model_type", kind, hint)
+    return codes.PLAN_FAMILY(what, f"{where}.model_type", kind, hint)
 
 
 def _tower(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
@@ -114,7 +113,7 @@ def _tower(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
     )
     if inner or classes:
         what = "this model reads images or sound beside text, and its tower would be lost or stay untrained"
-        yield Diagnostic("plan.tower", what, where, ", ".join([*inner, *classes]), _no_tower())
+        yield codes.PLAN_TOWER(what, where, ", ".join([*inner, *classes]), _no_tower())
 
 
 def _no_tower() -> str:
@@ -132,4 +131,4 @@ def _balance(config: Mapping[str, Any], where: str) -> Iterator[Diagnostic]:
             found = (
                 f"output_router_logits: true, router_aux_loss_coef: {one.get('router_aux_loss_coef', 'the default')}"
             )
-            yield Diagnostic("plan.balance_loss", what, f"{place}.output_router_logits", found, "output_router_logits: false: trained without it")  # fmt: skip
+            yield codes.PLAN_BALANCE_LOSS(what, f"{place}.output_router_logits", found, "output_router_logits: false: trained without it")  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import open_file
+from paceline.plan import codes
 from paceline.plan.model.supported import lost_tensors
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -127,6 +128,4 @@ def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
 
 def _damaged(file: Path, found: str) -> Diagnostic:
     what = "this file of the model is damaged"
-    return Diagnostic(
-        "plan.model_file", what, str(file), found, "download the model again (hf download …), or another folder"
-    )
+    return codes.PLAN_MODEL_FILE(what, str(file), found, "download the model again (hf download …), or another folder")

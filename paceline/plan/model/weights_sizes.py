@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.weights_files import header_of, weights_of
 from paceline.plan.parts import AdapterSpec
@@ -51,7 +52,7 @@ def other_sizes(folder: Path, shape: ModelShape) -> list[Diagnostic]:
         return []
     what = "the weights are those of another model than config.json describes"
     hint = "the config.json that belongs to these weights (hf download …), or another folder"
-    return [Diagnostic("plan.weights_sizes", what, "model.name_or_path", f"{folder}: {'; '.join(wrong[:3])}", hint)]
+    return [codes.PLAN_WEIGHTS_SIZES(what, "model.name_or_path", f"{folder}: {'; '.join(wrong[:3])}", hint)]
 
 
 def _misfits(tensors: Mapping[str, Mapping[str, Any]], shape: ModelShape) -> Iterator[str]:
@@ -97,11 +98,7 @@ def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list
         return []
     what, key = "the adapter's weights are for another model", "lora.adapter_name_or_path"
     return [
-        Diagnostic(
-            "plan.weights_sizes",
-            what,
-            key,
-            f"{folder}: {'; '.join(wrong[:3])}",
-            "an adapter that was trained on this model",
+        codes.PLAN_WEIGHTS_SIZES(
+            what, key, f"{folder}: {'; '.join(wrong[:3])}", "an adapter that was trained on this model"
         )
     ]

@@ -12,6 +12,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import is_assigned, load_attr
 from paceline.core.tables import STRATEGIES
+from paceline.plan import codes
 from paceline.plan.asked import Asked
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import Layout
@@ -173,7 +174,7 @@ def _own_spec(name: str) -> StrategySpec | None:
         module = name.partition(":")[0]
         what = f"'{module}' imports torch, and a plan is made without it"
         hint = f"the class in a module of its own, and in {module}: implementation='other_module:Class'"
-        raise ConfigError(Diagnostic("strategy.spec_torch", what, "training.distributed_strategy", name, hint))
+        raise ConfigError(codes.STRATEGY_SPEC_TORCH(what, "training.distributed_strategy", name, hint))
     return replace(found, name=name)
 
 

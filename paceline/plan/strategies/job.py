@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape
@@ -50,9 +50,9 @@ class Findings:
         """One decision."""
         self.decisions.append(Decision(subject, choice, reason, granted))
 
-    def refuse(self, code: str, what: str, where: str, found: str, hint: str) -> None:
+    def refuse(self, code: Code, what: str, where: str, found: str, hint: str) -> None:
         """One problem."""
-        self.problems.append(Diagnostic(code, what, where, found, hint))
+        self.problems.append(code(what, where, found, hint))
 
     def raise_if_refused(self) -> None:
         """Raises ConfigError with every problem at once."""

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.strategies.options import DeepSpeedOptions
+from paceline.strategies import codes
 
 _OWNED = ("optimizer", "scheduler", "gradient_clipping", "train_batch_size")
 
@@ -36,8 +36,7 @@ def engine_config(plan: Any, role: str = "") -> dict[str, Any]:
     stage = options_of(plan).zero_stage
     if stage and plan.precision.master == "float64":
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_float64",
+            codes.STRATEGY_DEEPSPEED_FLOAT64(
                 f"ZeRO-{stage} keeps its masters in float32",
                 "model.dtype",
                 "float64",

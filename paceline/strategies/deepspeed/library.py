@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.launch.deepspeed import publish
 from paceline.launch.op_build import await_build
 from paceline.runtime.world import World, environment
+from paceline.strategies import codes
 
 INSTALL = "pip install 'paceline[deepspeed]'"
 
@@ -24,8 +24,7 @@ def library(world: World) -> Any:
     """The ``deepspeed`` package, told which device and rank this is. Raises ConfigError ``strategy.deepspeed_missing``."""
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_missing",
+            codes.STRATEGY_DEEPSPEED_MISSING(
                 "DeepSpeed is not installed",
                 "training.distributed_strategy",
                 hint=f"{INSTALL}, or training.distributed_strategy: fsdp",
@@ -45,8 +44,7 @@ def library(world: World) -> Any:
         import deepspeed
     except (ImportError, RuntimeError, OSError) as error:
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_broken",
+            codes.STRATEGY_DEEPSPEED_BROKEN(
                 f"DeepSpeed {importlib.metadata.version('deepspeed')} is installed but cannot be imported",
                 "training.distributed_strategy",
                 f"{type(error).__name__}: {error}",
@@ -92,8 +90,7 @@ def need_async_io(world: World) -> None:
             break
     if world.any(bool(problem)):
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_async_io",
+            codes.STRATEGY_DEEPSPEED_ASYNC_IO(
                 "offload to NVMe needs DeepSpeed's async_io op, which cannot be built here",
                 "zero_optimization.offload_optimizer.device",
                 problem or "on another rank",
@@ -124,8 +121,7 @@ def _check_accelerator(deepspeed: Any, world: World) -> None:
     found = deepspeed.accelerator.get_accelerator().device_name()
     if found != world.device.type:
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_accelerator",
+            codes.STRATEGY_DEEPSPEED_ACCELERATOR(
                 f"DeepSpeed has chosen another kind of device than this run's {world.device.type}",
                 "DS_ACCELERATOR",
                 str(found),

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.protocols.shard import PARAM
+from paceline.strategies import codes
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Place:
         sizes, whole = cut["partition_sizes"], cut["original_shape"]
         if not sizes or not whole or cut["conversion"].get("unsupported_reason") or cut["sub_param_sizes"]:
             raise PacelineError(
-                Diagnostic(
-                    "strategy.deepspeed_layout",
+                codes.STRATEGY_DEEPSPEED_LAYOUT(
                     "AutoTP cuts this parameter in pieces that do not lie side by side, which a checkpoint here cannot hold",
                     name,
                     str(cut["partition_type"]),

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.runtime.world import World
+from paceline.strategies import codes
 from paceline.strategies.deepspeed.library import library, need_async_io, without_shared_memory_op
 from paceline.strategies.deepspeed.tensor_parallel import unsharded
 
@@ -51,8 +51,7 @@ def start_engine(
             )
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_refused",
+            codes.STRATEGY_DEEPSPEED_REFUSED(
                 "DeepSpeed refuses this configuration",
                 "training.deepspeed",
                 f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
@@ -69,8 +68,7 @@ def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
     packed = [n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()]
     if low and packed:
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_packed",
+            codes.STRATEGY_DEEPSPEED_PACKED(
                 "4-bit weights stored as floating-point numbers do not survive DeepSpeed's cast to low precision",
                 "lora.quantization_bit",
                 f"{len(packed)} weights ({packed[0]}, …)",
@@ -143,8 +141,7 @@ def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_
             check.remove()
     if wrong:
         raise PacelineError(
-            Diagnostic(
-                "strategy.deepspeed_trap",
+            codes.STRATEGY_DEEPSPEED_TRAP(
                 "DeepSpeed has started, but not what the plan says",
                 "training.deepspeed",
                 "; ".join(wrong),

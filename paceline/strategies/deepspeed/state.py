@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.runtime.world import World
-from paceline.strategies import state
+from paceline.strategies import codes, state
 from paceline.strategies.deepspeed.parts import Part, Place, finish_import, local_parts
 from paceline.strategies.handle import Handle
 
@@ -115,8 +114,7 @@ def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ..
     """Raise CheckpointError unless the checkpoint has this parameter in this shape."""
     if not reader.has(role, name, PARAM):
         raise CheckpointError(
-            Diagnostic(
-                "checkpoint.missing_tensor",
+            codes.CHECKPOINT_MISSING_TENSOR(
                 f"the checkpoint has no '{name}' ({PARAM}) for the {role}",
                 found=name,
                 hint="the config's model must be the one that was saved",
@@ -124,8 +122,7 @@ def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ..
         )
     if tuple(reader.shape(role, name, PARAM)) != shape:
         raise CheckpointError(
-            Diagnostic(
-                "checkpoint.shape",
+            codes.CHECKPOINT_SHAPE(
                 f"'{name}' has another shape in the checkpoint",
                 found=f"{tuple(reader.shape(role, name, PARAM))}, the model has {shape}",
                 hint="the config's model (and its vocabulary) must be the one that was saved",

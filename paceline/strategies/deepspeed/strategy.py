@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config.optimizers import elementwise
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.context_parallel import ULYSSES, ContextParallel, check_context_parallel
 from paceline.protocols.batch import Batch
@@ -25,6 +24,7 @@ from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import StepOutcome
 from paceline.runtime.world import World
+from paceline.strategies import codes
 from paceline.strategies.base import Strategy, evaluating
 from paceline.strategies.deepspeed import measure, profile, state, tensor_parallel, zero3
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
@@ -225,8 +225,7 @@ def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
     """Raise ConfigError for an optimizer whose state is no array of the parameter's size: ZeRO cuts flat partitions."""
     if stage and not elementwise(spec.name):
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_optimizer",
+            codes.STRATEGY_DEEPSPEED_OPTIMIZER(
                 f"ZeRO-{stage} cuts the optimizer's state into flat partitions, and {spec.name}'s rows and columns are lost in them",
                 "training.optim",
                 spec.name,

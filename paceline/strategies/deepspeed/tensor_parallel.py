@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan import codes as plan_codes
 
 
 def prepare_root(root: nn.Module, stage: int) -> None:
@@ -20,8 +20,7 @@ def prepare_root(root: nn.Module, stage: int) -> None:
     check_tp_plan(config)
     if not stage:
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_tp_stage",
+            plan_codes.STRATEGY_DEEPSPEED_TP_STAGE(
                 "AutoTP without ZeRO clips each rank's part of the model by itself",
                 "zero_optimization.stage",
                 "0 with tensor_parallel",
@@ -38,8 +37,7 @@ def check_tp_plan(config: Any) -> None:
     """Raise ConfigError for a Hugging Face config without a tensor-parallel plan."""
     if not getattr(config, "base_model_tp_plan", None):
         raise ConfigError(
-            Diagnostic(
-                "strategy.deepspeed_tp_plan",
+            plan_codes.STRATEGY_DEEPSPEED_TP_PLAN(
                 "AutoTP needs the model's own tensor-parallel plan, and this model has none",
                 "training.deepspeed",
                 f"model_type {getattr(config, 'model_type', None)} with tensor_parallel.autotp_size",

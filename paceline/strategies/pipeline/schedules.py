@@ -18,9 +18,9 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.protocols.roles import Ask
+from paceline.strategies import codes
 from paceline.strategies.fixed_shape import FixedShape
 
 _SINGLE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -47,8 +47,7 @@ class Cut:
         known, single = self.schedule in _SINGLE or self.schedule in _MULTI, self.schedule in _SINGLE
         if not known or (single and self.each != 1) or (self.schedule == "zbv" and self.each != 2) or self.ranks < 2:
             raise ConfigError(
-                Diagnostic(
-                    "strategy.pipeline_schedule",
+                codes.STRATEGY_PIPELINE_SCHEDULE(
                     "no such pipeline",
                     "training.parallelism.pp_schedule",
                     f"{self.schedule}, {self.ranks} ranks, {self.each} stages each",

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models.roles import RoleModule
 from paceline.models.stages import split, token_ids
@@ -24,7 +23,7 @@ from paceline.protocols.roles import Role
 from paceline.protocols.shard import ShardReader
 from paceline.runtime.mesh import sharding_mesh
 from paceline.runtime.world import World
-from paceline.strategies import sharded_state
+from paceline.strategies import codes, sharded_state
 from paceline.strategies.base import Strategy
 from paceline.strategies.fixed_shape import MULTIPLE, FixedShape
 from paceline.strategies.fsdp import FSDP
@@ -143,8 +142,7 @@ class Pipeline(FSDP):
         super().__init__(world, plan)
         if plan.mesh.cp > 1:
             raise ConfigError(
-                Diagnostic(
-                    "strategy.pipeline_cp",
+                codes.STRATEGY_PIPELINE_CP(
                     "a pipeline does not share out sequences",
                     "training.parallelism.cp_size",
                     str(plan.mesh.cp),

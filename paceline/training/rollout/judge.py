@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.protocols.roles import Ask, Role
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
+from paceline.training import codes
 from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.named import gives_no_number
 
@@ -59,7 +59,7 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
         if (Path(name) / "adapter_config.json").is_file():
             hint = "export it as a whole model: paceline export RUN --to FOLDER --merge"
         what = "there is no reward model that could be loaded"
-        raise ConfigError(Diagnostic("rewards.model", what, _WHERE, f"{name}: {said}", hint)) from error
+        raise ConfigError(codes.REWARDS_MODEL(what, _WHERE, f"{name}: {said}", hint)) from error
     if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
         raise ConfigError(wrong)
     mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
@@ -68,7 +68,7 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
         found = f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}"
         what = "the reward model reads other tokens than the policy writes: it would judge another text"
         hint = "a reward model trained from the same base model, with the same tokenizer"
-        raise ConfigError(Diagnostic("rewards.tokenizer", what, _WHERE, found, hint))
+        raise ConfigError(codes.REWARDS_TOKENIZER(what, _WHERE, found, hint))
 
 
 def _tokens(name: str) -> dict[str, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.files import read_text
+from paceline.training import codes
 
 _REWARDS = "training.rollout.rewards"
 
@@ -31,7 +32,7 @@ def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Dia
         return None
     found = f"{name}: {', '.join(architectures) or 'no architecture'}, {labels} labels"
     hint = "a model trained with algorithm: reward and exported, or any AutoModelForSequenceClassification of one label"
-    return Diagnostic("rewards.model", "this model gives no single number", _REWARDS, found, hint)
+    return codes.REWARDS_MODEL("this model gives no single number", _REWARDS, found, hint)
 
 
 def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | None:
@@ -39,4 +40,4 @@ def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | No
     if name is None or environ.get(name):
         return None
     what, hint = "the environment variable with the server's key is not set", f"export {name}=… on every node"
-    return Diagnostic("rollout.server_no_key", what, "training.rollout.server.api_key_env", name, hint)
+    return codes.ROLLOUT_SERVER_NO_KEY(what, "training.rollout.server.api_key_env", name, hint)

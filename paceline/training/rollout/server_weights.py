@@ -16,12 +16,12 @@ from paceline.checkpoint.disk import named_errors
 from paceline.checkpoint.folder import MAX_SHARD_BYTES, write_weights
 from paceline.checkpoint.hub_layout import hub_entries
 from paceline.checkpoint.tensorfile import Entry
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.private import open_to_strangers
 from paceline.generation.remote import Server
 from paceline.models.adapters import NAME, plain_name
 from paceline.models.buffers import persistent_buffers
+from paceline.training import codes
 
 
 @dataclass
@@ -45,9 +45,7 @@ class WeightSync:
         if words := open_to_strangers(self.folder):
             what = "the folder for the server's weights is not safe: somebody else could put other weights there"
             hint = "training.rollout.server.weights_dir: a folder of your own, or none"
-            raise ConfigError(
-                Diagnostic("rollout.server_weights", what, "training.rollout.server.weights_dir", words, hint)
-            )
+            raise ConfigError(codes.ROLLOUT_SERVER_WEIGHTS(what, "training.rollout.server.weights_dir", words, hint))
         with named_errors(place, what="the weights for the server that writes answers cannot be written"):
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)

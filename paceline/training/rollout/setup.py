@@ -11,7 +11,6 @@ import torch
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource
@@ -28,6 +27,7 @@ from paceline.runtime.device import threads_per_rank
 from paceline.runtime.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
+from paceline.training import codes
 from paceline.training.rollout.answers import Answerer, Limits
 from paceline.training.rollout.cut import AnswerRows, RolloutCut
 from paceline.training.rollout.judge import ModelJudge
@@ -148,7 +148,7 @@ class RolloutSetup:
                 what = "the reward 'code' cannot use the tests of some rows: they run in a process of their own and see plain values"
                 hint = "correct or remove these rows; docs/rollouts.md tells what tests may hold"
                 text = "; ".join(first[:_ROWS_NAMED]) + more
-                raise ConfigError(Diagnostic("rewards.code_tests", what, "training.rollout.rewards", text, hint))
+                raise ConfigError(codes.REWARDS_CODE_TESTS(what, "training.rollout.rewards", text, hint))
 
     def _server(self) -> RolloutServer:
         assert self.options.server is not None

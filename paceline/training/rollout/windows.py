@@ -23,6 +23,7 @@ from paceline.protocols.window import Report, Window
 from paceline.runtime.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
+from paceline.training import codes
 from paceline.training.rollout.answers import Answerer, Limits, evaluate_answers
 from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.cut import RolloutCut
@@ -259,4 +260,4 @@ def _nothing_learnt(judged: Judged, spread: Tensor, compares: bool) -> list[Diag
         hint = "num_generations of 2 and more, a temperature above 0, or a reward that tells these answers apart"
     else:
         return []
-    return [Diagnostic("rollout.no_spread", what, "training.rollout", hint=hint, severity=Severity.WARNING)]
+    return [codes.ROLLOUT_NO_SPREAD(what, "training.rollout", hint=hint, severity=Severity.WARNING)]

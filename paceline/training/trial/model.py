@@ -16,6 +16,7 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.data.tokenizer import load_tokenizer, tokenizer_here, vocab_size
 from paceline.generation.local import cache_for
 from paceline.launch.environ import current
+from paceline.models import codes as models_codes
 from paceline.models import stages
 from paceline.models.context_parallel import ULYSSES, check_context_parallel
 from paceline.models.factory import HFModelFactory, load_hf_config
@@ -31,6 +32,7 @@ from paceline.protocols.roles import Role
 from paceline.strategies.deepspeed.tensor_parallel import check_tp_plan
 from paceline.strategies.optimizer import trained_parameters
 from paceline.strategies.sharding import wrapped_classes
+from paceline.training import codes
 from paceline.training.models_of import Models
 
 _STAGES = 2  # of a small sibling: whether the class can be cut does not depend on how often
@@ -79,16 +81,16 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
     if isinstance(error, (ValueError, ImportError)) and (m.attn_implementation != "auto" or not odd):
         what = "the model cannot be built with this attention"
         hint = "attn_implementation: auto (or eager, sdpa)"
-        return Diagnostic("model.attention", what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint)  # fmt: skip
+        return codes.MODEL_ATTENTION(what, "model.attn_implementation", f"{m.attn_implementation}: {lines}"[:400], hint)  # fmt: skip
     found = f"{', '.join(odd) or 'its sizes'}: {type(error).__name__}: {lines}"[:400]
-    return Diagnostic("models.bad_config", "this model cannot be built from its config", _where(config), found, _HINT)
+    return models_codes.MODELS_BAD_CONFIG("this model cannot be built from its config", _where(config), found, _HINT)
 
 
 def _numbers(config: Config, plan: Plan, root: Any) -> None:
     """Numbers that every class takes, and with which nothing can be computed."""
     if wrong := impossible(model_config(config.model, current())):
         what = "no step can be computed with these numbers of the model's config"
-        raise ConfigError(Diagnostic("models.bad_config", what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"))  # fmt: skip
+        raise ConfigError(models_codes.MODELS_BAD_CONFIG(what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"))  # fmt: skip
 
 
 def _frequencies(config: Config, plan: Plan, root: Any) -> None:
@@ -107,7 +109,7 @@ def _frequencies(config: Config, plan: Plan, root: Any) -> None:
         if wrong:
             what, found = "the rotary positions of this model's config are no numbers", f"{kind.__name__}: {wrong[0]}"
             rope = getattr(made.config, "rope_parameters", None)
-            raise ConfigError(Diagnostic("models.bad_config", what, _where(config), f"{found} of {rope}"[:400], "rope_theta: 10000, with a factor of 1 or more"))  # fmt: skip
+            raise ConfigError(models_codes.MODELS_BAD_CONFIG(what, _where(config), f"{found} of {rope}"[:400], "rope_theta: 10000, with a factor of 1 or more"))  # fmt: skip
 
 
 def _where(config: Config) -> str:

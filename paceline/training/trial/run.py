@@ -24,6 +24,7 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.config_json import model_config
 from paceline.plan.plan import Plan
 from paceline.plan.tries import ALGORITHM, COMPILE, DATASETS, MODEL, REWARDS, STRATEGY, TOKENIZER
+from paceline.training import codes
 from paceline.training.look import look, look_in_doubt, reading_of
 from paceline.training.questions import open_questions
 
@@ -90,7 +91,7 @@ def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str]
     except (Exception, SystemExit) as error:  # a library's own refusal of what it was asked for, without a name
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what, found = f"the {name} cannot be had", f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
-        return [Diagnostic("trial.failed", what, _KEYS[name], found, "what its message asks for, or another value")]
+        return [codes.TRIAL_FAILED(what, _KEYS[name], found, "what its message asks for, or another value")]
 
 
 _KEYS = {
@@ -148,10 +149,10 @@ def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     backends = [name for name in list_backends(exclude_tags=()) if "TESTING" not in name and "minifier" not in name]
     modes = list(list_mode_options())
     if t.torch_compile_backend not in (None, *backends):
-        yield Diagnostic("train.compile_backend", "torch has no such compile backend here", "training.torch_compile_backend",
+        yield codes.TRAIN_COMPILE_BACKEND("torch has no such compile backend here", "training.torch_compile_backend",
                          str(t.torch_compile_backend), f"one of {', '.join(backends)}")  # fmt: skip
     if t.torch_compile_mode not in (None, "default", *modes):
-        yield Diagnostic("train.compile_mode", "torch.compile has no such mode", "training.torch_compile_mode",
+        yield codes.TRAIN_COMPILE_MODE("torch.compile has no such mode", "training.torch_compile_mode",
                          str(t.torch_compile_mode), f"one of {', '.join(modes)}")  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         model_config(config.model, current())
     except PacelineError as error:
         first = error.diagnostics[0]
-        yield Diagnostic("trial.not_here", f"the model's class was not looked at: {first.what}", first.where, first.found, first.hint, Severity.NOTE)  # fmt: skip
+        yield codes.TRIAL_NOT_HERE(f"the model's class was not looked at: {first.what}", first.where, first.found, first.hint, Severity.NOTE)  # fmt: skip
         return
     from paceline.training.trial.model import try_model
 

@@ -10,10 +10,9 @@ import pytest
 
 from paceline.cli import main as cli
 from paceline.cli.asked import Asked
-from paceline.cli.codes import EXPLANATIONS
 from paceline.cli.options import existing_run
 from paceline.cli.report import reported
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, all_codes
 from paceline.core.errors import ConfigError, ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -165,12 +164,12 @@ def test_explain_prints_sentences(code: str, capsys: pytest.CaptureFixture[str])
     assert run("explain", code) == 0
     name, *lines = capsys.readouterr().out.splitlines()
     assert name == code.strip("[]")
-    assert " ".join(" ".join(lines).split()) == EXPLANATIONS[name]
+    assert " ".join(" ".join(lines).split()) == all_codes()[name].explanation
 
 
 def test_explain_alone_lists_every_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain") == 0
-    assert set(capsys.readouterr().out.split()) == set(EXPLANATIONS)
+    assert set(capsys.readouterr().out.split()) == set(all_codes())
 
 
 @pytest.fixture

@@ -243,7 +243,7 @@ OTHERWISE = {
     "training.bf16_full_eval", "training.fp16_full_eval",  # word by word
 }  # fmt: skip
 #: They echo a key, or speak about it: that is not reading it.
-SPEAKERS = ("config/", "plan/explain.py", "training/resuming.py", "cli/codes.py", "core/codes/")
+SPEAKERS = ("config/", "plan/explain.py", "training/resuming.py")
 SENTENCES = ("knob_decisions", "idle_decisions", "_loading", "_engine_knobs", "_packing_reason", "choose_attention")
 
 

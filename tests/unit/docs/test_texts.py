@@ -11,12 +11,12 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.codes import EXPLANATIONS
 from paceline.cli.main import VERBS
 from paceline.config.aliases import ALIASES, SECTION_ALIASES
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import SECTIONS, field_of, fields
 from paceline.config.synonyms import SYNONYMS
+from paceline.core.diagnostics import all_codes
 
 ROOT = Path(__file__).resolve().parents[3]
 _VERB = re.compile(r"(?<![\w/.-])paceline (?:-[\w-]+ )*([a-z]+)\b(?![\w(=/.-])")
@@ -94,7 +94,7 @@ def test_every_option_that_is_named_exists() -> None:
 
 
 def test_every_key_that_is_named_exists() -> None:
-    known = keys()
+    known, codes = keys(), all_codes()
     wrong = []
     for place, text in texts():
         for found in _KEY.findall(text):
@@ -102,7 +102,7 @@ def test_every_key_that_is_named_exists() -> None:
             if path.startswith("model.safetensors"):  # a file of Hugging Face's
                 continue
             parents = [path.rsplit(".", n)[0] for n in range(path.count("."))]
-            if not any(p in known or field_of(p) is not None or p in EXPLANATIONS for p in parents):
+            if not any(p in known or field_of(p) is not None or p in codes for p in parents):
                 wrong.append((place, path))
     assert wrong == []
 

@@ -128,13 +128,16 @@ KIND = Mine()
 
 CHECKED = """
 from dataclasses import dataclass
+from paceline.core.diagnostics import Code
 from paceline.plan.{0}.base import {1}
+
+NO_RECOMPUTE = Code("mine.no_recompute", "It keeps its activations.")
 
 @dataclass(frozen=True)
 class Mine({1}):
     def check(self, job):
         if job.config.training.gradient_checkpointing:
-            yield job.problem("mine.no_recompute", "it keeps them", "training.gradient_checkpointing", hint="false")
+            yield job.problem(NO_RECOMPUTE, "it keeps them", "training.gradient_checkpointing", hint="false")
 
 SPEC = Mine(implementation="x:Y")
 """

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Precision
@@ -103,7 +104,7 @@ def _blocks(user: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
         if key in _REFUSED:
             if _is_on(value):
                 findings.refuse(
-                    "zero.not_supported", f"{key}: {_REFUSED[key]}", KEY, key, f'"{key}": {{"enabled": false}}'
+                    codes.ZERO_NOT_SUPPORTED, f"{key}: {_REFUSED[key]}", KEY, key, f'"{key}": {{"enabled": false}}'
                 )
         elif key in _LEFT_OUT:
             if value not in (None, {}, False) and _is_on(value):

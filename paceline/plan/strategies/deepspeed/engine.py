@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.families import NO_TENSOR_PLAN
@@ -27,7 +28,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     for axis, instead in (("pp", "distributed_strategy: pipeline"), ("dp_replicate", "distributed_strategy: fsdp")):
         if job.axis(axis) > 1:
             findings.refuse(
-                "par.deepspeed",
+                codes.PAR_DEEPSPEED,
                 f"{axis}_size is an axis of the native strategies; DeepSpeed has data parallel, AutoTP and Ulysses",
                 f"{PARALLELISM}.{axis}_size",
                 f"{axis}_size: {job.axis(axis)}",
@@ -35,7 +36,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
             )
     if tp > 1 and cp > 1:
         findings.refuse(
-            "par.deepspeed",
+            codes.PAR_DEEPSPEED,
             "DeepSpeed's AutoTP and Ulysses do not combine",
             KEY,
             f"autotp_size {tp} with sequence_parallel_size {cp}",
@@ -43,7 +44,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
         )
     if job.world_size % (tp * cp):
         findings.refuse(
-            "par.deepspeed",
+            codes.PAR_DEEPSPEED,
             f"{job.world_size} processes cannot be shared out in groups of {tp * cp}",
             KEY,
             f"autotp_size {tp}" if tp > 1 else f"sequence_parallel_size {cp}",
@@ -54,7 +55,7 @@ def deepspeed_mesh(job: Job, findings: Findings) -> Mesh:
     shard, given = job.world_size // (tp * cp), job.axis("dp_shard")
     if given not in (1, shard):
         findings.refuse(
-            "par.product",
+            codes.PAR_PRODUCT,
             f"dp_shard_size {given} × AutoTP {tp} × Ulysses {cp} is not {job.world_size}",
             f"{PARALLELISM}.dp_shard_size",
             str(given),
@@ -68,7 +69,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     heads = job.shape.heads if job.shape else None
     if heads is not None and heads % tp and job.axis("tp") == 1:
         findings.refuse(
-            "par.tp_heads",
+            codes.PAR_TP_HEADS,
             f"{heads} attention heads cannot be divided by {tp}",
             KEY,
             f"autotp_size: {tp}",
@@ -76,7 +77,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
         )
     if job.shape is not None and tp > 1 and job.shape.model_type in NO_TENSOR_PLAN:
         findings.refuse(
-            "strategy.deepspeed_tp_plan",
+            codes.STRATEGY_DEEPSPEED_TP_PLAN,
             "AutoTP needs the model's own tensor-parallel plan, and this model has none",
             KEY,
             f"model_type {job.shape.model_type} with autotp_size {tp}",
@@ -85,7 +86,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
     kv_heads = job.shape.kv_heads if job.shape else None
     if kv_heads is not None and heads is not None and heads % tp == 0 and kv_heads < tp and job.axis("tp") == 1:
         findings.refuse(
-            "par.tp_kv_heads",
+            codes.PAR_TP_KV_HEADS,
             f"{kv_heads} key-value head{'s' if kv_heads > 1 else ''} for {tp} ranks: each rank of AutoTP needs one of its own",
             KEY,
             f"autotp_size: {tp}",
@@ -95,7 +96,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
         )
     if heads is not None and heads % cp and job.axis("cp") == 1:
         findings.refuse(
-            "par.cp_heads",
+            codes.PAR_CP_HEADS,
             f"Ulysses shares {heads} attention heads out over {cp} ranks",
             KEY,
             f"sequence_parallel_size: {cp}",
@@ -103,7 +104,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
         )
     if job.num_nodes > 1 and job.ranks_per_node % tp and job.axis("tp") == 1:
         findings.refuse(
-            "par.tp_node",
+            codes.PAR_TP_NODE,
             f"a tensor-parallel group of {tp} would reach over nodes of {job.ranks_per_node} processes: it talks in every layer",
             KEY,
             f"autotp_size: {tp}",
@@ -120,7 +121,7 @@ def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
     if given > 1 and in_file > 1 and given != in_file:
         name = "tensor_parallel.autotp_size" if axis == "tp" else "sequence_parallel_size"
         findings.refuse(
-            "par.deepspeed",
+            codes.PAR_DEEPSPEED,
             f"{axis}_size and the DeepSpeed file's {name} differ",
             f"{PARALLELISM}.{axis}_size",
             f"{given} and {in_file}",
@@ -145,7 +146,9 @@ def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
     given = {name: size for name, size in sizes.items() if size > 1}
     if len(set(given.values())) > 1:
         found = ", ".join(f"{name}: {size}" for name, size in given.items())
-        findings.refuse("par.ds_tp_mismatch", "the tensor-parallel degree is named twice", KEY, found, "autotp_size")
+        findings.refuse(
+            codes.PAR_DS_TP_MISMATCH, "the tensor-parallel degree is named twice", KEY, found, "autotp_size"
+        )
     size = max(given.values(), default=1)
     if size > 1 and "autotp_size" not in given:
         said = next(iter(given))
@@ -192,7 +195,7 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
     """What DeepSpeed refuses, or computes wrongly, at this stage."""
     if tp > 1 and not stage:
         findings.refuse(
-            "strategy.deepspeed_tp_stage",
+            codes.STRATEGY_DEEPSPEED_TP_STAGE,
             "AutoTP without ZeRO clips each rank's part of the model by itself",
             KEY,
             f"stage 0 with autotp_size {tp}",
@@ -201,7 +204,7 @@ def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: 
     hardware = job.hardware
     if stage and precision.compute == "float16" and hardware.device == "cpu" and "float16" not in hardware.products:
         findings.refuse(
-            "strategy.deepspeed_fp16",
+            codes.STRATEGY_DEEPSPEED_FP16,
             f"ZeRO-{stage} keeps the weights in float16, and DeepSpeed refuses that on a CPU without float16 products ({hardware.device_name})",
             "training.mixed_precision",
             "fp16",

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from paceline.config import codes as config_codes
+from paceline.plan import codes
 from paceline.plan.strategies.deepspeed.written import KEY, zero_block
 
 if TYPE_CHECKING:
@@ -93,7 +95,11 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
     device = str(given.get("device", "none")).lower()
     if device not in _DEVICES:
         findings.refuse(
-            "zero.offload", f"{part} knows the devices none, cpu and nvme", KEY, f"device: {device}", '"device": "cpu"'
+            codes.ZERO_OFFLOAD,
+            f"{part} knows the devices none, cpu and nvme",
+            KEY,
+            f"device: {device}",
+            '"device": "cpu"',
         )
     if device == "none" or (part == "offload_param" and engine.zero_stage < 3):
         if device != "none":
@@ -103,7 +109,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
         return
     if engine.zero_stage == 0:
         findings.refuse(
-            "zero.offload",
+            codes.ZERO_OFFLOAD,
             f"{part} needs ZeRO-1 or higher",
             KEY,
             f"device: {device} with stage 0",
@@ -111,7 +117,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
         )
     if device == "nvme" and not given.get("nvme_path"):
         findings.refuse(
-            "zero.nvme_path",
+            config_codes.ZERO_NVME_PATH,
             f"{part} to NVMe needs a folder on the drive",
             KEY,
             f'{part}: {{"device": "nvme"}}',
@@ -119,7 +125,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
         )
     if device == "nvme" and engine.zero_stage < 3:
         findings.refuse(
-            "zero.nvme_stage",
+            codes.ZERO_NVME_STAGE,
             "only ZeRO-3 reads and writes NVMe",
             KEY,
             f"{part} to nvme with stage {engine.zero_stage}",
@@ -128,7 +134,11 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
     ratio = given.get("ratio", 1.0)
     if isinstance(ratio, (int, float)) and ratio < 1.0 and engine.zero_stage != 3:
         findings.refuse(
-            "zero.offload_ratio", "a part of the optimizer is offloaded by ZeRO-3 only", KEY, f"ratio: {ratio}", "1.0"
+            codes.ZERO_OFFLOAD_RATIO,
+            "a part of the optimizer is offloaded by ZeRO-3 only",
+            KEY,
+            f"ratio: {ratio}",
+            "1.0",
         )
     block[part] = {key: value for key, value in given.items() if value != "auto"}
 
@@ -140,7 +150,7 @@ def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
             continue
         if job.hardware.device == "cpu":
             findings.refuse(
-                "zero.quantised", f"{key} has kernels for CUDA only", KEY, f"{key}: true", f'"{key}": false'
+                codes.ZERO_QUANTISED, f"{key} has kernels for CUDA only", KEY, f"{key}: true", f'"{key}": false'
             )
         else:
             findings.say(f"zero_optimization.{key}", "on", "asked for: numbers travel quantised, so losses differ from the other strategies'")  # fmt: skip
@@ -158,7 +168,7 @@ def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings
     if job.world_size % min(size, job.world_size):
         legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
         findings.refuse(
-            "zero.hpz", f"{job.world_size} processes cannot be shared out in groups of {size}", KEY, f"{key}: {size}", f'"{key}": {legal}'
+            codes.ZERO_HPZ, f"{job.world_size} processes cannot be shared out in groups of {size}", KEY, f"{key}: {size}", f'"{key}": {legal}'
         )  # fmt: skip
         return
     held = min(size, job.world_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.config import codes as config_codes
+from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.families import NO_TENSOR_PLAN
 from paceline.plan.strategies.fsdp.options import CONFIG, KEY, FsdpAsked, read_fsdp
@@ -59,7 +61,7 @@ def _check_sharding(asked: FsdpAsked, replicate: int, shard: int, findings: Find
     if asked.sharding in ("full_shard", "shard_grad_op") and replicate > 1:
         other = "hybrid_shard" if asked.sharding == "full_shard" else "hybrid_shard_zero2"
         findings.refuse(
-            "par.sharding",
+            codes.PAR_SHARDING,
             f"{asked.sharding} shares the weights out over all data-parallel ranks, and the mesh has {replicate} copies of them",
             PARALLELISM,
             f"dp_replicate_size: {replicate} with fsdp: {asked.sharding}",
@@ -67,7 +69,7 @@ def _check_sharding(asked: FsdpAsked, replicate: int, shard: int, findings: Find
         )
     if asked.sharding == "no_shard" and shard > 1:
         findings.refuse(
-            "par.sharding",
+            codes.PAR_SHARDING,
             "no_shard keeps whole weights on every rank, and the mesh shares them out",
             PARALLELISM,
             f"dp_shard_size: {shard} with fsdp: no_shard",
@@ -81,7 +83,7 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
         return
     family = job.shape.model_type
     if family in NO_TENSOR_PLAN or job.shape.experts:
-        code = "models.tp_no_plan" if family in NO_TENSOR_PLAN else "models.tp_style"
+        code = codes.MODELS_TP_NO_PLAN if family in NO_TENSOR_PLAN else codes.MODELS_TP_STYLE
         why = (
             "has no tensor-parallel plan"
             if family in NO_TENSOR_PLAN
@@ -94,7 +96,7 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
     width = job.shape.intermediate
     fitting = max(size for size in range(1, tp + 1) if width % size == 0)
     findings.refuse(
-        "par.tp_width",
+        codes.PAR_TP_WIDTH,
         f"an MLP {width} wide cannot be cut in {tp} equal parts",
         f"{PARALLELISM}.tp_size",
         f"tp_size: {tp}",
@@ -109,7 +111,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
     findings.say("fsdp sharding", sharding, reason)
     if asked.offload and sharding not in ("full_shard", "shard_grad_op"):
         findings.refuse(
-            "fsdp.offload",
+            config_codes.FSDP_OFFLOAD,
             f"offload goes with full_shard or shard_grad_op, not with {sharding}",
             KEY,
             f"offload with {sharding}",
@@ -248,7 +250,7 @@ def _say_settings(asked: FsdpAsked, job: Job, findings: Findings) -> None:
             findings.say(f"fsdp_config.{key}", "true", why, granted=settings[key] is True)
     state = str(settings.get("state_dict_type") or "")
     if state == "local_state_dict":
-        findings.refuse("fsdp2.local_state", "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict")
+        findings.refuse(codes.FSDP2_LOCAL_STATE, "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict")
     elif state:
         why = "checkpoints are written in shards by every rank; the export makes one Hugging Face folder of them"
         findings.say("fsdp_config.state_dict_type", "sharded_state_dict", why, granted=state == "sharded_state_dict")

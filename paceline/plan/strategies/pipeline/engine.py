@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.plan import codes
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.families import NO_STAGES
@@ -19,7 +20,7 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
     stages = job.parallelism.get("pp_stages_per_rank") or MULTI_STAGE.get(schedule, 1)
     if mesh.pp == 1:
         findings.refuse(
-            "par.pp_size",
+            codes.PAR_PP_SIZE,
             "a pipeline needs stages",
             f"{PARALLELISM}.pp_size",
             "pp_size: 1",
@@ -27,7 +28,7 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
         )
     if job.shape is not None and job.shape.model_type in NO_STAGES:
         findings.refuse(
-            "models.no_stages",
+            codes.MODELS_NO_STAGES,
             "this model class cannot be cut into pipeline stages",
             f"{PARALLELISM}.pp_size",
             f"model_type {job.shape.model_type}: its stages would compute something else than the whole",
@@ -53,7 +54,7 @@ def _check_stages(schedule: str, stages: int, findings: Findings) -> None:
     where = f"{PARALLELISM}.pp_stages_per_rank"
     if schedule == "zbv" and stages != 2:
         findings.refuse(
-            "par.pp_stages",
+            codes.PAR_PP_STAGES,
             "a V of stages holds two a process: one on the way down, one on the way up",
             where,
             str(stages),
@@ -61,7 +62,7 @@ def _check_stages(schedule: str, stages: int, findings: Findings) -> None:
         )
     if schedule not in MULTI_STAGE and stages > 1:
         findings.refuse(
-            "par.pp_stages",
+            codes.PAR_PP_STAGES,
             f"the schedule {schedule} has one stage a process",
             where,
             str(stages),
@@ -73,7 +74,7 @@ def _check_layers(job: Job, mesh: Mesh, stages: int, findings: Findings) -> None
     if job.shape is None or job.shape.layers >= mesh.pp * stages:
         return
     findings.refuse(
-        "par.pp_layers",
+        codes.PAR_PP_LAYERS,
         f"{job.shape.layers} layers cannot be cut into {mesh.pp * stages} stages",
         f"{PARALLELISM}.pp_size",
         f"pp_size: {mesh.pp} × {stages} stage(s) a process",
