@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.algorithms.base import Algorithm
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
-from paceline.protocols.rollout import PrecomputedField, Sum
+from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
 
 TERM = "policy"
 
@@ -42,7 +42,7 @@ class OnPolicy(Algorithm):
         (NaN: left out); ``groups`` int64 [R] numbers the prompts, ``ended`` bool [R]: not cut off."""
 
     def finalize_rollout(
-        self, batches: Sequence[Sequence[Batch]], total: Sum
+        self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
         """(this rank's micro-batches with what follows from everything that was precomputed, statistics for the log). Collective."""
         return [list(row) for row in batches], {}

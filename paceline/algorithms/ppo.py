@@ -21,7 +21,7 @@ from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
 from paceline.config.sections.ppo import PpoOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
-from paceline.protocols.rollout import PrecomputedField, Sum
+from paceline.protocols.rollout import PrecomputedField, RolloutAnswers, Sum
 
 VALUE = "value"
 _POLICY = ("entropy", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "sampling_gap")
@@ -83,10 +83,10 @@ class PPO(OnPolicy):
         return found, torch.zeros_like(found)
 
     def finalize_rollout(
-        self, batches: Sequence[Sequence[Batch]], total: Sum
+        self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
         """Advantages and returns of every token, from scores, log-probabilities and values; whitening and β count the tokens of all ranks."""
-        self.kl_coef = self.controller.value
+        self.kl_coef, total = self.controller.value, answers.total
         flat = [batch for row in batches for batch in row]
         places = [Tokens.of(batch) for batch in flat]
         kls = [self._divergence(batch) for batch in flat]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from paceline.protocols.algorithm import Objective
@@ -26,6 +27,31 @@ class PrecomputedField:
     role: Role
     ask: Ask
     known: str = ""
+
+
+@dataclass(frozen=True)
+class RolloutAnswers:
+    """All R answers of a rollout, equal on every rank, and where this rank's lie among them.
+
+    advantages  float64 [R], what ``compute_advantages`` gave
+    groups      int64 [R], the number of each answer's prompt
+    is_scored   bool [R], whether it has a score and is trained on (what it is trained on may be no token of it)
+    places      int64 [D] for each of this rank's micro-batches in their order: the place of each document among the R
+    total       sums numbers over the ranks
+    """
+
+    advantages: Tensor
+    groups: Tensor
+    is_scored: Tensor
+    places: Sequence[Tensor]
+    total: Sum
+
+    def everyones(self, own: Sequence[Tensor]) -> Tensor:
+        """float64 [R]: a number of each answer, from those of this rank's documents (``own``: [D] a micro-batch). Collective."""
+        table = torch.zeros(len(self.groups), dtype=torch.float64)
+        for where, values in zip(self.places, own, strict=True):
+            table[where] = values.detach().double().cpu()
+        return torch.tensor(self.total(table.tolist()), dtype=torch.float64)
 
 
 class OnPolicyObjective(Objective, Protocol):
@@ -54,7 +80,7 @@ class OnPolicyObjective(Objective, Protocol):
         ...
 
     def finalize_rollout(
-        self, batches: Sequence[Sequence[Batch]], total: Sum
+        self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
         """(this rank's micro-batches of a rollout with what follows from everything that was precomputed, statistics for the log). Collective."""
         ...

@@ -17,7 +17,7 @@ from paceline.data.source import PackedSource
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.noise import stream_of
 from paceline.protocols.batch import Batch
-from paceline.protocols.rollout import OnPolicyObjective
+from paceline.protocols.rollout import OnPolicyObjective, RolloutAnswers
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import Report, Window
 from paceline.runtime.world import World
@@ -133,7 +133,9 @@ class RolloutWindows:
         made = self._answers(requests, owners, completions, judged, advantages, kept, first)
         with answerer.timed("ask"):
             batches = self._batches(number, dict(zip(places, made, strict=True)))
-            batches, stats = self.algorithm.finalize_rollout(batches, self._total)
+            own = torch.split(torch.tensor(places) - first, self.cut.cut.micro_batch)
+            answers = RolloutAnswers(advantages, groups, judged.judged & kept, own, self._total)
+            batches, stats = self.algorithm.finalize_rollout(batches, answers)
         seconds = time.perf_counter() - begun
         compares = self.algorithm.uses_group_baseline
         notes = [*scored.problems, *_nothing_learnt(judged, spread, compares)] if self.leader else []

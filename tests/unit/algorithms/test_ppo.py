@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rollout_batches import Rank, alone
 from torch import Tensor
 
 from paceline.algorithms.on_policy import with_tokens
@@ -108,7 +109,7 @@ def of_tokens(batches: list[list[Batch]], name: str) -> list[float]:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_advantages_returns_and_what_is_told_of_a_rollout(options: dict[str, Any]) -> None:
     ppo, expected = PPO(**options), by_hand(options)
-    made, told = ppo.finalize_rollout(micro_batches(ppo), list)
+    made, told = ppo.finalize_rollout(micro_batches(ppo), alone())
     assert {*ppo.fields()} == {*made[0][0].tokens}
     for name in ("advantage", "return"):
         assert of_tokens(made, name) == pytest.approx(expected[name], abs=1e-10), name
@@ -119,20 +120,8 @@ def test_advantages_returns_and_what_is_told_of_a_rollout(options: dict[str, Any
         assert ppo.controller.value == pytest.approx(coefficient * (1 + error * 4 / options["horizon"]), abs=1e-12)
         coefficient = ppo.controller.value
         assert ppo.kl_coef == 0.05
-    _, again = ppo.finalize_rollout(micro_batches(ppo), list)
+    _, again = ppo.finalize_rollout(micro_batches(ppo), alone())
     assert again.get("kl_coef", 0.0) == coefficient
-
-
-class Rank:
-    """Sums over ranks that are run one after the other, twice: the second time everybody's numbers are known."""
-
-    def __init__(self, rank: int, shared: dict[int, dict[int, list[float]]]) -> None:
-        self.rank, self.shared, self.calls = rank, shared, 0
-
-    def __call__(self, values: Sequence[float]) -> list[float]:
-        self.calls += 1
-        self.shared.setdefault(self.calls, {})[self.rank] = list(values)
-        return [sum(column) for column in zip(*self.shared[self.calls].values(), strict=True)]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -142,7 +131,7 @@ def test_ranks_find_what_one_process_finds(options: dict[str, Any]) -> None:
         found, told = [], []
         for rank, part in enumerate((range(4), range(4, 6))):
             ppo = PPO(**options)
-            made, said = ppo.finalize_rollout(micro_batches(ppo, [part]), Rank(rank, shared))
+            made, said = ppo.finalize_rollout(micro_batches(ppo, [part]), alone(Rank(rank, shared)))
             found += of_tokens(made, "advantage")
             told.append(said)
     assert found == pytest.approx(expected["advantage"], abs=1e-10)
@@ -152,7 +141,7 @@ def test_ranks_find_what_one_process_finds(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None:
     ppo = PPO(**options)
-    made, _ = ppo.finalize_rollout(micro_batches(ppo, [range(6)]), list)
+    made, _ = ppo.finalize_rollout(micro_batches(ppo, [range(6)]), alone())
     batch, expected = made[0][0], by_hand(options)
     new, now = NEW.clone().requires_grad_(), NOW.clone().requires_grad_()
     entropy = drawn(9)
@@ -201,7 +190,7 @@ def test_a_rollout_of_fillers_and_of_answers_left_out_has_nothing_in_it() -> Non
     batch = answer_batch([None, Answer(3, (4, 5), (6, 7), torch.zeros(2), 0.0, False, False)], 0, torch.float64)
     for asked in ppo.precomputed_fields():
         batch = with_tokens(batch, asked.name, torch.zeros(0, dtype=torch.float64))
-    made, told = ppo.finalize_rollout([[batch]], list)
+    made, told = ppo.finalize_rollout([[batch]], alone())
     assert made[0][0].at_labels("advantage").shape == (0,) and set(told.values()) == {0.0, 0.05}
     none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
     outputs = {Ask.LOGPROBS.value: none, Ask.ENTROPY.value: none, Ask.VALUES.value: none}
@@ -215,7 +204,7 @@ def test_a_rollout_of_fillers_and_of_answers_left_out_has_nothing_in_it() -> Non
 
 def test_what_a_checkpoint_holds_goes_on() -> None:
     ppo = PPO(adap_kl_ctrl=True, target=0.01, horizon=10)
-    ppo.finalize_rollout(micro_batches(ppo), list)
+    ppo.finalize_rollout(micro_batches(ppo), alone())
     other = PPO(adap_kl_ctrl=True, target=0.01, horizon=10)
     other.load_state(ppo.state())
     assert (other.kl_coef, other.controller.value) == (ppo.kl_coef, ppo.controller.value)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rollout_batches import alone
 from torch import Tensor
 
 from paceline.algorithms.on_policy import with_tokens
@@ -140,7 +141,7 @@ def test_losses_gradients_and_statistics(
     fields = {"old": older, "values": out["values"] + given.value_noise, "reference": picked["reference"]}
     for name, values in fields.items():
         batch = with_tokens(batch, name, values.detach().flatten())
-    ((batch,),), told = ppo.finalize_rollout([[batch]], list)
+    ((batch,),), told = ppo.finalize_rollout([[batch]], alone())
     whole = out["policy"].log_softmax(-1)
     outputs = {
         Ask.LOGPROBS.value: picked["policy"].flatten(), Ask.VALUES.value: out["values"].flatten(),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from paceline.algorithms.grpo import GRPO
+from paceline.algorithms.on_policy import Tokens
 from paceline.algorithms.ppo import PPO
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
@@ -21,6 +22,7 @@ from paceline.plan.algorithms.rollout import check_rollout
 from paceline.plan.batch import BatchSplit
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
+from paceline.protocols.rollout import RolloutAnswers
 from paceline.protocols.window import Window
 from paceline.training.rollout.answers import Answerer, Limits
 from paceline.training.rollout.cut import AnswerRows, RolloutCut
@@ -176,6 +178,34 @@ def test_groups_of_equal_scores_are_left_out_on_every_rank_alike() -> None:
     assert all_ranks(2, 2, 1, filtered=True) == some
     told = [list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=f))[0].report.metrics["reward"] for f in (False, True)]  # type: ignore[union-attr]
     assert told[0] == told[1]
+
+
+class Counting(GRPO):
+    """Keeps what it is told of all answers of a rollout, and how many tokens each has."""
+
+    def finalize_rollout(self, batches: Any, answers: RolloutAnswers) -> Any:
+        lengths = answers.everyones([Tokens.of(batch).lengths for row in batches for batch in row])
+        self.seen = [answers.groups.tolist(), answers.is_scored.tolist(), answers.advantages.tolist(), lengths.tolist()]
+        return [list(row) for row in batches], {}
+
+
+def test_an_algorithm_is_told_of_all_answers_of_a_rollout_on_every_rank_alike() -> None:
+    """Groups lie across ranks: what follows from the answers of others is made from numbers by place."""
+
+    def seen(ranks: int, micro: int, accumulation: int) -> list[Any]:
+        shared: dict[int, dict[int, list[float]]] = {}
+        for _ in range(3):
+            found = []
+            for rank in range(ranks):
+                told = replace(windows(Ranks(rank, shared), Cut(micro, accumulation, rank, ranks), group=4), algorithm=Counting())  # fmt: skip
+                told.window(0)
+                found.append(told.algorithm.seen)  # type: ignore[attr-defined]
+        assert all(each == found[0] for each in found)
+        return found[0]
+
+    alone = seen(1, 4, 1)
+    assert alone[0] == [0] * 4 and all(alone[1]) and len(set(alone[3])) > 1
+    assert seen(2, 2, 1) == seen(2, 1, 2) == seen(4, 1, 1) == alone
 
 
 def credits_of(row: tuple[Any, ...]) -> list[float]:
