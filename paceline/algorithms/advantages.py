@@ -101,6 +101,18 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -
     return centred / (spread[groups] + GROUP_EPSILON), spread[groups]
 
 
+def leave_one_out(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """(advantages [N], spread [N]) as ``group_advantages``: A_i = r_i - the mean of the *other* judged answers to its prompt.
+
+    RLOO's baseline (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al. 2024, arXiv:2402.14740): n / (n - 1) times what an
+    answer is above the mean of all n. NaN (not judged), the only one judged, and equal rewards: 0.
+    """
+    centred, spread = group_advantages(rewards, groups, scale="none")
+    judged = (~torch.isnan(rewards)).to(rewards.dtype)
+    count = rewards.new_zeros(len(groups)).index_add_(0, groups, judged)[groups]
+    return centred * (count / (count - 1).clamp(min=1)), spread
+
+
 def missing_end_penalty(scores: Tensor, ended: Tensor, penalty: float) -> Tensor:
     """Scores [N] less ``penalty`` where the answer did not end by itself (``ended`` bool [N] false)."""
     return scores - penalty * (~ended).to(scores.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.algorithms.advantages import group_advantages
 from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, per_token
+from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, num_answers, per_token
 from paceline.algorithms.policy_losses import (
     clipped_surrogate,
     clipped_weight,
@@ -66,8 +66,7 @@ class GRPO(OnPolicy):
         return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
-        answers = batch.extras["is_scored"].sum() if "is_scored" in batch.extras else torch.zeros((), dtype=torch.int64)
-        return {TERM: loss_weight(self.loss_type, answers, batch.num_labels(), self.longest)}
+        return {TERM: loss_weight(self.loss_type, num_answers(batch), batch.num_labels(), self.longest)}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         logprobs, where = outputs[Ask.LOGPROBS.value], Tokens.of(batch)

@@ -65,6 +65,18 @@ class Tokens:
         return Tokens(segments, torch.bincount(segments, minlength=len(sizes)))
 
 
+def of_answers(values: Tensor, where: Tokens) -> Tensor:
+    """[D]: what the tokens of each answer share (``values`` [L]); 0 for one without."""
+    found = values.new_zeros(len(where.lengths))
+    found[where.segments] = values
+    return found
+
+
+def num_answers(batch: Batch) -> Tensor:
+    """int64 scalar: the answers of a micro-batch that have a score."""
+    return batch.extras["is_scored"].sum() if "is_scored" in batch.extras else torch.zeros((), dtype=torch.int64)
+
+
 def frozen_roles(reference: bool, reward_model: bool) -> tuple[Role, ...]:
     """The models that are only asked."""
     return (*((Role.REFERENCE,) if reference else ()), *((Role.REWARD,) if reward_model else ()))

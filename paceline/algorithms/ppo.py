@@ -16,7 +16,7 @@ from paceline.algorithms.advantages import (
     whiten,
 )
 from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
-from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, with_tokens
+from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, of_answers, with_tokens
 from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
 from paceline.config.sections.ppo import PpoOptions
 from paceline.protocols.batch import Batch
@@ -118,8 +118,7 @@ class PPO(OnPolicy):
 
     def _rewards(self, batch: Batch, where: Tokens, kl: Tensor) -> Tensor:
         """float64 [L]. The field ``advantage`` holds the answer's score at each of its tokens until it is replaced."""
-        scores = torch.zeros(len(where.lengths), dtype=torch.float64)
-        scores[where.segments] = batch.at_labels("advantage").double()
+        scores = of_answers(batch.at_labels("advantage").double(), where)
         return token_rewards(scores, None if self.in_loss else kl, where.segments, coefficient=self.kl_coef)
 
     def _statistics(

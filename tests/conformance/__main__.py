@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--exact", action="store_true", help="the float64 cells alone")
     parser.add_argument("--matrix", action="store_true", help="the matrix alone")
     parser.add_argument("--preferences", action="store_true", help="reward models and DPO alone")
-    parser.add_argument("--rollouts", action="store_true", help="GRPO and PPO alone")
+    parser.add_argument("--rollouts", action="store_true", help="what learns from the model's own answers alone")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"
     )

@@ -115,8 +115,14 @@ ALGORITHMS["ppo"] = {
     "rollout": {**ALGORITHMS["grpo"]["rollout"], "num_generations": 1},
     "ppo": {"num_ppo_epochs": 2, "adap_kl_ctrl": True, "horizon": 100, "target": 0.1, "missing_eos_penalty": 0.5},
 }
+ALGORITHMS["rloo"] = {
+    **_ON_POLICY_ADAM,
+    "rollout": ALGORITHMS["grpo"]["rollout"],
+    # the ratio is of eight tokens together: a narrow clip would take all of the second step away, and its gradient would be rounding
+    "rloo": {"beta": 0.05, "num_iterations": 2, "normalize_advantages": True, "epsilon": 0.5, "epsilon_high": 2.0},
+}
 PAIRWISE = ("reward", "dpo")
-ON_POLICY = ("grpo", "ppo")
+ON_POLICY = ("grpo", "ppo", "rloo")
 
 
 @dataclass(frozen=True)
@@ -218,7 +224,7 @@ def preferences() -> list[Cell]:
 
 
 def rollouts() -> list[Cell]:
-    """What is learnt from the model's own answers: GRPO and PPO, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
+    """What is learnt from the model's own answers: GRPO, PPO and RLOO, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)

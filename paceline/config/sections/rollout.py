@@ -76,7 +76,7 @@ class RolloutOptions(Section):
 
     rewards: Annotated[tuple[RewardItem, ...], BeforeValidator(to_rewards)] = Field(
         default=(),
-        description="With algorithm: grpo or ppo, what an answer is judged by: names, or `{name, weight, options}`.",
+        description="With an algorithm that learns from the model's own answers, what an answer is judged by: names, or `{name, weight, options}`.",
     )
     on_reward_error: Annotated[str, Word("error", "zero", "skip")] = Field(
         default="error",
@@ -93,7 +93,7 @@ class RolloutOptions(Section):
     num_generations: OptInt = Field(
         default=None,
         ge=1,
-        description="Answers to each prompt, when empty 8 with grpo and 1 with ppo; batch sizes count answers, not prompts.",
+        description="Answers to each prompt, when empty 8 with grpo, 2 with rloo, else 1; batch sizes count answers, not prompts.",
     )
     max_completion_length: Int = Field(
         default=256, ge=1, description="Longest answer in tokens; prompt and answer together at most data.max_length."

@@ -1,4 +1,4 @@
-"""What is learnt from the model's own answers: PPO and GRPO."""
+"""What is learnt from the model's own answers: PPO, GRPO and RLOO."""
 
 from __future__ import annotations
 
@@ -59,6 +59,10 @@ class OnPolicy(AlgorithmSpec):
 
 GRPO = OnPolicy(
     "grpo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
+    kl="beta", passes="num_iterations",
+)  # fmt: skip
+RLOO = OnPolicy(
+    "rloo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=2,
     kl="beta", passes="num_iterations",
 )  # fmt: skip
 PPO = OnPolicy(

@@ -104,6 +104,7 @@ TABLE: dict[str, Key | Read] = {
     # --- what is learnt
     "training.algorithm": Key(p.plan(), "dpo"),
     "training.algorithm_options": Key(p.algorithm, {"gamma": 1.0}, OWN),
+    "training.rloo.reward_clip_range": Key(p.algorithm, [-1.0, 1.0], {**GRPO, "training.algorithm": "rloo"}),
     "training.dpo.loss_weights": Key(p.algorithm, [1.0, 0.3], {**DPO, "training.dpo.loss_type": ["sigmoid", "sft"]}),
     "training.dpo.precompute_ref_log_probs": Key(p.plan(), True, DPO),
     "training.dpo.precompute_ref_batch_size": Key(p.reference, 3, {**DPO, "training.dpo.precompute_ref_log_probs": True}),

@@ -187,7 +187,7 @@ def test_precision_flags_over_layers(load, text, override, result):
             "one of name, weight, options; 'timeout' is a key of training.rollout.server:",
         ),
         ("training:\n  num_generations: 4\n", 2, "belongs under training.rollout:"),
-        ("training:\n  beta: 0.1\n", 2, "training.dpo: or training.grpo:"),
+        ("training:\n  beta: 0.1\n", 2, "belongs under training.dpo: or "),
         ("lora:\n  rnk: 2\n", 2, "rank"),
         ("training:\n  gradient_acumulation_steps: 2\n", 2, "gradient_accumulation_steps"),
         ("launch: {nprocs: 2}\n", 1, "nproc"),

@@ -1,0 +1,146 @@
+"""REINFORCE with a leave-one-out baseline: RLOO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.advantages import GROUP_EPSILON, leave_one_out
+from paceline.algorithms.divergence import divergence
+from paceline.algorithms.on_policy import (
+    TERM,
+    OnPolicy,
+    Tokens,
+    field_or,
+    frozen_roles,
+    num_answers,
+    of_answers,
+    with_tokens,
+)
+from paceline.algorithms.policy_losses import Clipped, clipped_surrogate, segment_sums
+from paceline.config.sections.rloo import RlooOptions
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
+
+_OF_TOKENS, _OF_ANSWERS = ("entropy", "sampling_gap"), ("ratio", "clip_low", "clip_high")
+
+
+class RLOO(OnPolicy):
+    """loss = Σ_i -min(ρ_i A_i, clip(ρ_i, 1 - ε_low, 1 + ε_high) A_i) / N over the N answers of ALL ranks of a step. A whole answer is one action:
+    ρ_i = π(y_i | x) / π_old(y_i | x), the product over its tokens.
+
+    A_i = R_i - Σ_{j≠i} R_j / (G - 1) over the G answers to its prompt, with the KL in the reward, R_i = r_i - β log (π_old(y_i | x) / π_ref(y_i | x))
+    (Ahmadian et al. 2024, "Back to basics: revisiting REINFORCE style optimization for learning from human feedback in LLMs", arXiv:2402.14740: the RLOO
+    estimator; Kool et al. 2019). A rollout that is used for one step has ρ = 1, and the gradient is REINFORCE's, -A_i ∇ log π(y_i | x); the clip of later
+    steps, ``normalize_advantages`` and ``reward_clip_range`` are TRL's.
+    """
+
+    watched = tuple(f"{name}/{TERM}" for name in ("tokens", "answers", *_OF_TOKENS, *_OF_ANSWERS))
+
+    def __init__(
+        self,
+        *,
+        max_completion_length: int = 256,
+        updates_per_pass: int = 1,
+        reference: str = "",
+        reward_model: bool = False,
+        **options: object,
+    ) -> None:
+        o = RlooOptions.model_validate(options)
+        self.beta, self.normalises, self.score_range = o.beta, o.normalize_advantages, o.reward_clip_range
+        self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
+        self.masks_truncated = o.mask_truncated_completions
+        self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
+        self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
+
+    # --- a rollout -------------------------------------------------------------------------------------------------
+
+    def precomputed_fields(self) -> Sequence[PrecomputedField]:
+        wanted = self.beta or self.updates_per_rollout > 1
+        old = [PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if wanted else []
+        return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
+
+    def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the scores alone; the KL is taken off in ``finalize_rollout``."""
+        return leave_one_out(scores if self.score_range is None else scores.clamp(*self.score_range), groups)
+
+    def finalize_rollout(
+        self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
+    ) -> tuple[list[list[Batch]], Mapping[str, float]]:
+        """The baseline is linear, so the KL's own advantage is taken off that of the scores. The log tells of its mean over tokens and over answers."""
+        flat = [batch for row in batches for batch in row]
+        where = [Tokens.of(batch) for batch in flat]
+        advantages, stats = answers.advantages, {}
+        if self.beta:
+            kls = [self._divergences(*each) for each in zip(flat, where, strict=True)]
+            kl = torch.where(answers.is_scored, answers.everyones(kls), torch.nan)
+            advantages = advantages - self.beta * leave_one_out(kl, answers.groups)[0]
+            num_tokens = float(answers.everyones([w.lengths for w in where]).sum())
+            known = kl[answers.is_scored]
+            stats = {
+                "kl": float(known.sum()) / max(num_tokens, 1.0),
+                "kl_answer": float(known.sum()) / max(len(known), 1),
+            }
+        if self.normalises:
+            advantages = _normalised(advantages, answers)
+        made = iter(
+            with_tokens(batch, "advantage", advantages[at][tokens.segments].to(batch.tokens["advantage"].dtype))
+            for batch, tokens, at in zip(flat, where, answers.places, strict=True)
+        )
+        return [[next(made) for _ in row] for row in batches], stats
+
+    def _divergences(self, batch: Batch, where: Tokens) -> Tensor:
+        """log (π_old(y | x) / π_ref(y | x)) of each answer, float64 [D]."""
+        kl = divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), "k1")
+        return segment_sums(kl, where.segments, len(where.lengths))
+
+    # --- a step ----------------------------------------------------------------------------------------------------
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {TERM: num_answers(batch)}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        return {TERM: self._answer_losses(outputs[Ask.LOGPROBS.value], batch, Tokens.of(batch)).loss.sum()}
+
+    def _answer_losses(self, logprobs: Tensor, batch: Batch, where: Tokens) -> Clipped:
+        """Of each document [D]: 0 where it has no token to learn from."""
+        old = field_or(batch, "old", logprobs.detach())
+        advantages = of_answers(field_or(batch, "advantage", torch.zeros_like(old)), where)
+        log_ratio = segment_sums(logprobs - old, where.segments, len(where.lengths))
+        return clipped_surrogate(log_ratio, advantages, epsilon_low=self.low, epsilon_high=self.high)
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        logprobs, where = outputs[Ask.LOGPROBS.value].detach(), Tokens.of(batch)
+        clipped, learnt = self._answer_losses(logprobs, batch, where), where.lengths > 0
+        old = field_or(batch, "old", logprobs)
+        seen = {
+            "tokens": torch.ones_like(logprobs),
+            "answers": learnt,
+            "entropy": outputs[Ask.ENTROPY.value].detach(),
+            "sampling_gap": (old - field_or(batch, "sampled", old)).abs(),
+            "ratio": clipped.ratio[learnt],
+            "clip_low": clipped.low,
+            "clip_high": clipped.high,
+        }
+        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Entropy and the gap to sampling over tokens, ratio and clips over the answers that have any."""
+        by = dict.fromkeys(_OF_TOKENS, means.get("tokens", 0.0)) | dict.fromkeys(_OF_ANSWERS, means.get("answers", 0.0))
+        return {name: means[name] / count if count else 0.0 for name, count in by.items()}
+
+
+def _normalised(advantages: Tensor, answers: RolloutAnswers) -> Tensor:
+    """(A - mean) / (std + 1e-4) over the answers that have another one to be compared with, std with Bessel's correction; the others keep 0."""
+    group_size = torch.bincount(answers.groups[answers.is_scored], minlength=int(answers.groups.max()) + 1)
+    compared = answers.is_scored & (group_size[answers.groups] > 1)
+    own = advantages[compared]
+    if len(own) < 2:
+        return advantages
+    return torch.where(compared, (advantages - own.mean()) / (own.std() + GROUP_EPSILON), 0.0)
