@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from paceline.algorithms.base import Algorithm
 from paceline.algorithms.dpo_losses import LOSSES
 from paceline.algorithms.pairs import document_labels, document_sums, halves, real_pairs, sum_of
+from paceline.algorithms.referenced import Referenced
 from paceline.config.sections.preference import DpoOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 
 TERM, SFT_TERM = "pairs", "sft"
-REFERENCE = "reference_logps"  # in ``Batch.extras``: [D], log π_ref(y|x) of each answer
 _METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected")  # fmt: skip
 
 
-class DPO(Algorithm):
+class DPO(Referenced):
     """loss = Σ_pairs L(Δ) / Σ_pairs 1 over the pairs of ALL ranks and micro-batches of a step (``dpo_losses`` has L and Δ), and with ``rpo_alpha``
     α Σ_t -log π(y_chosen,t) / Σ_t 1 beside it, over the tokens of chosen answers: the SFT term of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1,
     which divides by each answer's length; here, as TRL's ``sft`` loss, by all tokens).
@@ -36,17 +33,8 @@ class DPO(Algorithm):
         o = DpoOptions.model_validate(options)
         self.beta, self.smoothing = o.beta, o.label_smoothing
         self.loss = LOSSES[o.loss_type]
-        self.length_normalized, self.reference_free = o.length_normalized, o.reference_free
-        self.alpha = o.rpo_alpha or 0.0
-        asks = not self.reference_free and reference in ("live", "adapter")
-        self.consulted = (Role.REFERENCE,) if asks else ()
-        self.frozen = (Role.REFERENCE,) if asks and reference == "live" else ()
-
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.LOGPROBS})
-
-    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        return replace(batch, extras={**batch.extras, REFERENCE: document_sums(outputs[Ask.LOGPROBS.value], batch)})
+        self.length_normalized, self.alpha = o.length_normalized, o.rpo_alpha or 0.0
+        super().__init__("" if o.reference_free else reference)
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
@@ -57,7 +45,7 @@ class DPO(Algorithm):
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
         logps = document_sums(outputs[Ask.LOGPROBS.value], batch)
-        ratios = logps - self._reference(logps, batch)
+        ratios = logps - self.reference_logps(logps, batch)
         if self.length_normalized:
             ratios = ratios / document_labels(batch).clamp(min=1)
         chosen, rejected = halves(ratios)
@@ -69,17 +57,7 @@ class DPO(Algorithm):
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
         logps = document_sums(outputs[Ask.LOGPROBS.value].detach(), batch).double()
-        rewards = self.beta * (logps - self._reference(logps, batch))
+        rewards = self.beta * (logps - self.reference_logps(logps, batch))
         (chosen, rejected), (chosen_logps, rejected_logps) = halves(rewards), halves(logps)
         values = (chosen, rejected, (chosen > rejected).double(), chosen - rejected, chosen_logps, rejected_logps)
         return {f"{name}/{TERM}": sum_of(value, real) for name, value in zip(_METRICS, values, strict=True)}
-
-    def _reference(self, logps: Tensor, batch: Batch) -> Tensor:
-        """log π_ref [D]; a batch of fillers alone needs none."""
-        if self.reference_free:
-            return torch.zeros_like(logps)
-        known = batch.extras.get(REFERENCE)
-        if known is None:
-            assert not bool(real_pairs(batch).any()), "nobody asked the reference"
-            return torch.zeros_like(logps)
-        return known.to(logps)

@@ -1,4 +1,4 @@
-"""What algorithms on preference pairs share: which pairs are real, and their two halves."""
+"""What algorithms on whole answers share: sums over each, and of pairs which are real and their two halves."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from paceline.config.sections.types import to_bool, to_number, to_text, to_texts
+from paceline.core.tables import ALGORITHMS
 
 
 class Refused(Exception):
@@ -26,11 +27,13 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Alias:
-    """``to`` is the canonical path; ``value`` translates (None: as it is; it may return SKIP); ``note`` is said when it is used."""
+    """``to`` is the canonical path; ``value`` translates (None: as it is; it may return SKIP); ``note`` is said when it is used. ``of_algorithm``: an
+    option that several algorithms have: it is this run's, and the one that ``to`` names where this run's has none of that name."""
 
     to: str
     value: Callable[[Any], Any] | None = None
     note: str = ""
+    of_algorithm: bool = False
 
 
 class _Skip:
@@ -69,7 +72,7 @@ def _true_sets(result: Any) -> Callable[[Any], Any]:
 
 
 def _stage(value: Any) -> Any:
-    stages = {"sft": "sft", "rm": "reward", "dpo": "dpo", "ppo": "ppo", "reward": "reward", "grpo": "grpo"}
+    stages = {"rm": "reward", **{name: name for name in ALGORITHMS.names()}}
     name = str(value).lower()
     if name == "pt":
         raise Refused(
@@ -177,9 +180,9 @@ ALIASES: dict[str, Alias] = {
     "parallelism_config": Alias("training.parallelism"),
     # preferences, by the names of TRL, LLaMA-Factory (pref_, dpo_) and axolotl
     "center_rewards_coefficient": Alias("training.reward.center_rewards_coefficient"),
-    "pref_beta": Alias("training.dpo.beta"),
+    "pref_beta": Alias("training.dpo.beta", of_algorithm=True),
     "dpo_beta": Alias("training.dpo.beta"),
-    "rl_beta": Alias("training.dpo.beta"),
+    "rl_beta": Alias("training.dpo.beta", of_algorithm=True),
     "pref_loss": Alias("training.dpo.loss_type", _pref_loss),
     "dpo_loss": Alias("training.dpo.loss_type", _pref_loss),
     "pref_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
@@ -188,8 +191,8 @@ ALIASES: dict[str, Alias] = {
     "ds3_gather_for_generation": Alias("training.rollout.gather_for_generation"),
     "dpo_label_smoothing": Alias("training.dpo.label_smoothing"),
     "reference_free": Alias("training.dpo.reference_free"),
-    "ref_model": Alias("training.dpo.ref_model"),
-    "ref_model_name_or_path": Alias("training.dpo.ref_model"),
+    "ref_model": Alias("training.dpo.ref_model", of_algorithm=True),
+    "ref_model_name_or_path": Alias("training.dpo.ref_model", of_algorithm=True),
     "precompute_ref_log_probs": Alias("training.dpo.precompute_ref_log_probs"),
     "precompute_ref_batch_size": Alias("training.dpo.precompute_ref_batch_size"),
     "deepspeed_config": Alias("training.deepspeed"),

@@ -213,7 +213,7 @@ class Collector:
             return
         if translated is SKIP:
             return
-        self._emit(alias.to, translated, node, source)
+        self._emit(alias.to, translated, node, source, of_algorithm=alias.of_algorithm)
         if alias.note:
             self._note(
                 codes.CONFIG_TRANSLATED,
@@ -276,7 +276,16 @@ class Collector:
         else:
             self.problems[self._further] = finding
 
-    def _emit(self, path: str, value: Any, node: Node, source: Source, sub: tuple[str, ...] = ()) -> None:
+    def _emit(
+        self,
+        path: str,
+        value: Any,
+        node: Node,
+        source: Source,
+        sub: tuple[str, ...] = (),
+        *,
+        of_algorithm: bool = False,
+    ) -> None:
         if path not in _PSEUDO and not sub:
             info = field_of(path)
             if (
@@ -292,7 +301,7 @@ class Collector:
         if any(same(other, value) for other in before):
             return
         before.append(value)
-        self.entries.append(Entry(path, value, source, sub, lines))
+        self.entries.append(Entry(path, value, source, sub, lines, of_algorithm))
 
     def _problem(self, code: Code, what: str, where: str, found: str = "", hint: str = "") -> None:
         self.problems.append(code(what, where=where, found=found, hint=hint))

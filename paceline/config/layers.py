@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,7 @@ from paceline.config.sections.types import to_bool
 from paceline.config.source import FOREIGN, Entry, Source, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.tables import ALGORITHMS
 
 _PRECISION = "training.mixed_precision"
 _FLAGS = {"training.fp16": "fp16", "training.bf16": "bf16"}
@@ -33,11 +34,25 @@ class Merged:
 def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
     """Later layers win, key by key; mappings given whole replace, keys inside a mapping are put into it."""
     merged = Merged()
-    for entries in layers:
+    for entries in _for_the_algorithm(layers):
         kept = _without_conflicts(_one_precision(entries, merged), merged)
         for entry in kept:
             _apply(entry, merged)
     return merged
+
+
+def _for_the_algorithm(layers: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
+    """The layers with each option that several algorithms have (``Entry.of_algorithm``) in the section of the one that this run learns by, if it has it."""
+    named = [str(entry.value) for entries in layers for entry in entries if entry.path == "training.algorithm"]
+    section = ALGORITHMS.section(named[-1]) if named else None
+
+    def home(entry: Entry) -> Entry:
+        option = entry.path.rpartition(".")[2]
+        if not entry.of_algorithm or section is None or option not in section.model_fields:
+            return entry
+        return replace(entry, path=f"training.{named[-1]}.{option}")
+
+    return [[home(entry) for entry in entries] for entries in layers]
 
 
 def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:

@@ -47,6 +47,7 @@ class Entry:
     """One setting of one layer: a canonical path (``training.learning_rate``), its value and its source.
 
     ``sub`` is set when the key goes inside a free-form mapping (``lr_scheduler_kwargs.num_cycles``).
+    ``of_algorithm``: an option of this run's algorithm, whichever it is, where that one has it.
     ``lines`` maps inner paths (``0.columns``) to line numbers, for messages about list items.
     """
 
@@ -55,6 +56,7 @@ class Entry:
     source: Source
     sub: tuple[str, ...] = ()
     lines: dict[str, int] = field(default_factory=dict, compare=False)
+    of_algorithm: bool = False
 
 
 def is_secret_name(name: str) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.algorithms.dpo import REFERENCE
 from paceline.algorithms.pairs import document_sums
+from paceline.algorithms.referenced import REFERENCE
 from paceline.core.units import human_seconds
 from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED

@@ -49,8 +49,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="paceline-conformance-") as scratch:
         folder = given.keep or Path(scratch)
         tokenizer = write_tokenizer(folder / "tokenizer")
-        rows, pairs = write_rows(folder / "train.json", 200), write_pairs(folder / "pairs.json", 200)
-        checker = Checker(folder, tokenizer, rows, pairs)
+        rows = write_rows(folder / "train.json", 200)
+        data = {"documents": rows, "prompts": rows, "pairs": write_pairs(folder / "pairs.json", 200)}
+        checker = Checker(folder, tokenizer, data)
         failed = 0
         for cell in chosen:
             started = time.monotonic()

@@ -121,7 +121,6 @@ ALGORITHMS["rloo"] = {
     # the ratio is of eight tokens together: a narrow clip would take all of the second step away, and its gradient would be rounding
     "rloo": {"beta": 0.05, "num_iterations": 2, "normalize_advantages": True, "epsilon": 0.5, "epsilon_high": 2.0},
 }
-PAIRWISE = ("reward", "dpo")
 ON_POLICY = ("grpo", "ppo", "rloo")
 
 

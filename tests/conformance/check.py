@@ -7,19 +7,20 @@ import io
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, PAIRWISE, SAVED, STEPS, TENSOR_TOLERANCE, Cell
+from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, SAVED, STEPS, TENSOR_TOLERANCE, Cell
 from pool import HERE, ROOT, Pool
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
+from paceline.core.tables import ALGORITHMS
 from paceline.runlog.history import load_history
 from paceline.training.compare import compare
 
@@ -41,8 +42,9 @@ class Failure(Exception):
 class Checker:
     """Runs cells under ``folder``; references are run once and kept."""
 
-    def __init__(self, folder: Path, tokenizer: Path, data: Path, pairs: Path | None = None) -> None:
-        self.folder, self.tokenizer, self.data, self.pairs = folder, tokenizer, data, pairs
+    def __init__(self, folder: Path, tokenizer: Path, data: Mapping[str, Path]) -> None:
+        """``data``: rows by their kind."""
+        self.folder, self.tokenizer, self.data = folder, tokenizer, data
         own = folder / "own"
         own.mkdir(parents=True, exist_ok=True)
         (own / "own_strategy.py").write_text(documented_strategy())
@@ -80,7 +82,7 @@ class Checker:
         return RunDir.at(self.folder / name)
 
     def yaml(self, cell: Cell, run: RunDir, **training: Any) -> Path:
-        data = self.pairs if cell.algorithm in PAIRWISE else self.data
+        data = self.data[ALGORITHMS.spec(cell.algorithm).rows]
         config = cell.config(str(self.tokenizer), str(data), str(self.folder / "cache"), str(run.root))
         config["training"].update(training)
         path = self.folder / f"{run.root.name}.yaml"

@@ -38,7 +38,7 @@ CELLS = [*PAIRWISE, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in MO
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
     folder = tmp_path_factory.mktemp("conformance")
-    yield Checker(folder, write_tokenizer(folder / "tokenizer"), write_rows(folder / "train.json", 200))
+    yield Checker(folder, write_tokenizer(folder / "tokenizer"), {"documents": write_rows(folder / "train.json", 200)})
 
 
 @pytest.mark.parametrize("name, finetuning, precision", CELLS, ids=[" ".join(cell) for cell in [*PAIRWISE, *MORE]])

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Message, Row, RowError, Shape, as_text, turns_of
@@ -18,7 +20,7 @@ from paceline.data.kinds.base import RowKind
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
 ANSWERS = ("chosen", "rejected")
-_PROMPTS = ("conversations", "messages", "prompt", "instruction", "question", "query")
+PROMPTS = ("conversations", "messages", "prompt", "instruction", "question", "query")
 _BESIDE = ("input", "system", "margin")
 _TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 
@@ -27,34 +29,49 @@ def detect_pairs(
     rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
     """How pairs are read, from the first rows. Raises DataError when there is no ``chosen`` and ``rejected``, or several prompts."""
+    what = "the rows are no preference pairs (chosen, rejected)"
+    hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
+    wrong = codes.DATA_FORMAT_PAIRS(what, where, hint=hint)
+    alone = "the prompt is what both answers begin with"
+    return detect_answers(rows, ANSWERS, _BESIDE, wrong, asked=asked, mapping=mapping or {}, alone=alone)
+
+
+def detect_answers(
+    rows: Sequence[Row],
+    needed: Sequence[str],
+    beside: Sequence[str],
+    wrong: Diagnostic,
+    *,
+    asked: str,
+    mapping: Mapping[str, str],
+    alone: str = "",
+) -> Shape:
+    """How answers to a prompt are read: columns that must be there and columns that may; ``alone`` says where the prompt is if no column holds it (empty: it
+    must be one). Raises DataError, of ``wrong`` where columns are missing."""
     found = list(dict.fromkeys(name for row in rows for name in row))
-    known = (*ANSWERS, *_PROMPTS, *_BESIDE)
-    mapping = dict(mapping or {})
-    wrong = [name for name in mapping if name not in known] + [name for name in mapping.values() if name not in found]
+    seen = f"columns {', '.join(found) or 'none'}"
+    known = (*needed, *PROMPTS, *beside)
+    if any(name not in known for name in mapping) or any(name not in found for name in mapping.values()):
+        raise DataError(replace(wrong, what="columns: no such column", found=seen))
     columns = {**{name: name for name in known if name in found and name not in mapping.values()}, **mapping}
-    missing = [name for name in ANSWERS if name not in columns]
-    if wrong or missing or asked == "text":
-        what = "the rows are no preference pairs (chosen, rejected)" if not wrong else "columns: no such column"
-        hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
-        seen = f"columns {', '.join(found) or 'none'}"
-        raise DataError(codes.DATA_FORMAT_PAIRS(what, where, seen, hint))
-    prompts = [name for name in _PROMPTS if name in columns]
+    prompts = [name for name in PROMPTS if name in columns]
+    if any(name not in columns for name in needed) or asked == "text" or not (prompts or alone):
+        raise DataError(replace(wrong, found=seen))
     if len(prompts) > 1:
         prompts = _preferred(prompts, mapping)
     if len(prompts) > 1:
         what = f"the prompt could be any of {', '.join(prompts)}"
         hint = f"columns: {{{prompts[0]}: {columns[prompts[0]]}}} (beside path:)"
-        raise DataError(codes.DATA_FORMAT_AMBIGUOUS(what, where, f"columns {', '.join(found)}", hint))
+        raise DataError(codes.DATA_FORMAT_AMBIGUOUS(what, wrong.where, seen, hint))
     prompt = prompts[0] if prompts else None
-    used = {name: columns[name] for name in (*ANSWERS, *_BESIDE) if name in columns}
+    used = {name: columns[name] for name in (*needed, *beside) if name in columns}
     if prompt != "instruction":
         used.pop("input", None)
     if prompt is None:
-        return Shape(CONVERSATION, used, "the prompt is what both answers begin with")
+        return Shape(CONVERSATION, used, alone)
     turns = any(isinstance(row.get(columns[prompt]), list) for row in rows)
-    return Shape(
-        CONVERSATION if turns else TEXT, {**used, prompt: columns[prompt]}, f"the prompt is '{columns[prompt]}'"
-    )
+    used[prompt] = columns[prompt]
+    return Shape(CONVERSATION if turns else TEXT, used, f"the prompt is '{columns[prompt]}'")
 
 
 def _preferred(prompts: list[str], mapping: Mapping[str, str]) -> list[str]:
@@ -67,12 +84,12 @@ def _preferred(prompts: list[str], mapping: Mapping[str, str]) -> list[str]:
 def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
     """(chosen, rejected): conversations with the same prompt, of which the turns behind it are learnt. Raises RowError."""
     columns = shape.columns
-    answers = [_turns(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
-    prompt = _prompt(row, columns)
+    answers = [turns_or_text(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
+    prompt = prompt_of(row, columns)
     if prompt is None:
         shared = _shared(*answers)
         prompt, answers = answers[0][:shared], [turns[shared:] for turns in answers]
-    prompt = _system(row, columns) + prompt
+    prompt = system_of(row, columns) + prompt
     for name, turns in zip(ANSWERS, answers, strict=True):
         spoken = [turn for turn in turns if turn["role"] == "assistant"]
         if not spoken or not all(turn["content"].strip() for turn in spoken):
@@ -86,13 +103,13 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
     return chosen, rejected
 
 
-def _prompt(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
-    name = next((name for name in _PROMPTS if name in columns), None)
+def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
+    name = next((name for name in PROMPTS if name in columns), None)
     if name is None:
         return None
     if row.get(columns[name]) is None:
         raise RowError("missing_column", f"no '{columns[name]}'")
-    turns = _turns(row[columns[name]], columns[name], "user")
+    turns = turns_or_text(row[columns[name]], columns[name], "user")
     more = row.get(columns["input"]) if "input" in columns else None
     if more and turns:
         text = as_text(more, columns["input"])
@@ -100,7 +117,7 @@ def _prompt(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
     return turns
 
 
-def _turns(value: Any, name: str, role: str) -> list[Message]:
+def turns_or_text(value: Any, name: str, role: str) -> list[Message]:
     """A text (of ``role``), one turn, or a list of turns."""
     if value is None:
         raise RowError("missing_column", f"no '{name}'")
@@ -121,7 +138,7 @@ def _shared(one: list[Message], other: list[Message]) -> int:
     return count
 
 
-def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
+def system_of(row: Row, columns: Mapping[str, str]) -> list[Message]:
     text = as_text(row.get(columns["system"]), columns["system"]) if "system" in columns else ""
     return [{"role": "system", "content": text}] if text.strip() else []
 

@@ -143,6 +143,19 @@ class AlgorithmSpec:
         return ()
 
 
+def live_reference(
+    spec: AlgorithmSpec, training: Training, adapter: Adapter, more: str = ""
+) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
+    """What ``AlgorithmSpec.models`` answers of a reference that is asked in every step; ``more`` is said of one that lies beside the policy."""
+    model = spec.model_named(training, "reference")
+    if switched_off(adapter, model):
+        why = "the policy itself with its adapter switched off: no second model"
+        return "adapter", {}, (Decision("reference", "adapter off", why),)
+    named = f"{spec.key}.ref_model: {model}" if model else "the model that training starts from"
+    why = f"{named}, frozen beside the policy{more}"
+    return "live", {"reference": OtherModel(False, model)}, (Decision("reference", "live", why),)
+
+
 def algorithm_spec(name: str) -> AlgorithmSpec:
     """The spec of an algorithm by name; of a user's own by ``module:SPEC``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, switched_off
+from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, live_reference
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
@@ -23,11 +23,8 @@ class Dpo(AlgorithmSpec):
         if options.get("precompute_ref_log_probs"):
             why = f"{named}, asked once before training and kept in the data cache; none is loaded in training"
             return "cached", {}, (Decision("reference", "cached", why),)
-        if switched_off(adapter, model):
-            why = "the policy itself with its adapter switched off: no second model"
-            return "adapter", {}, (Decision("reference", "adapter off", why),)
-        why = f"{named}, frozen beside the policy; {self.key}.precompute_ref_log_probs: true spares its memory and its forward"
-        return "live", {"reference": OtherModel(False, model)}, (Decision("reference", "live", why),)
+        more = f"; {self.key}.precompute_ref_log_probs: true spares its memory and its forward"
+        return live_reference(self, training, adapter, more)
 
 
 REWARD = AlgorithmSpec(

@@ -65,5 +65,8 @@ def test_other_systems_names(tmp_path: Path) -> None:
     reward = load(tmp_path, {"stage": "rm", "center_rewards_coefficient": 0.01}).training
     assert reward.algorithm == "reward" and reward.reward is not None
     assert reward.reward.center_rewards_coefficient == 0.01
+    rollouts = load(tmp_path, {"stage": "grpo", "ref_model": "m", "pref_beta": 0.3}).training
+    assert rollouts.grpo is not None and (rollouts.grpo.ref_model, rollouts.grpo.beta, rollouts.dpo) == ("m", 0.3, None)
+    assert load(tmp_path, {"training": {"ref_model": "m"}}).training.dpo is not None, "named where nobody else has it"
     with pytest.raises(ConfigError, match="another method"):
         load(tmp_path, {"stage": "dpo", "pref_loss": "simpo"})
