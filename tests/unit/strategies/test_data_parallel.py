@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, window
 from torch import nn
+from transformers import LlamaConfig, LlamaModel
 
 from paceline.core.errors import ConfigError
 from paceline.plan.strategies.options import ThreadOptions
@@ -21,6 +25,7 @@ from paceline.strategies.replicas import ParallelInference, scatter, side_by_sid
 from paceline.strategies.runner import make_runner
 from paceline.strategies.single import Single
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
 
 
@@ -150,6 +155,26 @@ def test_inference_copies_once_and_answers_in_order() -> None:
     assert torch.equal(parallel(inputs[:1])[0], expected[0])  # a copy is a copy
     parallel.refresh()
     assert torch.equal(parallel(inputs[:1])[0], model(inputs[0]))
+
+
+def test_a_corpus_is_embedded_in_order_whatever_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example: texts of unequal length, more batches than devices, against one text by itself."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("embed_corpus")
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    LlamaModel(config).save_pretrained(tmp_path)
+    for file in (EXAMPLES / "tokenizer").iterdir():
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(example, "ROWS", 2)
+    texts = [f"the number {'very ' * n}{n}" for n in range(7)]
+    found = example.embed(str(tmp_path), texts, ["cpu", "cpu"])
+    assert found.shape == (7, 16)
+    for number, text in enumerate(texts):
+        assert torch.allclose(found[number], example.embed(str(tmp_path), [text], ["cpu"])[0], atol=1e-6)
+    assert not torch.allclose(found[0], found[6], atol=1e-2)
 
 
 def test_an_error_in_a_thread_is_the_caller_s() -> None:
