@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
@@ -51,3 +54,19 @@ def test_files_that_are_named_are_there() -> None:
     named = re.findall(r"`((?:paceline|tests|docs)/[\w./-]+?)/?`", PAGE)
     assert len(named) > 12
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_commits_that_are_cited_are_there() -> None:
+    cited = [" ".join(found.split()) for found in re.findall(r'Commit: "([^"]+)"', PAGE)]
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if log.returncode != 0 or len(log.stdout.splitlines()) < 100:
+        pytest.skip("no history here")
+    assert len(cited) > 7
+    assert [one for one in cited if not any(one in subject for subject in log.stdout.splitlines())] == []
+
+
+def test_contributing_names_every_room_in_the_order_of_imports() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.search(r"rooms that stand before it:\n(.+?)\.\n", page, re.DOTALL)
+    assert named
+    assert re.findall(r"\w+", named[1]) == [name for name, _ in _ROW.findall(PAGE)]
