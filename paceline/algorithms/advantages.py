@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from paceline.protocols.rollout import Sum
 
 GROUP_EPSILON = 1e-4  # added to the spread of a group's rewards, as in TRL
 WHITEN_EPSILON = 1e-8
@@ -64,6 +68,13 @@ def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
     spread = max(0.0, (second - count * mean * mean) / (count - 1)) if count > 1 else 1.0
     centred = (values.double() - mean) * (spread + WHITEN_EPSILON) ** -0.5
     return (centred if shift_mean else centred + mean).to(values.dtype)
+
+
+def whitened(values: Sequence[Tensor], total: Sum, *, shift_mean: bool = True) -> list[Tensor]:
+    """Each of this rank's tensors by ``whiten``, with the moments of all of them on all ranks. Collective."""
+    own = torch.stack([moments(each) for each in values]).sum(0)
+    whole = torch.tensor(total(own.tolist()), dtype=torch.float64)
+    return [whiten(each, whole, shift_mean=shift_mean) for each in values]
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> tuple[Tensor, Tensor]:

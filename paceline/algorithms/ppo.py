@@ -11,9 +11,8 @@ from torch import Tensor
 from paceline.algorithms.advantages import (
     generalised_advantages,
     missing_end_penalty,
-    moments,
     token_rewards,
-    whiten,
+    whitened,
 )
 from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
 from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, of_answers, with_tokens
@@ -92,7 +91,7 @@ class PPO(OnPolicy):
         kls = [self._divergence(batch) for batch in flat]
         rewards = [self._rewards(*each) for each in zip(flat, places, kls, strict=True)]
         if self.whiten_rewards:
-            rewards = _whitened(rewards, total, shift_mean=False)
+            rewards = whitened(rewards, total, shift_mean=False)
         estimates = [
             generalised_advantages(
                 reward, batch.at_labels("values").double(), where.segments, discount=self.gamma, trace=self.lam
@@ -102,7 +101,7 @@ class PPO(OnPolicy):
         advantages, returns = [a for a, _ in estimates], [r for _, r in estimates]
         stats = self._statistics(flat, places, kls, advantages, returns, total)
         if self.whiten_advantages:
-            advantages = _whitened(advantages, total)
+            advantages = whitened(advantages, total)
         dtype = flat[0].tokens["advantage"].dtype
         made = iter(
             with_tokens(with_tokens(batch, "advantage", a.to(dtype)), "return", r.to(dtype))
@@ -210,10 +209,3 @@ class PPO(OnPolicy):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.kl_coef = float(state.get("kl_coef", self.kl_coef))
         self.controller.load_state(state.get("controller", {}))
-
-
-def _whitened(values: Sequence[Tensor], total: Sum, *, shift_mean: bool = True) -> list[Tensor]:
-    """Each [L], by the moments of all of them on all ranks."""
-    own = torch.stack([moments(each) for each in values]).sum(0)
-    whole = torch.tensor(total(own.tolist()), dtype=torch.float64)
-    return [whiten(each, whole, shift_mean=shift_mean) for each in values]

@@ -118,19 +118,26 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-def ppo(c: Context) -> Iterator[Diagnostic]:
-    """ppo.kl_estimator, ppo.adaptive_kl, ppo.no_kl"""
-    own = c.own_options
-    if not isinstance(own, PpoOptions):
+def kl_in_loss(c: Context) -> Iterator[Diagnostic]:
+    """ppo.kl_estimator"""
+    own, key = c.own_options, c.algorithm.key
+    if not isinstance(own, PpoOptions) or not getattr(own, c.algorithm.kl):
         return
-    if own.kl_in == "loss" and own.kl_estimator == "k1" and own.kl_coef:
+    if own.kl_in == "loss" and own.kl_estimator == "k1":
         yield c.problem(
             codes.PPO_KL_ESTIMATOR,
             "as a term of the loss k1 has the gradient of log π alone, whose mean is 0: it would hold the policy to nothing",
-            "training.ppo.kl_estimator",
-            "training.ppo.kl_in",
+            f"{key}.kl_estimator",
+            f"{key}.kl_in",
             hint="kl_estimator: k2 or k3, or kl_in: reward",
         )
+
+
+def ppo(c: Context) -> Iterator[Diagnostic]:
+    """ppo.adaptive_kl, ppo.no_kl"""
+    own = c.own_options
+    if not isinstance(own, PpoOptions):
+        return
     if own.adap_kl_ctrl and not own.kl_coef:
         yield c.problem(
             codes.PPO_ADAPTIVE_KL,
@@ -165,16 +172,19 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
 def groups(c: Context) -> Iterator[Diagnostic]:
     """rollout.one_answer, rollout.greedy, rollout.filter_groups"""
     options = _rollout(c)
-    if options is not None and options.filter_groups and not c.algorithm.group_relative:
-        yield c.problem(
-            codes.ROLLOUT_FILTER_GROUPS,
-            "PPO compares no answers with each other: equal scores are as good to learn from as others",
-            f"{_ROLLOUT}.filter_groups",
-            hint="filter_groups: false",
-        )
-    if options is None or not c.algorithm.group_relative:
+    if options is None:
         return
-    if options.num_generations == 1:
+    training = c.config.to_json()["training"]
+    if not c.algorithm.compares_answers(training):
+        if options.filter_groups:
+            yield c.problem(
+                codes.ROLLOUT_FILTER_GROUPS,
+                f"{c.algorithm.name} compares no answers with each other: equal scores are as good to learn from as others",
+                f"{_ROLLOUT}.filter_groups",
+                hint="filter_groups: false",
+            )
+        return
+    if c.algorithm.group_size(training) == 1:
         yield c.problem(
             codes.ROLLOUT_ONE_ANSWER,
             "the advantage of an answer is how much better it is than the others to its prompt, and there are no others: nothing would be learnt",
@@ -255,6 +265,7 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
     rewards,
     code_sandbox,
     reward_models,
+    kl_in_loss,
     ppo,
     lengths,
     groups,

@@ -35,7 +35,7 @@ class AlgorithmSpec:
     starts from; ``asks``: what its forward must give (values of ``protocols.roles.Ask``), in training and evaluation.
 
     ``whole_answers``: its loss is of answers, not a sum over tokens that stand by themselves. ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
-    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other;
+    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other (``group_option``: where this key of its options is on);
     ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: keys of its options for the weight that holds the policy to its
     reference, and for the passes over a rollout. ``beside``: options that the run goes by, not the class. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
     ``options`` its options with their defaults, which say their types; they stand under ``training.algorithm_options``.
@@ -52,6 +52,7 @@ class AlgorithmSpec:
     trained_beside: int = 0
     value_model: bool = False
     group_relative: bool = False
+    group_option: str = ""
     num_generations: int = 1
     kl: str = ""
     passes: str = ""
@@ -116,6 +117,10 @@ class AlgorithmSpec:
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Of its options those that its class is made with: not the names of models, nor what the run goes by."""
         return {k: v for k, v in options.items() if k not in (*self.named.values(), *self.beside)}
+
+    def compares_answers(self, training: Training) -> bool:
+        """Whether an answer is as good as it is better than the others to its prompt."""
+        return self.group_relative or bool(self.group_option and self.options_of(training)[self.group_option])
 
     def group_size(self, training: Training) -> int:
         """Answers to each prompt."""
