@@ -112,6 +112,11 @@ ALGORITHMS = Table(
         "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"),
         "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
         "rloo": Row(f"{_ON_POLICY}:RLOO", "paceline.algorithms.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"),
+        "reinforce_plus_plus": Row(
+            f"{_ON_POLICY}:REINFORCE_PLUS_PLUS",
+            "paceline.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
+            f"{_SECTIONS}.reinforce_plus_plus:ReinforcePlusPlusOptions",
+        ),
         "grpo": Row(f"{_ON_POLICY}:GRPO", "paceline.algorithms.grpo:GRPO", f"{_SECTIONS}.rollout:GrpoOptions"),
     },
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config.sections.ppo import PpoOptions
+from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
 from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
@@ -121,7 +122,7 @@ def reward_models(c: Context) -> Iterator[Diagnostic]:
 def kl_in_loss(c: Context) -> Iterator[Diagnostic]:
     """ppo.kl_estimator"""
     own, key = c.own_options, c.algorithm.key
-    if not isinstance(own, PpoOptions) or not getattr(own, c.algorithm.kl):
+    if not isinstance(own, (PpoOptions, ReinforcePlusPlusOptions)) or not getattr(own, c.algorithm.kl):
         return
     if own.kl_in == "loss" and own.kl_estimator == "k1":
         yield c.problem(
@@ -189,6 +190,7 @@ def groups(c: Context) -> Iterator[Diagnostic]:
             codes.ROLLOUT_ONE_ANSWER,
             "the advantage of an answer is how much better it is than the others to its prompt, and there are no others: nothing would be learnt",
             f"{_ROLLOUT}.num_generations",
+            found=f"num_generations: {c.algorithm.group_size(training)}",
             hint="num_generations: 8",
             severity=Severity.WARNING,
         )

@@ -121,7 +121,12 @@ ALGORITHMS["rloo"] = {
     # the ratio is of eight tokens together: a narrow clip would take all of the second step away, and its gradient would be rounding
     "rloo": {"beta": 0.05, "num_iterations": 2, "normalize_advantages": True, "epsilon": 0.5, "epsilon_high": 2.0},
 }
-ON_POLICY = ("grpo", "ppo", "rloo")
+ALGORITHMS["reinforce_plus_plus"] = {
+    **_ON_POLICY_ADAM,
+    "rollout": ALGORITHMS["grpo"]["rollout"],
+    "reinforce_plus_plus": {"group_baseline": True, "beta": 0.05, "gamma": 0.9, "num_iterations": 2},
+}
+ON_POLICY = ("grpo", "ppo", "rloo", "reinforce_plus_plus")
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,7 @@ def preferences() -> list[Cell]:
 
 
 def rollouts() -> list[Cell]:
-    """What is learnt from the model's own answers: GRPO, PPO and RLOO, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
+    """What is learnt from the model's own answers: GRPO, PPO, RLOO and REINFORCE++, in fp32 and native strategies in fp64 too; saved in the middle of a rollout."""
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)

@@ -1,4 +1,4 @@
-"""What is learnt from the model's own answers: PPO, GRPO and RLOO."""
+"""What is learnt from the model's own answers: PPO, GRPO, RLOO and REINFORCE++."""
 
 from __future__ import annotations
 
@@ -63,6 +63,10 @@ GRPO = OnPolicy(
 )  # fmt: skip
 RLOO = OnPolicy(
     "rloo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=2,
+    kl="beta", passes="num_iterations",
+)  # fmt: skip
+REINFORCE_PLUS_PLUS = OnPolicy(
+    "reinforce_plus_plus", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_option="group_baseline",
     kl="beta", passes="num_iterations",
 )  # fmt: skip
 PPO = OnPolicy(

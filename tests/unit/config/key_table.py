@@ -110,6 +110,7 @@ TABLE: dict[str, Key | Read] = {
     "training.dpo.precompute_ref_batch_size": Key(p.reference, 3, {**DPO, "training.dpo.precompute_ref_log_probs": True}),
     **under(f"{T}.grpo", p.algorithm, {**GRPO, "training.grpo.rollout_correction": "mask"}, rollout_correction_level="sequence", rollout_correction_cap=3.0),
     "training.grpo.ref_model": Key(p.plan(), "org/reference", {**GRPO, "training.grpo.beta": 0.1}),
+    "training.reinforce_plus_plus.kl_in": Key(p.algorithm, "loss", {**GRPO, "training.algorithm": "reinforce_plus_plus", "training.reinforce_plus_plus.kl_estimator": "k3"}),
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
     # --- rollouts

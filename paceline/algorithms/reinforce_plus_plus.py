@@ -1,0 +1,140 @@
+"""REINFORCE with PPO's clip and advantages that are normalised over everything: REINFORCE++, with or without a baseline of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.advantages import generalised_advantages, group_advantages, moments, token_rewards, whitened
+from paceline.algorithms.divergence import divergence
+from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, of_answers, with_tokens
+from paceline.algorithms.policy_losses import clipped_surrogate
+from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
+
+_SEEN = ("entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap")
+
+
+class ReinforcePlusPlus(OnPolicy):
+    """loss = Σ_t -min(ρ_t A_t, clip(ρ_t, 1 - ε_low, 1 + ε_high) A_t) / T over the T tokens of ALL ranks of a step.
+
+    A_t = r - β Σ_{i≥t} KL_i with KL_i = log (π_old / π_ref) of token i, r the answer's score (γ < 1 discounts what comes later); then (A - mean) / std over
+    the tokens of ALL answers of the rollout, not of a group's (Hu et al. 2025, "REINFORCE++", arXiv:2501.03262v9, eq. 8 to 10).
+
+    ``group_baseline`` (the paper's "w/ Baseline", OpenRLHF's ``reinforce_baseline``): r is the score less the mean of its group; the paper then has the KL in
+    the loss, β · KL_t of π, estimated by k2 (``kl_in`` ``loss``, ``kl_estimator`` ``k2``).
+    """
+
+    watched = tuple(f"{name}/{TERM}" for name in _SEEN)
+
+    def __init__(
+        self,
+        *,
+        max_completion_length: int = 256,
+        updates_per_pass: int = 1,
+        reference: str = "",
+        reward_model: bool = False,
+        **options: object,
+    ) -> None:
+        o = ReinforcePlusPlusOptions.model_validate(options)
+        self.beta, self.estimator, self.in_loss, self.gamma = o.beta, o.kl_estimator, o.kl_in == "loss", o.gamma
+        self.uses_group_baseline = o.group_baseline
+        self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
+        self.masks_truncated = o.mask_truncated_completions
+        self.passes, self.updates_per_rollout = o.num_iterations, o.num_iterations * updates_per_pass
+        self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
+
+    # --- a rollout -------------------------------------------------------------------------------------------------
+
+    def precomputed_fields(self) -> Sequence[PrecomputedField]:
+        wanted = self.updates_per_rollout > 1 or (self.beta and not self.in_loss)
+        old = [PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if wanted else []
+        return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
+
+    def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores, less the mean of their group where that is the baseline; tokens get their advantages in ``finalize_rollout``."""
+        if self.uses_group_baseline:
+            return group_advantages(scores, groups, scale="none")
+        found = torch.nan_to_num(scores, nan=0.0)
+        return found, torch.zeros_like(found)
+
+    def finalize_rollout(
+        self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
+    ) -> tuple[list[list[Batch]], Mapping[str, float]]:
+        """Each token's rewards from there on, normalised over the tokens of all ranks."""
+        flat = [batch for row in batches for batch in row]
+        where = [Tokens.of(batch) for batch in flat]
+        kls = [self._divergence(batch) for batch in flat]
+        returns = [self._returns(*each) for each in zip(flat, where, kls, strict=True)]
+        stats = _statistics(where, kls, returns, answers)
+        dtype = flat[0].tokens["advantage"].dtype
+        made = iter(
+            with_tokens(batch, "advantage", advantage.to(dtype))
+            for batch, advantage in zip(flat, whitened(returns, answers.total), strict=True)
+        )
+        return [[next(made) for _ in row] for row in batches], stats if self.beta and not self.in_loss else {
+            name: value for name, value in stats.items() if name != "kl_answer"
+        }
+
+    def _divergence(self, batch: Batch) -> Tensor:
+        """Between the policy of this rollout and the reference: float64 [L]; 0 where none is in the reward."""
+        if not self.beta or self.in_loss:
+            return torch.zeros_like(batch.at_labels("sampled"), dtype=torch.float64)
+        return divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), self.estimator)
+
+    def _returns(self, batch: Batch, where: Tokens, kl: Tensor) -> Tensor:
+        """float64 [L]. The field ``advantage`` holds the answer's score at each of its tokens until it is replaced."""
+        scores = of_answers(batch.at_labels("advantage").double(), where)
+        rewards = token_rewards(scores, kl, where.segments, coefficient=self.beta)
+        nothing = torch.zeros_like(rewards)  # no value model: returns are sums of rewards
+        return generalised_advantages(rewards, nothing, where.segments, discount=self.gamma, trace=1.0)[1]
+
+    # --- a step ----------------------------------------------------------------------------------------------------
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {TERM: batch.num_labels()}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        return {TERM: self._token_losses(outputs[Ask.LOGPROBS.value], batch)[0].sum()}
+
+    def _token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss [L], what is watched [L] by name)."""
+        old = field_or(batch, "old", logprobs.detach())
+        clipped = clipped_surrogate(
+            logprobs - old,
+            field_or(batch, "advantage", torch.zeros_like(old)),
+            epsilon_low=self.low,
+            epsilon_high=self.high,
+        )
+        kl = divergence(logprobs, field_or(batch, "reference", logprobs.detach()), self.estimator)
+        seen = {"kl": kl, "ratio": clipped.ratio, "clip_low": clipped.low, "clip_high": clipped.high}
+        gap = (old - field_or(batch, "sampled", old)).abs()
+        return clipped.loss + self.beta * kl if self.in_loss else clipped.loss, {**seen, "sampling_gap": gap}
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        _, seen = self._token_losses(outputs[Ask.LOGPROBS.value].detach(), batch)
+        seen["entropy"] = outputs[Ask.ENTROPY.value].detach()
+        return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        """As they are; no KL without a reference."""
+        return {name: means[name] for name in _SEEN if self.beta or name != "kl"}
+
+
+def _statistics(
+    where: Sequence[Tokens], kls: Sequence[Tensor], returns: Sequence[Tensor], answers: RolloutAnswers
+) -> dict[str, float]:
+    """Means over all tokens of a rollout, before they are normalised, and the KL of an answer."""
+    own = torch.stack([moments(each) for each in returns]).sum(0).tolist()
+    learnt = sum(int((w.lengths > 0).sum()) for w in where)
+    tokens, first, second, count, kl = answers.total([*own, float(learnt), sum(float(each.sum()) for each in kls)])
+    over = max(tokens, 1.0)
+    spread = max(0.0, second / over - (first / over) ** 2) ** 0.5
+    return {"advantage": first / over, "advantage_std": spread, "kl_answer": kl / max(count, 1.0)}
