@@ -78,6 +78,7 @@ def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
         num_rows=batch.num_rows if first == 0 else 0,
         shared=(),  # a document may stand apart from the one it begins like
         extras={name: value[first:last] for name, value in batch.extras.items()},
+        tokens={name: value[:, place] for name, value in batch.tokens.items()},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,12 @@ def test_more_processes_are_refused() -> None:
 )
 def test_scattering_keeps_documents_whole_and_loses_nothing(rows: list[int], count: int) -> None:
     batch = make_batch(rows)
+    batch = replace(batch, tokens={"place": torch.arange(batch.input_ids.shape[1])[None]})
     parts = scatter(batch, count)
     assert 1 <= len(parts) <= min(count, len(rows))
     for name in ("input_ids", "labels", "position_ids"):
         assert torch.equal(torch.cat([getattr(p, name) for p in parts], dim=1), getattr(batch, name))
+    assert torch.equal(torch.cat([p.tokens["place"] for p in parts], dim=1), batch.tokens["place"])
     assert torch.equal(torch.cat([p.document_ids for p in parts]), batch.document_ids)
     assert sum(p.num_rows for p in parts) == batch.num_rows
     assert sum(p.num_tokens for p in parts) == batch.num_tokens
