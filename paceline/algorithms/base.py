@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
+from paceline.protocols.divergence import Divergence
 from paceline.protocols.roles import Ask, Role
 from paceline.protocols.window import Window
 
@@ -27,6 +28,7 @@ class Algorithm(ABC):
         Role, ...
     ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``protocols.algorithm``
     window_means: WindowMeans | None = None  # asked before each window, without gradients (``window_sums``)
+    compares: Divergence | None = None  # how ``Ask.DIVERGENCE`` of the policy compares with ``Role.TEACHER``
     watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
     loss_falls: bool = True  # training brings the loss down: one that rises far is worth a warning
 

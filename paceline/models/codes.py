@@ -13,6 +13,7 @@ MODELS_NO_MODEL = Code("models.no_model", "Neither weights nor a config are name
 MODELS_NOT_CAUSAL = Code("models.not_causal", "This type of model has no causal language model in Transformers. Take a decoder, such as llama, qwen2, mistral, gemma2 or gpt2.")
 MODELS_NOT_FILLED = Code("models.not_filled", "After the start without memory (meta device) some parameters had no values. Set fsdp_config.cpu_ram_efficient_loading: false, and report the model's type.")
 MODELS_NO_SCALAR_HEAD = Code("models.no_scalar_head", "Reward and value models need the family's class for sequence classification with one linear layer called score, and this family has none. Take a decoder of another family.")
+MODELS_TEACHER_HEAD = Code("models.teacher_head", "A teacher whose class computes its logits by more than one linear layer is asked through that class, which needs its weights whole on every rank. Use a strategy that does not share them out, or another teacher.")
 MODELS_VOCAB_TOO_LARGE = Code("models.vocab_too_large", "The tokenizer has more tokens than the embedding has rows, and model.resize_embeddings forbids new ones. Set it to auto: new rows start at the mean of the old ones.")
 MODELS_NO_RECOMPUTE = Code("models.no_recompute", "The class of this model cannot compute its activations again. Set gradient_checkpointing: false.")
 MODELS_NOTHING_TO_QUANTISE = Code("models.nothing_to_quantise", "The model has no linear layer that bitsandbytes can pack into 4 bits. Train adapters on whole weights: quantization_bit: null.")

@@ -109,13 +109,13 @@ class Head:
 
     def __init__(self, hf: Any, chunk_bytes: int = CHUNK_BYTES, temperature: float = 1.0) -> None:
         """All quantities are those of softmax(logits / ``temperature``): the policy that tokens were sampled from."""
-        self._linear = hf.get_output_embeddings()
+        self.linear = hf.get_output_embeddings()
         self._own = OwnHead(hf)
         self._chunk_bytes = chunk_bytes
         self.vocabulary: Vocabulary = WholeVocabulary()
         self.shape = _shape(hf.config.to_dict(), chunk_bytes)
         self._temperature = temperature
-        self.fused = isinstance(self._linear, nn.Linear) and self._matches(hf)
+        self.fused = isinstance(self.linear, nn.Linear) and self._matches(hf)
         self.reason = (
             "linear head: fused"
             if self.fused
@@ -129,7 +129,7 @@ class Head:
     @torch.no_grad()
     def _matches(self, hf: Any) -> bool:
         """Whether the fused form equals the class's own logits on a probe (taken on trust for weights on the meta device)."""
-        weight, bias = self._linear.weight, self._linear.bias
+        weight, bias = self.linear.weight, self.linear.bias
         if weight.device.type == "meta":
             return True
         probe = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
@@ -150,8 +150,23 @@ class Head:
             flat, wanted = flat.index_select(0, places), wanted.index_select(0, places)
         return self._fused(flat, wanted, ask) if self.fused else self._generic(flat, wanted, ask)
 
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """What this rank has of the linear layer's weight [V, H] and bias [V] as plain tensors, in a forward."""
+        return local(self.linear.weight), local(self.linear.bias)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of fp32 logits within the byte budget."""
+        vocab = int(self.linear.weight.shape[0]) if hasattr(self.linear, "weight") else 2**16
+        return max(1, self._chunk_bytes // (4 * vocab))
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> logits [N, V] / temperature through the class's own head, in fp32 (fp64)."""
+        logits = self._own(hidden) / self._temperature if self._temperature != 1.0 else self._own(hidden)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
     def _fused(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
-        weight, bias = local(self._linear.weight), local(self._linear.bias)
+        weight, bias = self.weights()
         out: dict[str, Tensor] = {}
         if Ask.LOGPROBS in ask or Ask.ENTROPY in ask:
             wanted = Wanted(Ask.ENTROPY in ask, Ask.CORRECT in ask, torch.is_grad_enabled())
@@ -169,8 +184,7 @@ class Head:
 
     def _generic(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
         """Chunks through the class's own head, each computed again in the backward."""
-        vocab = int(self._linear.weight.shape[0]) if hasattr(self._linear, "weight") else 2**16
-        rows = max(1, self._chunk_bytes // (4 * vocab))
+        rows = self.chunk_rows
         pieces = []
         for start in range(0, max(labels.numel(), 1), rows):
             part = (hidden[start : start + rows], labels[start : start + rows])
@@ -189,8 +203,7 @@ class Head:
         return {one.value: out[one] for one in ask}
 
     def _stats(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self._own(hidden) / self._temperature if self._temperature != 1.0 else self._own(hidden)
-        logs = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+        logs = torch.log_softmax(self.own_logits(hidden), dim=-1)
         entropy = -(logs.exp() * logs).sum(-1)
         return logs.gather(1, labels[:, None]).squeeze(1), entropy, logs.argmax(-1) == labels
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.models.adapters import Adapter, switched_off
 from paceline.models.attention import AttentionChoice, placeholder_mask
 from paceline.models.buffers import persistent_buffers
+from paceline.models.divergence import Comparison, LentHead
 from paceline.models.heads import Head, Vocabulary
 from paceline.models.layout import Layout, LayoutSlot
 from paceline.models.precision import LowPrecision
@@ -19,6 +20,7 @@ from paceline.models.rope import DocumentRope
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
 from paceline.protocols.batch import Batch
+from paceline.protocols.divergence import Divergence
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Ask, Role
 
@@ -51,6 +53,8 @@ class RoleModule(RootModule):
         self.slot = LayoutSlot()
         self.slot.attach(hf)
         self._head: Any = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, temperature=temperature)
+        self._lent: LentHead | None = None
+        self._comparison: Comparison | None = None
         self._low: LowPrecision | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
@@ -63,7 +67,14 @@ class RoleModule(RootModule):
         """What is asked of ``batch``: sums and per-token tensors at labelled positions, fp32."""
         with self.computing(batch.input_ids.device.type):
             hidden = self._packed(batch) if self.attention.layout == "packed" else self._padded(batch)
-            return self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, ask)
+            if Ask.HIDDEN in ask:
+                return self._lend(hidden)
+            own = ask - {Ask.DIVERGENCE}
+            found = self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, own) if own else {}
+            if own != ask:
+                assert self._comparison is not None, "no teacher to compare with"
+                found[Ask.DIVERGENCE.value] = self._comparison(hidden, batch)
+            return found
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names, tied ones once; of a model with an adapter only what is trained (the rest is its base's)."""
@@ -101,6 +112,18 @@ class RoleModule(RootModule):
     def share_head(self, vocabulary: Vocabulary) -> None:
         """Compute the losses over the vocabulary as ``vocabulary`` does (tensor parallelism)."""
         self._head.vocabulary = vocabulary
+
+    def compare_with(self, teacher: RootModule, how: Divergence) -> None:
+        """The teacher's head is lent: looked at in each of its forwards."""
+        assert isinstance(teacher, RoleModule)
+        teacher._lent = teacher._lent or LentHead(teacher._head)
+        self._comparison = Comparison(self._head, teacher._lent, how)
+
+    def _lend(self, hidden: Tensor) -> dict[str, Tensor]:
+        """What a teacher gives: its states; its head is there for whoever compares with it."""
+        if self._lent is not None:
+            self._lent.look()
+        return {Ask.HIDDEN.value: hidden}
 
     def notes(self) -> dict[str, str]:
         """How this module computes, by subject, with the reason: for the log."""

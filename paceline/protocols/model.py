@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline.protocols.divergence import Divergence
 from paceline.protocols.roles import Role
 
 
@@ -47,6 +48,10 @@ class RootModule(nn.Module):
     def without_adapter(self) -> AbstractContextManager[None]:
         """Inside, the model computes as its base does; of a model without an adapter that is the model itself."""
         return nullcontext()
+
+    def compare_with(self, teacher: RootModule, how: Divergence) -> None:
+        """From now on ``Ask.DIVERGENCE`` compares with ``teacher``, whose hidden states come with each batch. Called outside of any forward."""
+        raise NotImplementedError
 
     def notes(self) -> Mapping[str, str]:
         """How this module computes, by subject, with the reason: for the log."""

@@ -12,6 +12,7 @@ class Role(str, Enum):
     REFERENCE = "reference"
     REWARD = "reward"
     VALUE = "value"
+    TEACHER = "teacher"
 
 
 class Ask(str, Enum):
@@ -23,6 +24,9 @@ class Ask(str, Enum):
     ENTROPY   ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
     SCORES    ``scores``: fp32 [D], the number that a scalar head gives each document, read at its last token (reward models).
     VALUES    ``values``: fp32 [L], the same head's number at the labelled positions, in order: what is expected before each of those tokens.
+    HIDDEN    ``hidden``: [1, T, H], the trunk's last hidden states at all positions, in its dtype: of a teacher, for ``DIVERGENCE`` of another model.
+    DIVERGENCE  ``divergence``: fp32 scalar, SUM over labelled positions of the divergence from the teacher's next-token distribution, whose hidden
+              states are the field ``teacher`` of ``Batch.tokens`` (see ``protocols.divergence``).
     """
 
     NLL = "nll"
@@ -31,3 +35,5 @@ class Ask(str, Enum):
     ENTROPY = "entropy"
     SCORES = "scores"
     VALUES = "values"
+    HIDDEN = "hidden"
+    DIVERGENCE = "divergence"

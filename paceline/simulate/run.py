@@ -107,7 +107,8 @@ def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, ke
 
 
 def _asked(plan: Plan) -> frozenset[Ask]:
-    return frozenset(map(Ask, algorithm_spec(plan.algorithm).asks))
+    """All but a comparison with another model's states, which are not here: what is asked beside it keeps as much."""
+    return frozenset(map(Ask, algorithm_spec(plan.algorithm).asks)) - {Ask.DIVERGENCE}
 
 
 def _optimize(handle: Handle) -> None:

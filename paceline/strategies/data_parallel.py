@@ -32,6 +32,11 @@ class ReplicatedHandle(Handle):
 
     replicas: list[RootModule] = field(default_factory=list)
 
+    @property
+    def roots(self) -> tuple[RootModule, ...]:
+        """The root and its copies."""
+        return (self.root, *self.replicas)
+
 
 class ReplicatedRunner(WindowRunner):
     """Scatters a micro-batch over the devices of a handle's copies."""

@@ -32,6 +32,11 @@ class Handle:
     scaler: torch.amp.GradScaler | None = None
 
     @property
+    def roots(self) -> tuple[RootModule, ...]:
+        """Every copy of the root that this process computes with."""
+        return (self.root,)
+
+    @property
     def trained(self) -> bool:
         """Whether this model is trained (else frozen)."""
         return self.optimizer is not None

@@ -100,6 +100,9 @@ class Session:
         handles = {role: strategy.prepare(role, build, self.plan.optimizer) for role, build in factories.items()}
         for role in algorithm.frozen:
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
+        if algorithm.compares is not None:
+            for root in handles[Role.POLICY].roots:
+                root.compare_with(handles[Role.TEACHER].root, algorithm.compares)
         if self.plan.reference == "cached":
             self.columns, said = ask_reference(self, runner, handles, factories[Role.POLICY])
             self.said.append(f"{'reference':<9} {said}")

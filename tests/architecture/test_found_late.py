@@ -78,7 +78,7 @@ LATE = {
         checkpoint.missing_tensor checkpoint.no_tensor checkpoint.shape checkpoint.tensor_incomplete
     """,
     "the weights: a look reads names, sizes and headers of files, not tensors": """
-        models.lost_weights models.missing_weights resume.base_model
+        models.lost_weights models.missing_weights models.teacher_head resume.base_model
     """,
     "all rows, rendered and tokenised: a look reads the first ones": """
         data.cannot_split data.document_too_long data.eval_overlap data.max_positions data.no_labels data.no_usable_rows data.row_too_large
