@@ -58,12 +58,20 @@ def resolved_plan(
         warned = list(found)
         resolved = resolve(chosen, config, hardware, shape, world_size, num_nodes, warned)
         plan = _assembled(config, hardware, shape, others or {}, resolved, start, warned)
-        return _with_room(plan, hardware, needs_room)
+        return _with_room(_checked(plan), hardware, needs_room)
 
     chosen = choose(config, hardware, shape, world_size, found)
     if chosen is None or not chosen.by_size or errors(found):
         return made(chosen)
     return plan_auto(chosen, hardware, made)
+
+
+def _checked(plan: Plan) -> Plan:
+    """``plan`` with what its algorithm warns of in it. Raises ConfigError for what it cannot do."""
+    found = list(algorithm_spec(plan.algorithm).check_plan(plan))
+    if errors(found):
+        raise ConfigError(*found)
+    return replace(plan, decisions=(*plan.decisions, *_warnings(found))) if found else plan
 
 
 def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:

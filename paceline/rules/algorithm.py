@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
+from paceline.rules.cuts import whole_heads
 
 _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
 
@@ -45,4 +46,4 @@ def of_the_spec(c: Context) -> Iterable[Diagnostic]:
     return c.algorithm.check(c)
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec)
+ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec, whole_heads)

@@ -96,6 +96,7 @@ PPO_KL_ESTIMATOR = Code("ppo.kl_estimator", "The gradient of k1 = log Ï€ - log Ï
 PPO_ADAPTIVE_KL = Code("ppo.adaptive_kl", "The adaptive controller multiplies kl_coef; one of 0 would stay 0.")
 PPO_NO_KL = Code("ppo.no_kl", "A reference is only asked for the KL; with kl_coef: 0 there is none.")
 
+STRATEGY_DIVERGENCE = Code("strategy.divergence", "Distillation compares distributions over the whole vocabulary, for which every rank has both heads whole: no tensor parallelism and no pipeline. Rows may be cut (context parallelism).")
 DPO_REFERENCE = Code("dpo.reference", "reference_free leaves the reference out, so that nothing can be asked of it or computed of it beforehand.")
 DPO_LABEL_SMOOTHING = Code("dpo.label_smoothing", "Only the sigmoid and the robust loss know labels that are flipped with some probability.")
 DPO_LM_HEAD_ADAPTER = Code("dpo.lm_head_adapter", "The fused loss reads the head's own weight, so an adapter on lm_head would get no gradient.")

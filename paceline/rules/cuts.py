@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from paceline.core.diagnostics import Diagnostic
+from paceline.rules import codes
 from paceline.rules.base import Context
 from paceline.rules.strategy import deepspeed_section
 
@@ -37,3 +39,20 @@ def in_words(keys: Iterable[str]) -> str:
 def places(keys: Iterable[str]) -> tuple[str, ...]:
     """Where in the YAML they stand."""
     return tuple(key.partition(":")[0] for key in keys)
+
+
+def whole_heads(c: Context) -> Iterator[Diagnostic]:
+    """strategy.divergence"""
+    if not c.algorithm.lends_head:
+        return
+    wrong = [key for key in cutting_keys(c, ("pp", "tp")) if "sequence_parallel" not in key]
+    if c.strategy is not None and not c.strategy.stages:
+        wrong = [key for key in wrong if not key.startswith("training.distributed_strategy")]
+    if wrong:
+        yield c.problem(
+            codes.STRATEGY_DIVERGENCE,
+            f"{c.algorithm.name} compares whole distributions over the vocabulary, and {in_words(wrong)} would cut a head",
+            "training.algorithm",
+            *places(wrong),
+            hint="distributed_strategy: ddp, fsdp, or zero1 to zero3",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
@@ -22,9 +23,10 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     kind = row_kind(spec.rows)
     learns = kind.learnt(config.data.train_on) == "assistant" and not kind.answered
     reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
-    judge, adds = judge_of(config), config.model.add_tokens or config.model.add_special_tokens
-    if judge is not None and (adds or not same_files(folder, judge)):
-        reasons.append("the tokens of the reward model")
+    adds = config.model.add_tokens or config.model.add_special_tokens
+    for reader in readers_of(config):
+        if adds or not same_files(folder, reader.folder):
+            reasons.append(f"the tokens of the {reader.role} model")
     if reasons:
         found[TOKENIZER] = ", ".join(reasons)
     if plan is not None and plan.shape is not None and (plan.adapter or config.model.resize_embeddings == "never"):
@@ -34,8 +36,19 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     return found
 
 
-def judge_of(config: Config) -> Path | None:
-    """The reward model's folder, where one is among the rewards and lies here with a tokenizer."""
-    spec = algorithm_spec(config.training.algorithm)
-    name = spec.model_named(config.to_json()["training"], "reward") if spec.on_policy else None
-    return Path(name) if name is not None and any(Path(name).glob("tokenizer*")) else None
+@dataclass(frozen=True)
+class Reader:
+    """A model beside the trained one that reads its tokens, in a folder here with a tokenizer."""
+
+    role: str
+    folder: Path
+
+
+def readers_of(config: Config) -> list[Reader]:
+    """The reward model, where one is among the rewards, and what the algorithm's spec says."""
+    spec, training = algorithm_spec(config.training.algorithm), config.to_json()["training"]
+    roles = (*(("reward",) if spec.on_policy else ()), *spec.same_tokens)
+    named = [(role, spec.model_named(training, role)) for role in roles]
+    return [
+        Reader(role, Path(n).expanduser()) for role, n in named if n and any(Path(n).expanduser().glob("tokenizer*"))
+    ]

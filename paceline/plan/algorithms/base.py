@@ -14,7 +14,7 @@ from paceline.core.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan import codes
 from paceline.plan.asked import Asked
 from paceline.plan.parts import AdapterSpec, OtherModel
-from paceline.plan.plan import Decision
+from paceline.plan.plan import Decision, Plan
 
 Training = Mapping[str, Any]  # ``Config.to_json()["training"]``
 Adapter = AdapterSpec | None
@@ -37,7 +37,8 @@ class AlgorithmSpec:
     ``whole_answers``: its loss is of answers, not a sum over tokens that stand by themselves. ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other (``group_option``: where this key of its options is on);
     ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: keys of its options for the weight that holds the policy to its
-    reference, and for the passes over a rollout. ``beside``: options that the run goes by, not the class. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
+    reference, and for the passes over a rollout. ``beside``: options that the run goes by, not the class. ``lends_head``: frozen roles whose head every rank
+    keeps whole; ``same_tokens``: those whose tokenizer must be the policy's. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
     ``options`` its options with their defaults, which say their types; they stand under ``training.algorithm_options``.
     """
 
@@ -57,6 +58,8 @@ class AlgorithmSpec:
     kl: str = ""
     passes: str = ""
     beside: tuple[str, ...] = ()
+    lends_head: tuple[str, ...] = ()
+    same_tokens: tuple[str, ...] = ()
     implementation: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -134,6 +137,14 @@ class AlgorithmSpec:
         """The folder or hub name of a role's own weights; None where it starts from those that training starts from."""
         name = self.options_of(training).get(self.named.get(role, ""))
         return None if name is None else str(name)
+
+    def check_plan(self, plan: Plan) -> Iterable[Diagnostic]:
+        """What is wrong with the models of an assembled ``plan``, and what there is to warn of."""
+        return ()
+
+    def model_key(self, role: str) -> str:
+        """The key of the config that names a role's own weights."""
+        return f"{self.key}.{self.named[role]}"
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         """(``Plan.reference``: where log-probabilities of the reference come from, ``Plan.models`` without their shapes, what there is to say)."""

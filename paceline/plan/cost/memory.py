@@ -54,8 +54,19 @@ def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
     found = {own: model_states(replace(plan, models={}), rank)}
     for role, model in plan.models.items():
         alone = replace(plan, shape=model.shape, models={})
-        found[role] = model_states(alone, rank) if model.trained else _frozen_states(alone, model.model, rank)
+        if model.trained:
+            found[role] = model_states(alone, rank)
+            continue
+        found[role] = _frozen_states(alone, model.model, rank)
+        lent, kept = role in algorithm_spec(plan.algorithm).lends_head, found[role]
+        if lent and kept is not None and strategy_spec(plan.strategy).shares_frozen(plan.engine):
+            found[role] = replace(kept, parameters=kept.parameters + _head_bytes(alone))
     return found
+
+
+def _head_bytes(plan: Plan) -> int:
+    """The head of ``plan``'s model, whole and in the dtype that it computes in."""
+    return 0 if plan.shape is None else plan.shape.vocab * plan.shape.hidden_size * SIZES[plan.precision.compute]
 
 
 def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:

@@ -126,7 +126,7 @@ class Work:
     def frozen_models(self) -> int:
         """Models beside the first that are only run; a reference is the trained model with its adapter off, where there is one."""
         frozen = self.spec.frozen_beside
-        return frozen - 1 if self.adapter and frozen else frozen
+        return frozen - 1 if self.adapter and frozen and "reference" in self.spec.named else frozen
 
     @property
     def trained_models(self) -> int:

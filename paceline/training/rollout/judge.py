@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,13 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 from paceline.protocols.roles import Ask, Role
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training import codes
 from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.named import gives_no_number
+from paceline.training.same_tokens import other_tokens
 
 _WHERE = "training.rollout.rewards"
 
@@ -62,16 +61,7 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
         raise ConfigError(codes.REWARDS_MODEL(what, _WHERE, f"{name}: {said}", hint)) from error
     if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
         raise ConfigError(wrong)
-    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
-    if mine != theirs:
-        different = sorted(set(mine.items()) ^ set(theirs.items()))
-        found = f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}"
+    if found := other_tokens(name, tokenizer):
         what = "the reward model reads other tokens than the policy writes: it would judge another text"
         hint = "a reward model trained from the same base model, with the same tokenizer"
         raise ConfigError(codes.REWARDS_TOKENIZER(what, _WHERE, found, hint))
-
-
-def _tokens(name: str) -> dict[str, int]:
-    """Token -> id. Raises ConfigError where there is no tokenizer."""
-    found: dict[str, int] = open_tokenizer(TokenizerSpec(name)).get_vocab()
-    return found

@@ -15,7 +15,7 @@ from paceline.data.prepare import setup_of
 from paceline.data.settle import settle_template, stop_tokens
 from paceline.data.tokenizer import load_tokenizer, open_tokenizer
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.training.questions import judge_of
+from paceline.training.questions import readers_of
 from paceline.training.rollout.judge import check_reward_model
 
 
@@ -38,11 +38,12 @@ def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:
 
 
 def _judging(config: Config, formats: Set[str]) -> list[Diagnostic]:
-    judge = judge_of(config)
-    if judge is not None:
+    readers = readers_of(config)
+    if readers:
         with tempfile.TemporaryDirectory(prefix="paceline-tokenizer-") as folder:
             load_tokenizer(config.model).save_pretrained(folder)
-            check_reward_model(str(judge), Path(folder))
+            for reader in readers:
+                check_reward_model(str(reader.folder), Path(folder))
     return []
 
 

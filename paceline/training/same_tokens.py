@@ -1,0 +1,24 @@
+"""Whether another model reads the very tokens that this run's rows are written in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+
+
+def other_tokens(name: str, tokenizer: Path) -> str:
+    """What differs between the tokens of ``name`` (a folder or a cached hub model) and those of this run's ``tokenizer``; empty where nothing does.
+
+    Raises DataError where there is no tokenizer.
+    """
+    mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
+    different = sorted(set(mine.items()) ^ set(theirs.items()))
+    return f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}" if different else ""
+
+
+def _tokens(name: str) -> dict[str, int]:
+    """Token -> id."""
+    found: dict[str, int] = open_tokenizer(TokenizerSpec(name)).get_vocab()
+    return found
