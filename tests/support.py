@@ -121,6 +121,22 @@ def write_tokenizer(folder: Path) -> Path:
     return folder
 
 
+def write_teacher(folder: Path, tokenizer: Path) -> Path:
+    """A small model of another width than those that are trained, with weights far from each other and the tokenizer's own tokens."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    return folder
+
+
 def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:
     """Preference pairs with margins."""
     path.write_text(json.dumps(preference_rows(rows, seed)))

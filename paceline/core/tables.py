@@ -110,6 +110,11 @@ ALGORITHMS = Table(
         "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.sft:SFT"),
         "reward": Row(f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward", f"{_SECTIONS}.preference:RewardOptions"),
         "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"),
+        "distillation": Row(
+            "paceline.plan.algorithms.distillation:DISTILLATION",
+            "paceline.algorithms.distillation:Distillation",
+            f"{_SECTIONS}.distillation:DistillationOptions",
+        ),
         "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
         "rloo": Row(f"{_ON_POLICY}:RLOO", "paceline.algorithms.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"),
         "reinforce_plus_plus": Row(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from paceline.core.errors import ConfigError
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
+from paceline.training import codes
 
 
 def other_tokens(name: str, tokenizer: Path) -> str:
@@ -16,6 +18,16 @@ def other_tokens(name: str, tokenizer: Path) -> str:
     mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
     different = sorted(set(mine.items()) ^ set(theirs.items()))
     return f"{name}: {len(different)} tokens differ, first {json.dumps(different[0][0])}" if different else ""
+
+
+def check_teacher_tokens(name: str, tokenizer: Path, where: str) -> None:
+    """Raises ConfigError unless token i is the same text to the teacher ``name`` and to this run's ``tokenizer``."""
+    if found := other_tokens(name, tokenizer):
+        what = (
+            "the teacher has other tokens than the student: next-token distributions cannot be compared token by token"
+        )
+        hint = "a teacher of the same family, with the same tokenizer (and no tokens added)"
+        raise ConfigError(codes.ALGORITHM_TEACHER_TOKENS(what, where, found, hint))
 
 
 def _tokens(name: str) -> dict[str, int]:

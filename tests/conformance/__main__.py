@@ -1,6 +1,6 @@
 """``make conformance``: runs the support matrix and writes docs/support.json and docs/support.md.
 
-    python tests/conformance [--only TEXT] [--exact | --matrix | --preferences | --rollouts] [--part K/N] [--keep DIR]
+    python tests/conformance [--only TEXT] [--exact | --matrix | --preferences | --rollouts | --taught] [--part K/N] [--keep DIR]
 
 ``--only`` runs the cells whose name holds the text and leaves the others' results as they are.
 """
@@ -22,7 +22,7 @@ from filelock import FileLock
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
-from cells import STEPS, Cell, exact, matrix, preferences, rollouts  # noqa: E402
+from cells import STEPS, Cell, exact, matrix, preferences, rollouts, taught  # noqa: E402
 from check import Checker, Result  # noqa: E402
 from support import write_pairs, write_rows, write_tokenizer  # noqa: E402
 from table import ROOT, SUPPORT_JSON, SUPPORT_MD, load, markdown  # noqa: E402
@@ -36,12 +36,13 @@ def main() -> int:
     parser.add_argument("--matrix", action="store_true", help="the matrix alone")
     parser.add_argument("--preferences", action="store_true", help="reward models and DPO alone")
     parser.add_argument("--rollouts", action="store_true", help="what learns from the model's own answers alone")
+    parser.add_argument("--taught", action="store_true", help="distillation alone")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"
     )
     parser.add_argument("--keep", type=Path, help="leave the runs there")
     given = parser.parse_args()
-    parts_of_it = {"matrix": matrix, "exact": exact, "preferences": preferences, "rollouts": rollouts}
+    parts_of_it = {"matrix": matrix, "exact": exact, "preferences": preferences, "rollouts": rollouts, "taught": taught}
     named = [name for name in parts_of_it if getattr(given, name)] or list(parts_of_it)
     chosen = [cell for name in named for cell in parts_of_it[name]()]
     part, parts = (int(number) for number in given.part.split("/"))
@@ -78,7 +79,13 @@ def remember(result: dict[str, object]) -> None:
     with FileLock(f"{SUPPORT_JSON}.lock"):
         results = {c["cell"]: c for c in load()["cells"]} if SUPPORT_JSON.exists() else {}
         results[str(result["cell"])] = result
-        write([results[c.name] for c in [*matrix(), *exact(), *preferences(), *rollouts()] if c.name in results])
+        write(
+            [
+                results[c.name]
+                for c in [*matrix(), *exact(), *preferences(), *rollouts(), *taught()]
+                if c.name in results
+            ]
+        )
 
 
 def write(cells: list[dict[str, object]]) -> None:

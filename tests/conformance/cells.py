@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 GLOBAL_BATCH = 8
@@ -153,7 +154,8 @@ class Cell:
         """The YAML of this cell, as JSON."""
         v = self.variant
         training = {
-            **_filled(v.training, output_dir), **PRECISIONS[self.precision], **ALGORITHMS[self.algorithm],
+            **_filled(v.training, swap=f"{output_dir}-swap"), **PRECISIONS[self.precision],
+            **_filled(ALGORITHMS[self.algorithm], teacher=str(Path(tokenizer).with_name("teacher"))),
             "algorithm": self.algorithm, "output_dir": output_dir, "max_steps": STEPS, "learning_rate": 1e-3, "max_grad_norm": 0.5,
             "per_device_train_batch_size": v.micro, "gradient_accumulation_steps": v.accumulation, "gradient_checkpointing": self.recompute,
             "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED, "report_to": "none", "seed": 7, "use_cpu": True,
@@ -172,15 +174,15 @@ class Cell:
         return config
 
 
-def _filled(training: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """``{swap}`` becomes a folder beside the run."""
+def _filled(training: Mapping[str, Any], **folders: str) -> dict[str, Any]:
+    """``{swap}`` becomes a folder beside the run, ``{teacher}`` the teacher's."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {k: fill(v) for k, v in value.items()}
-        return f"{output_dir}-swap" if value == "{swap}" else value
+        return folders.get(value[1:-1], value) if isinstance(value, str) else value
 
-    return fill(training)
+    return {k: fill(v) for k, v in training.items()}
 
 
 def matrix() -> list[Cell]:
@@ -239,3 +241,26 @@ def rollouts() -> list[Cell]:
         if precision == "fp32" or (named[name].native and name != "single")
     ]
     return [*cells, *(Cell(named["tp"], "full", precision, "grpo") for precision in ("fp32", "fp64"))]
+
+
+ALGORITHMS["distillation"] = {
+    "distillation": {"teacher_model": "{teacher}", "beta": 0.1, "temperature": 1.5, "alpha": 0.3}
+}
+
+
+def taught() -> list[Cell]:
+    """What is learnt from a teacher: in fp32, and native strategies in fp64 too."""
+    named = {v.name: v for v in VARIANTS}
+    cells = [
+        Cell(named[name], finetuning, precision, "distillation")
+        for name in _DATA_PARALLEL
+        for finetuning in ("full", "LoRA")
+        for precision in ("fp32", "fp64")
+        if precision == "fp32" or (named[name].native and name != "single")
+    ]
+    alone = [Cell(named["data_parallel (one device)"], "full", "fp32", "distillation")]
+    return [
+        *cells,
+        *alone,
+        *(Cell(named["cp ulysses"], "full", precision, "distillation") for precision in ("fp32", "fp64")),
+    ]

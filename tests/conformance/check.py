@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from cells import LOGIT_TOLERANCE, LOSS_TOLERANCE, ON_POLICY, SAVED, STEPS, TENSOR_TOLERANCE, Cell
 from pool import HERE, ROOT, Pool
+from support import write_teacher
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.core.errors import ConfigError
@@ -45,6 +46,7 @@ class Checker:
     def __init__(self, folder: Path, tokenizer: Path, data: Mapping[str, Path]) -> None:
         """``data``: rows by their kind."""
         self.folder, self.tokenizer, self.data = folder, tokenizer, data
+        write_teacher(folder / "teacher", tokenizer)
         own = folder / "own"
         own.mkdir(parents=True, exist_ok=True)
         (own / "own_strategy.py").write_text(documented_strategy())

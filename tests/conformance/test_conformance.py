@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from cells import FINETUNING, LARGER, PRECISIONS, VARIANTS, Cell, Variant, exact, matrix, preferences, rollouts
+from cells import FINETUNING, LARGER, PRECISIONS, VARIANTS, Cell, Variant, exact, matrix, preferences, rollouts, taught
 from check import Checker
 from support import write_rows, write_tokenizer
 from table import SUPPORT_MD, load, markdown
@@ -69,7 +69,7 @@ def test_a_strategy_that_is_wrong_fails_the_suite(checker: Checker, name: str, s
 def test_the_matrix_is_whole_and_the_page_is_made_from_it() -> None:
     support = load()
     run = {c["cell"] for c in support["cells"]}
-    assert {c.name for c in [*matrix(), *exact(), *preferences(), *rollouts()]} == run
+    assert {c.name for c in [*matrix(), *exact(), *preferences(), *rollouts(), *taught()]} == run
     assert len(matrix()) == len(VARIANTS) * len(FINETUNING) * (len(PRECISIONS) - 1)
     assert {v.nproc for v in (*VARIANTS, *LARGER)} == {1, 2, 4, 8}
     assert SUPPORT_MD.read_text(encoding="utf-8") == markdown(support)
@@ -87,7 +87,7 @@ def test_the_cells_that_must_work_do() -> None:
     must |= {
         ("sft", name, "QLoRA", p) for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2") for p in ("fp32", "bf16")
     }
-    others = ("reward", "dpo", "grpo", "ppo", "rloo", "reinforce_plus_plus")
+    others = ("reward", "dpo", "grpo", "ppo", "rloo", "reinforce_plus_plus", "distillation")
     must |= {(a, name, kind, "fp32") for a in others for name in MUST_LEARN for kind in ("full", "LoRA")}
     must |= {
         (a, name, kind, "fp64") for a in others for name in ("ddp", "fsdp full_shard") for kind in ("full", "LoRA")

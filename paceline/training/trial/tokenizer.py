@@ -17,6 +17,7 @@ from paceline.data.tokenizer import load_tokenizer, open_tokenizer
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.training.questions import readers_of
 from paceline.training.rollout.judge import check_reward_model
+from paceline.training.same_tokens import check_teacher_tokens
 
 
 def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
@@ -40,10 +41,14 @@ def _rendering(config: Config, formats: Set[str]) -> list[Diagnostic]:
 def _judging(config: Config, formats: Set[str]) -> list[Diagnostic]:
     readers = readers_of(config)
     if readers:
+        spec = algorithm_spec(config.training.algorithm)
         with tempfile.TemporaryDirectory(prefix="paceline-tokenizer-") as folder:
             load_tokenizer(config.model).save_pretrained(folder)
             for reader in readers:
-                check_reward_model(str(reader.folder), Path(folder))
+                if reader.role in spec.same_tokens:
+                    check_teacher_tokens(str(reader.folder), Path(folder), spec.model_key(reader.role))
+                else:
+                    check_reward_model(str(reader.folder), Path(folder))
     return []
 
 

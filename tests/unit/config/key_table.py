@@ -74,6 +74,7 @@ def options_of(name: str, section: type[Section]) -> dict[str, Key]:
     """A line for each option of a built-in algorithm: the names of models change the plan, all else the algorithm's arithmetic."""
     spec = ALGORITHMS.spec(name)
     base = {**(GRPO if spec.on_policy else {}), "training.algorithm": name}
+    base |= {f"{T}.{name}.{spec.named[role]}": "org/teacher" for role in spec.lends_head}
     models = set(spec.named.values())
     values = {key: other_value(section, key) for key in section.model_fields}
     return {

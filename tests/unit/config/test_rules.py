@@ -52,6 +52,7 @@ def _triple(total: int) -> dict[str, Any]:
 WARNING = Severity.WARNING
 CODE = {"rewards": "code", "allow_code_execution": True}
 JUDGE = {"name": "model", "options": {"model": "outputs/reward/model"}}
+TAUGHT = {"teacher_model": "org/teacher"}
 CASES = [
     case("batch.positive", _t(per_device_train_batch_size=0), _t(per_device_train_batch_size=1)),
     case("batch.positive", _t(gradient_accumulation_steps=-1), _t(gradient_accumulation_steps=2)),
@@ -62,6 +63,11 @@ CASES = [
     case("strategy.pairs", _t(algorithm="dpo", deepspeed={"tensor_parallel": {"autotp_size": 2}}), _t(algorithm="dpo", deepspeed={"zero_optimization": {"stage": 1}})),
     case("strategy.pairs", _t(algorithm="dpo", distributed_strategy="data_parallel"), _t(algorithm="dpo", distributed_strategy="ddp")),
     case("train.algorithm_section", _t(algorithm="sft", dpo={"beta": 0.2}), _t(algorithm="dpo", dpo={"beta": 0.2}), severity=WARNING),
+    case("algorithm.no_teacher", _t(algorithm="distillation"), _t(algorithm="distillation", distillation=TAUGHT)),
+    case("strategy.divergence", _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="fsdp", parallelism={"tp_size": 2}),
+         _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="fsdp", parallelism={"cp_size": 2})),
+    case("strategy.divergence", _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="pipeline", parallelism={"pp_size": 2}),
+         _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="data_parallel")),
     case("dpo.reference", _t(algorithm="dpo", dpo={"reference_free": True, "ref_model": "m"}), _t(algorithm="dpo", dpo={"reference_free": True})),
     case("dpo.label_smoothing", _t(algorithm="dpo", dpo={"loss_type": "ipo", "label_smoothing": 0.1}), _t(algorithm="dpo", dpo={"loss_type": "robust", "label_smoothing": 0.1})),
     *[case("train.learning_rate", _t(learning_rate=bad, optim=name), _t(learning_rate=good, optim=name), severity=WARNING)

@@ -38,14 +38,25 @@ def _costly(job: Job) -> Settings:
     return {"model.chat_template": LOOP}
 
 
-def _judge(job: Job) -> Settings:
-    judge = job.root / "models" / "gpt2"
-    changed(judge / "config.json", **SCORES)
-    text = json.loads((judge / "tokenizer.json").read_text())
+def _other_tokens(folder: Path) -> None:
+    """One token of the tokenizer there is another text."""
+    text = json.loads((folder / "tokenizer.json").read_text())
     last = text["added_tokens"][-1]
     text["model"]["vocab"] = {("<|another|>" if i == last["id"] else w): i for w, i in text["model"]["vocab"].items()}
     last["content"] = "<|another|>"
-    (judge / "tokenizer.json").write_text(json.dumps(text))
+    (folder / "tokenizer.json").write_text(json.dumps(text))
+
+
+def _teacher(job: Job) -> Settings:
+    teacher = job.root / "models" / "gpt2"
+    _other_tokens(teacher)
+    return {"training.algorithm": "distillation", "training.distillation.teacher_model": str(teacher)}
+
+
+def _judge(job: Job) -> Settings:
+    judge = job.root / "models" / "gpt2"
+    changed(judge / "config.json", **SCORES)
+    _other_tokens(judge)
     return rollout(job, [{"name": "model", "options": {"model": str(judge)}}])
 
 
@@ -65,6 +76,7 @@ FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
     ("data.template_token", "warning", lambda job: {"model.chat_template": "chatml"}),
     ("data.template_costly", "error", _costly),
     ("rewards.tokenizer", "error", _judge),
+    ("algorithm.teacher_tokens", "error", _teacher),
     ("data.not_a_dataset", "error", lambda job: _saved(job, True)),
 ]
 

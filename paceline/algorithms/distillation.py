@@ -1,0 +1,56 @@
+"""Knowledge distillation: the student's next-token distributions become those of a teacher, at every labelled token of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from paceline.algorithms.base import Algorithm
+from paceline.config.sections.distillation import DistillationOptions
+from paceline.protocols.batch import Batch
+from paceline.protocols.divergence import TEACHER, Divergence
+from paceline.protocols.roles import Ask, Role
+
+TERM, SFT_TERM = "divergence", "nll"
+
+
+class Distillation(Algorithm):
+    """loss = (1 - α) Σ_t D(q_t ‖ p_t) / Σ_t 1 + α Σ_t -log p_t(label_t) / Σ_t 1, t over the labelled positions of ALL ranks and micro-batches of a step.
+
+    q is the frozen teacher's distribution, p the student's, D the generalised Jensen-Shannon divergence (``protocols.divergence``: ``beta`` 0 is the
+    forward KL of Hinton et al. 2015, 1 the reverse KL of Gu et al. 2024, between them Agarwal et al. 2023, arXiv:2306.13649, eq. 2) at ``temperature``,
+    its gradient not multiplied by the temperature's square; α is ``alpha``. An evaluation tells that loss, and of the student alone the mean of
+    -log p(label), ``nll``, and the ``accuracy`` of its likeliest token.
+    """
+
+    frozen = (Role.TEACHER,)
+    consulted = (Role.TEACHER,)
+
+    def __init__(self, **options: object) -> None:
+        o = DistillationOptions.model_validate(options)
+        self.compares, self.alpha = Divergence(o.beta, o.temperature), o.alpha
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        if role is Role.TEACHER:
+            return frozenset({Ask.HIDDEN})
+        if not training:
+            return frozenset({Ask.DIVERGENCE, Ask.NLL, Ask.CORRECT})
+        return frozenset({Ask.DIVERGENCE, Ask.NLL}) if self.alpha else frozenset({Ask.DIVERGENCE})
+
+    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
+        return replace(batch, tokens={**batch.tokens, TEACHER: outputs[Ask.HIDDEN.value]})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        tokens = batch.num_labels()
+        return {TERM: tokens, SFT_TERM: tokens} if self.alpha else {TERM: tokens}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        found = {TERM: (1.0 - self.alpha) * outputs[Ask.DIVERGENCE.value]}
+        if self.alpha:
+            found[SFT_TERM] = self.alpha * outputs[Ask.NLL.value]
+        return found
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        return {f"nll/{TERM}": outputs[Ask.NLL.value], f"accuracy/{TERM}": outputs[Ask.CORRECT.value]}
