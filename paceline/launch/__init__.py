@@ -1,1 +1,4 @@
-"""Launchers: a plan to argv and environment (pure), and the supervisor that starts them. No torch."""
+"""Launchers: build argv and environment from a plan (pure functions), and supervise the processes.
+
+No torch.
+"""

@@ -1,4 +1,4 @@
-"""The same start written for ``accelerate launch`` (it is torchrun inside)."""
+"""The ``accelerate launch`` command for a job (Accelerate runs torchrun's agent internally)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from paceline.launch.spec import Cluster
 
 
 def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str, ...]:
-    """``accelerate launch …`` for ``script`` (a file and its arguments, or ``-m module …``)."""
+    """Return the ``accelerate launch …`` command; ``script``: a file and its arguments, or ``-m module …``.
+    """
     rendezvous = (
         f"--machine_rank={cluster.node_rank}",
         f"--main_process_ip={cluster.master_addr}",
@@ -21,11 +22,11 @@ def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str
         f"--num_processes={cluster.world_size}",
         f"--num_machines={cluster.num_nodes}",
         *(rendezvous if cluster.world_size > 1 else ()),
-        "--mixed_precision=no",  # precision is the config's; accelerate only asks when this is left out
+        "--mixed_precision=no",  # the config sets the precision; without this flag accelerate warns
         "--dynamo_backend=no",
         *(("--cpu",) if use_cpu and cluster.world_size == 1 else ()),
         *(
             ("--multi_gpu",) if cluster.world_size > 1 else ()
-        ),  # on CPUs too: with --cpu it starts one process, whatever is asked
+        ),  # on CPUs too: with --cpu it starts a single process, whatever num_processes is
         *script,
     )

@@ -1,4 +1,4 @@
-"""The address of node 0: whether other nodes can reach it, and whether node 0 stands on this machine."""
+"""The address of node 0: whether other nodes can reach it, and whether node 0 runs on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAIT_SECONDS = 60.0  # for node 0 of the same machine to start its workers
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address or name is this machine's own by its spelling."""
+    """Return True if an address or host name refers to the local machine, judging by its spelling alone."""
     text = address.strip().strip("[]").lower()
     try:
         found = ipaddress.ip_address(text)
@@ -29,7 +29,10 @@ def is_loopback(address: str) -> bool:
 
 
 def resolves_to_loopback(name: str) -> str:
-    """The loopback address that this machine (``/etc/hosts``) gives for a name; empty where it gives another, or none."""
+    """Return the loopback address that this machine resolves ``name`` to (``/etc/hosts``).
+
+    Empty if the name does not resolve, or resolves to any address that is not loopback.
+    """
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -38,7 +41,7 @@ def resolves_to_loopback(name: str) -> str:
 
 
 def own_address() -> str:
-    """An address by which others may reach this machine; HOST where none is known."""
+    """Return an address at which other machines can reach this one; ``HOST`` if it is not known."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # UDP: picks a route, sends nothing
@@ -49,9 +52,10 @@ def own_address() -> str:
 
 
 def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
-    """Warnings about where several nodes meet; ``named``: somebody has said where.
+    """Check that several nodes can meet at ``cluster.master_addr``; return warnings.
 
-    Raises ConfigError (``launch.master_addr``) where the nodes cannot meet: nobody said where, or a name that stands for this machine itself.
+    ``named``: the user or a launcher has set the address. Raises ConfigError (``launch.master_addr``) if the
+    nodes cannot meet: no address was set, or the name resolves to this machine's own loopback address.
     """
     if cluster.num_nodes == 1:
         return []
@@ -73,9 +77,9 @@ def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
 
 
 def await_node_0(cluster: Cluster, say: Callable[[str], None], wait_seconds: float = _WAIT_SECONDS) -> None:
-    """On another node than 0 at a loopback address: wait until node 0's first worker runs on this machine.
+    """On a node other than 0 with a loopback address: wait until node 0's first worker runs on this machine.
 
-    Raises ConfigError (``launch.master_addr``) when none comes: this node would wait for itself.
+    Raises ConfigError (``launch.master_addr``) if it does not start in ``wait_seconds``.
     """
     if cluster.node_rank == 0 or cluster.num_nodes == 1 or not is_loopback(cluster.master_addr):
         return
@@ -92,7 +96,7 @@ def await_node_0(cluster: Cluster, say: Callable[[str], None], wait_seconds: flo
 
 
 def _node_0_runs(cluster: Cluster) -> bool:
-    """Whether node 0 of this job is here: its first worker runs, or its agent listens."""
+    """Whether node 0 of this job runs on this machine: its first worker exists, or its agent listens."""
     port, own = cluster.master_port or 0, os.getpid()
     first = {"RANK=0", f"MASTER_PORT={port}"}
     if any(pid != own and first <= words for pid, words in environments()):

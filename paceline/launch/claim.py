@@ -1,4 +1,4 @@
-"""Claiming a run directory: nothing of another run is ever overwritten by accident."""
+"""Claim a run directory, so that another run is never overwritten by accident."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _LOOK_BYTES = 1 << 20  # the first step is among the first events of a run
 
 
 def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
-    """Raise ConfigError unless a run may write into ``run``: new, to be resumed, or to be set aside by ``overwrite_output_dir``."""
+    """Raise ConfigError unless a run may write into ``run``.
+
+    It may if the directory is new, is to be resumed, or is to be set aside by ``overwrite_output_dir``.
+    """
     if os.path.isfile(run.root) or no_file(run.root):
         what, hint = "the output directory is a file", "name a directory"
         raise ConfigError(codes.RUN_NOT_A_DIRECTORY(what, "training.output_dir", str(run.root), hint))
@@ -48,7 +51,10 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool) -> None:
 
 
 def holds_work(run: RunDir) -> bool:
-    """Whether something was learnt here: a step was made or a checkpoint saved. A start that failed before its first step holds nothing."""
+    """Whether the directory holds a training step or a checkpoint.
+
+    A start that failed before step 1 leaves neither.
+    """
     if any(run.checkpoints.glob("step-*")):
         return True
     for path in run.events_dir.glob("*.jsonl"):
@@ -59,7 +65,7 @@ def holds_work(run: RunDir) -> bool:
 
 
 def in_use(run: RunDir) -> Diagnostic:
-    """Another process holds the run directory."""
+    """Return the diagnostic that another process holds the run directory."""
     return codes.RUN_IN_USE(
         "another Paceline process is writing this run directory right now",
         "training.output_dir",
@@ -77,11 +83,12 @@ def claim(
     resume: bool,
     redact: Callable[[str], str] = str,
 ) -> tuple[Diagnostic, ...]:
-    """Make ``run`` ready and write down config and plan. Returns notes. With ``overwrite`` an old run is renamed, not deleted.
+    """Prepare ``run`` and write config and plan; return notes.
 
-    ``redact`` goes over the copy of ``config_file``, comments and all; ``plan`` is what the ranks read: no secret came into it (``config/held.py``).
+    With ``overwrite`` an old run is renamed, not deleted.
 
-    Raises ConfigError as ``check_claim`` does, or when the disk refuses.
+    ``redact`` is applied to the copy of ``config_file``, comments included; ``plan`` holds no secrets
+    (``config/held.py``). Raises ConfigError as ``check_claim`` does, or if the disk refuses to write.
     """
     check_claim(run, overwrite=overwrite, resume=resume)
     notes: list[Diagnostic] = []

@@ -1,4 +1,4 @@
-"""What ``accelerate launch`` was told and does not hand on: read from its command line, which is that of a process above this one."""
+"""Options that ``accelerate launch`` does not pass on, read from the command line of an ancestor process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.launch.processes import parent_of
 
 PROC = Path("/proc")
 _MOST_ANCESTORS = 12
-#: options of accelerate launch without a value, as of 1.15; every other one takes the next word
+#: flags of accelerate launch without a value, as of 1.15; every other option takes the next word
 SWITCHES = frozenset(
     [
         "help", "quiet", "cpu", "multi_gpu", "tpu", "use_mps_device", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation",
@@ -20,30 +20,31 @@ SWITCHES = frozenset(
     ]
 )  # fmt: skip
 _SHORT = {"h": "help", "q": "quiet", "m": "module", "t": "tee"}
-#: option → the variable that accelerate itself reads it from, and does not set
+#: option → the variable that accelerate reads but does not set
 NOT_HANDED_ON = {
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
     "offload_optimizer_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
     "offload_param_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
 }
-#: how the options of a kind begin → the option without which accelerate throws them away
+#: prefix of a group of options → the option without which accelerate ignores them
 NEEDS = {"fsdp_": "use_fsdp", "zero": "use_deepspeed", "offload_": "use_deepspeed", "megatron_lm_": "use_megatron_lm", "parallelism_config_": "use_parallelism_config", "fp8_": "mixed_precision fp8"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Told:
-    """``options`` of the command by name, None where one takes no value."""
+    """``options``: the command's options by name; the value is None for a flag."""
 
     options: dict[str, str | None] = field(default_factory=dict)
 
     def not_handed_on(self) -> dict[str, str]:
-        """Variables to be set for what the launcher keeps to itself."""
+        """Return the environment variables to set for options that the launcher does not pass on."""
         given = {variable: self.options.get(option) for option, variable in NOT_HANDED_ON.items()}
         return {variable: value for variable, value in given.items() if value is not None}
 
     def thrown_away(self) -> dict[str, str]:
-        """Option → the one it needs, where that was not given and no file of accelerate's could say it."""
+        """Return each ignored option with the one it needs, unless accelerate's config file may set that one.
+        """
         if "config_file" in self.options or DEFAULT_FILE.exists():
             return {}
         found = {}
@@ -58,7 +59,10 @@ DEFAULT_FILE = Path(os.path.expanduser("~/.cache/huggingface/accelerate/default_
 
 
 def accelerate_told(lines: Sequence[Sequence[str]]) -> Told:
-    """The options of the first of these command lines that is ``accelerate launch``; empty where none is."""
+    """Return the options of the first of these command lines that is ``accelerate launch``.
+
+    Empty if none is.
+    """
     for words in lines:
         begin = _begin(words)
         if begin:
@@ -67,7 +71,10 @@ def accelerate_told(lines: Sequence[Sequence[str]]) -> Told:
 
 
 def ancestors() -> list[list[str]]:
-    """The command lines of the processes above this one, the nearest first; empty where the system does not tell."""
+    """Return the command lines of this process's ancestors, nearest first.
+
+    Empty where ``/proc`` is missing.
+    """
     found: list[list[str]] = []
     pid = os.getppid()
     while pid > 1 and len(found) < _MOST_ANCESTORS:
@@ -81,7 +88,10 @@ def ancestors() -> list[list[str]]:
 
 
 def _begin(words: Sequence[str]) -> int:
-    """Where the options begin: after ``accelerate launch``, ``accelerate-launch`` or ``-m accelerate.commands.launch``; 0: no such command."""
+    """Return the index of the first option of an accelerate launch command; 0 if it is another command.
+
+    The command is ``accelerate launch``, ``accelerate-launch`` or ``-m accelerate.commands.launch``.
+    """
     for index, word in enumerate(words[:4]):
         name = os.path.basename(word)
         if name == "accelerate-launch" or word == "accelerate.commands.launch" or name == "launch.py" and "accelerate" in word:  # fmt: skip
@@ -92,7 +102,7 @@ def _begin(words: Sequence[str]) -> int:
 
 
 def _options(words: Sequence[str]) -> dict[str, str | None]:
-    """The options before the script."""
+    """Parse the options before the script."""
     found: dict[str, str | None] = {}
     index = 0
     while index < len(words) and words[index].startswith("-"):

@@ -1,4 +1,4 @@
-"""The ``deepspeed`` launcher's command, and what DeepSpeed reads from the environment alone."""
+"""The ``deepspeed`` launcher's command line, and variables that DeepSpeed reads from the environment only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from paceline.launch.spec import Cluster
 
 
 def publish(values: Mapping[str, str]) -> None:
-    """Set environment variables of this process that are not there yet: DeepSpeed reads device kind and ranks nowhere else."""
+    """Set environment variables of this process if unset: DeepSpeed reads device and ranks only there."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
 
 
 def hostfile(hosts: Sequence[str], nproc: int) -> str:
-    """The text of a hostfile: one line a node. With ``--no_ssh`` nobody is called by these names, but DeepSpeed counts the nodes in them."""
+    """Return the text of a hostfile, one line per node.
+
+    With ``--no_ssh`` the names are not connected to, but DeepSpeed counts the nodes in them.
+    """
     return "".join(f"{host} slots={nproc}\n" for host in hosts)
 
 
@@ -29,10 +32,11 @@ def argv(
     hostfile: str | None = None,
     ssh: bool = False,
 ) -> tuple[str, ...]:
-    """``deepspeed … script``. ``script`` is a file and its arguments, or ``--module name …`` as this launcher spells it.
+    """Return ``deepspeed … script``; ``script`` is a file and its arguments, or ``--module name …``.
 
-    The count is always given: without it DeepSpeed starts one process a NUMA node on a CPU. Several nodes need a hostfile, also where
-    each is started by hand (``--no_ssh --node_rank``); with ``ssh`` node 0 starts the others by pdsh. Raises ConfigError without one.
+    The number of processes is always given: without it DeepSpeed starts one process per NUMA node on a CPU.
+    Several nodes need a hostfile, even if each is started by hand (``--no_ssh --node_rank``); with ``ssh``
+    node 0 starts the others with pdsh. Raises ConfigError for several nodes without a hostfile.
     """
     port = f"--master_port={cluster.master_port or DEFAULT_PORT}"
     if cluster.num_nodes == 1:

@@ -1,4 +1,7 @@
-"""How a program of the package ends that is not a training: by signals, by a reader that went away, by a disk that refuses, with the documented code."""
+"""How a command other than training ends: on signals, a closed pipe, a disk error.
+
+With the documented exit code.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,21 @@ from paceline.launch import codes
 
 P = ParamSpec("P")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-READER_GONE = 141  # 128 + SIGPIPE, as a shell sees a program whose reader (head, less) has ended
+READER_GONE = 141  # 128 + SIGPIPE: a shell's exit code for a program whose reader (head, less) has exited
 
 
 class Ended(SystemExit):
-    """A signal has ended this program; ``said``: in a sentence, already."""
+    """A signal ended this program; ``said``: the message has already been printed."""
 
     said = False
 
 
 def ended(main: Callable[P, int]) -> Callable[P, int]:
-    """A program's ``main``: SIGTERM and a hang-up let it clean up and answer 143 and 129, Ctrl-C 130, each with a sentence; a reader that went away 141 without a word, and
-    a disk that refuses is named (1)."""
+    """Decorate a program's ``main``: clean up on signals and return the documented exit code.
+
+    SIGTERM gives 143, SIGHUP 129 and Ctrl-C 130, each with a message; a closed pipe 141, silently; an error
+    of the disk 1, with a diagnostic.
+    """
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -75,7 +81,7 @@ def _answered(main: Callable[[], int]) -> int:
 
 
 def reader_gone() -> None:
-    """Nobody reads standard output any more: what is still to be flushed goes nowhere, without a complaint at the end."""
+    """Redirect standard output to /dev/null: its reader has exited, and flushing at exit must not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -84,7 +90,7 @@ def reader_gone() -> None:
 def _install() -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
-    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]  # nohup means it
+    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]  # not nohup's
     return {number: signal.signal(number, _leave) for number in ours}
 
 

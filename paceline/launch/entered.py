@@ -1,4 +1,5 @@
-"""``python -m paceline.launch.entered MODULE …``: runs a program that imports for seconds, so that a signal in that time ends it in order, too."""
+"""Run ``python -m paceline.launch.entered MODULE …`` with signal handlers set before MODULE's slow imports.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from paceline.launch.outlet import redacted
 @redacted
 @ended
 def main() -> int:
-    """The module's own exit, as ``python -m MODULE …``."""
+    """Run the module as ``python -m MODULE …`` would, and return its exit code."""
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     return 0

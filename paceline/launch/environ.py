@@ -1,4 +1,4 @@
-"""Environment variables that the guide names: honoured, or translated into the config, and said either way."""
+"""Environment variables from the guide: passed on, or translated into config keys; each with a note."""
 
 from __future__ import annotations
 
@@ -31,22 +31,29 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 @dataclass(frozen=True)
 class Translation:
-    """``overrides`` by dotted config path; ``variables`` of the launcher's that it did not set; ``notes`` for the log, errors among them."""
+    """Config overrides and notes from environment variables.
+
+    ``overrides``: by dotted config path; ``variables``: set in place of the launcher; ``notes``: diagnostics
+    to log, errors included.
+    """
 
     overrides: Mapping[str, str]
     notes: tuple[Diagnostic, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environ(self, given: Mapping[str, str]) -> dict[str, str]:
-        """``given`` with the overrides written as ``PACELINE_…`` variables, which ``load_config`` reads; those already there stay."""
+        """Return ``given`` plus the overrides as ``PACELINE_…`` variables (read by ``load_config``).
+
+        Existing ones stay.
+        """
         written = {f"PACELINE_{path.replace('.', '__').upper()}": value for path, value in self.overrides.items()}
         return {**written, **self.variables, **given}
 
 
 def translate(environ: Mapping[str, str], above: Sequence[Sequence[str]] | None = None) -> Translation:
-    """What the guide's variables in ``environ`` mean for this run, and what accelerate's command line says beside them.
+    """Translate the guide's variables in ``environ``, and options of accelerate's command line, for this run.
 
-    ``above``: command lines of the processes above this one (None: asked of the system).
+    ``above``: command lines of the ancestor processes (None: read from ``/proc``).
     """
     overrides: dict[str, str] = {}
     notes: list[Diagnostic] = []
@@ -65,7 +72,10 @@ def translate(environ: Mapping[str, str], above: Sequence[Sequence[str]] | None 
 def _accelerate(
     environ: Mapping[str, str], above: Sequence[Sequence[str]] | None, notes: list[Diagnostic]
 ) -> dict[str, str]:
-    """Options of ``accelerate launch`` that it keeps to itself, as the variables that it would have set; what it throws away is named."""
+    """Return the variables for options that ``accelerate launch`` does not pass on.
+
+    Note the options it ignores.
+    """
     if "ACCELERATE_MIXED_PRECISION" not in environ:
         return {}
     told = accelerate_told(ancestors() if above is None else above)
@@ -101,7 +111,7 @@ def _deepspeed_timeout(environ: Mapping[str, str], overrides: dict[str, str], no
 
 
 def _rendezvous(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:
-    """MASTER_ADDR and MASTER_PORT of a user's own, where no launcher has put them there: the address of node 0."""
+    """Take MASTER_ADDR and MASTER_PORT set by the user (not by a launcher) as the address of node 0."""
     address = environ.get("MASTER_ADDR", "")
     if not address or started_by(environ) is not None or is_loopback(address) or "ACCELERATE_USE_CPU" in environ:
         return
@@ -157,15 +167,18 @@ def _torch_debug(environ: Mapping[str, str], notes: list[Diagnostic]) -> None:
 
 
 def current() -> dict[str, str]:
-    """This process's environment, for those below launch, who may not read it themselves."""
+    """Return a copy of this process's environment, for rooms that may not read ``os.environ`` themselves."""
     return dict(os.environ)
 
 
 def keep_compiled_code_private(environ: Mapping[str, str]) -> None:
-    """Where torch keeps the code that it compiles and runs again: in the user's own cache. Its default is a folder of /tmp that any user can make first."""
+    """Set torch.compile's cache directory to the user's own cache.
+
+    Torch's default is a folder in /tmp that another user could create first, and torch executes code from it.
+    """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder(environ) / "inductor"))
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where prepared data is kept unless data.cache_dir says so: $PACELINE_CACHE, else ~/.cache/paceline."""
+    """Return the default cache directory of prepared data: $PACELINE_CACHE, else ~/.cache/paceline."""
     return Path(environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")

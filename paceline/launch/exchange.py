@@ -1,4 +1,4 @@
-"""The launcher's end of the lines to its workers (``line.py``): who is there, who has failed, whose process is gone."""
+"""The launcher's end of the sockets to its workers (``line.py``): which ranks connected, failed or died."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from paceline.launch.line import AGENT, MESSAGE_BYTES, SOCKET, Word, decoded, en
 
 @dataclass
 class Caller:
-    """A worker that has said who it is. ``code``: what it says it ends with; ``finding``: its own error; ``gone``: it hung up;
-    ``codes``: torchrun's agent says it of its ranks."""
+    """A connected worker.
+
+    ``code``: the exit code it announced; ``finding``: its error; ``gone``: it closed the connection;
+    ``told``: it was sent another rank's failure; ``codes``: for torchrun's agent, the exit codes of its
+    ranks.
+    """
 
     rank: int
     pid: int
@@ -29,13 +33,16 @@ class Caller:
 
 
 class Exchange:
-    """Never waits. Where no socket can be made there are no callers, and the launcher has only signals."""
+    """Non-blocking server of the workers' connections.
+
+    If no socket can be created there are no callers, and the launcher relies on signals alone.
+    """
 
     def __init__(self, expected: int) -> None:
-        """``expected``: how many workers will call; when all have, the socket's name goes away."""
+        """``expected``: the number of workers; once all have connected, the socket's file is removed."""
         self._expected = expected
         self.callers: dict[int, Caller] = {}  # by rank
-        self._links: dict[socket.socket, bytes] = {}  # what came and is not a whole line yet
+        self._links: dict[socket.socket, bytes] = {}  # received bytes of an incomplete line
         self._who: dict[socket.socket, int] = {}
         self._folder: str | None = None
         self._server: socket.socket | None = None
@@ -49,11 +56,11 @@ class Exchange:
             self.close()
 
     def environ(self) -> dict[str, str]:
-        """What the workers are given to find this end."""
+        """Return the environment variable that tells workers where the socket is."""
         return {SOCKET: str(Path(self._folder) / "line")} if self._folder is not None else {}
 
     def poll(self) -> None:
-        """Take in what has come since the last call."""
+        """Accept new connections and read what has arrived."""
         while self._server is not None:
             try:
                 link, _ = self._server.accept()
@@ -70,17 +77,17 @@ class Exchange:
             self._forget()
 
     def tell(self, word: Word) -> None:
-        """The word to every caller that has not heard it and has no error of its own."""
+        """Send ``word`` once to every connected worker that has no error of its own."""
         for link, rank in self._who.items():
             caller = self.callers[rank]
             if rank == AGENT or caller.told or caller.gone or caller.finding is not None:
                 continue
             caller.told = True
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has exited meanwhile
                 link.send(encoded(word.to_json()))
 
     def close(self) -> None:
-        """Hang up and leave nothing behind. Calling it twice is harmless."""
+        """Close all connections and remove the socket's folder. Safe to call twice."""
         for link in (*self._links, *([self._server] if self._server is not None else [])):
             link.close()
         self._links, self._server = {}, None
@@ -121,5 +128,5 @@ class Exchange:
                 caller.code = int(message["ended"])
             elif "codes" in message:
                 caller.codes = {int(rank): int(code) for rank, code in message["codes"].items()}
-        except (KeyError, TypeError, ValueError):  # not one of ours
+        except (KeyError, TypeError, ValueError):  # not our protocol
             return

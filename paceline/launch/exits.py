@@ -1,9 +1,11 @@
-"""Exit codes of many processes to one, and the error that it stands for.
+"""Combine the exit codes of many processes into one, and find the failure that caused the others.
 
-A rank's own named error wins over what it took along, and so does the first death by a signal that nobody here has sent. Which of the two
-came first is not always the order in which they are seen: the ranks that lose a peer may fail, in words that nobody foresaw, a moment before the launcher sees
-the dead process; and a library may abort (SIGABRT) a rank whose peer has just named its error. So a signal that is never an echo
-wins over errors up to ``ECHO_SECONDS`` older, and one that may be an echo gives way to them.
+A rank's own named error wins over the errors that it causes in others, and so does the first death by a
+signal that the launcher did not send. The order in which failures are observed is not always the order in
+which they happened: ranks that lose a peer may fail with arbitrary errors shortly before the launcher notices
+the dead process, and a library may abort (SIGABRT) a rank whose peer has just reported its error. So a death
+by a signal that is never a consequence wins over errors up to ``ECHO_SECONDS`` older, and one that may be a
+consequence loses to them.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ _MAY_ECHO = frozenset({int(signal.SIGABRT), int(signal.SIGTERM), int(signal.SIGP
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank that failed by itself: ``code`` as ``Popen`` says it (negative: by that signal), ``at`` in seconds of a clock that never goes back.
-    ``finding`` is None where the rank has told its error itself."""
+    """A rank that failed by itself.
+
+    ``code``: as ``Popen.returncode`` (negative: killed by that signal); ``at``: seconds of a monotonic clock;
+    ``finding``: None if the rank has reported its error itself.
+    """
 
     rank: int
     code: int
@@ -34,12 +39,12 @@ class Failure:
 
     @property
     def answer(self) -> int:
-        """The run's exit code when this is its cause."""
+        """The run's exit code if this failure is the root cause."""
         return self.code if self.code > 0 else 128 - self.code
 
 
 def root_of(failures: Sequence[Failure]) -> Failure | None:
-    """The failure that the others follow from; None where there is none."""
+    """Return the failure that caused the others; None if there are none."""
     named = min((f for f in failures if f.code > 0), key=lambda f: f.at, default=None)
     killed = min((f for f in failures if f.code < 0), key=lambda f: (f.at, -f.code in _MAY_ECHO), default=None)
     if named is None or killed is None:
@@ -49,11 +54,11 @@ def root_of(failures: Sequence[Failure]) -> Failure | None:
 
 
 def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) -> int:
-    """The one exit code for the processes that ended with ``codes`` (by rank; negative: died of that signal, as ``Popen`` says).
+    """Combine the exit codes of all ranks (by rank; negative: killed by that signal, as in ``Popen``).
 
-    The cause wins over its consequences: a process's own failure over death by a signal, that over "ended because a peer failed".
-    After a stop request (``stop_signal``) deaths by SIGTERM are consequences: the workers' "stopped, saved" wins if any gave it, else
-    the answer is 128 + ``stop_signal``.
+    Causes win over consequences: a process's own failure over a death by signal, and that over "exited since
+    a peer failed". After a stop request (``stop_signal``) deaths by SIGTERM are consequences: "stopped,
+    saved" wins if any worker returned it, else the result is 128 + ``stop_signal``.
     """
     values = [codes[rank] for rank in sorted(codes)]
     own = [code for code in values if code > 0 and code not in (ExitCode.STOPPED, *ECHOES)]
@@ -71,7 +76,7 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; ``signal 63`` where it has no name."""
+    """Return ``SIGKILL`` for 9, and ``signal 63`` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -79,9 +84,10 @@ def signal_name(number: int) -> str:
 
 
 def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, log: str = "") -> Diagnostic:
-    """The name for a worker that died of signal ``-code`` and could not say anything itself.
+    """Return the diagnostic for a worker that was killed by signal ``-code`` and could not report anything.
 
-    ``out_of_memory``: whether its cgroup has counted such a kill, None where that is not known; ``log``: where its last words are.
+    ``out_of_memory``: whether its cgroup counted an out-of-memory kill, None if unknown; ``log``: path of its
+    log.
     """
     number, name = -code, signal_name(-code)
     log = log or "the rank's log"

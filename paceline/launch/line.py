@@ -1,10 +1,11 @@
-"""The line from a worker to the launcher of its node: the worker says when it fails, the launcher says at once which rank has died.
+"""The socket between a worker and its node's launcher: the worker reports its failure, the launcher a death.
 
-A UNIX socket in a folder of the user's own, named by the environment so that it is found behind torchrun's agent too. Messages are JSON, a line each:
+A UNIX socket in a folder of this user, named by an environment variable so that it is found behind torchrun's
+agent too. Messages are JSON, one per line:
 
     worker → launcher   {"rank": 1, "pid": 4711}, then at most one of {"failed": 1, "finding": {…}} and {"ended": 0}
     agent → launcher    {"rank": AGENT, "pid": 4710}, then {"codes": {"1": -9}}
-    launcher → worker   {"rank": 0, "code": 137, "finding": {…}}: rank 0 is dead; the launcher ends who does not leave by itself
+    launcher → worker   {"rank": 0, "code": 137, "finding": {…}}: rank 0 died; ranks that stay are killed
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 
-SOCKET = "PACELINE_START_LINE"  # the launcher's socket, in the environment of what it starts
-AGENT = -1  # torchrun's agent in the place of a rank
+SOCKET = "PACELINE_START_LINE"  # path of the launcher's socket, in the environment of its children
+AGENT = -1  # stands for torchrun's agent in the "rank" field
 MESSAGE_BYTES = 64 * 1024
 _CONNECT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Word:
-    """What the launcher knows: ``rank`` has ended and takes the run along, which answers ``code``."""
+    """The launcher's message that ``rank`` has ended and the run must end with exit code ``code``."""
 
     rank: int
     code: int
@@ -44,7 +45,10 @@ class Word:
 
 
 class Line:
-    """A worker's end. Without a launcher (started by torchrun, srun …) it does nothing: ``held`` is False."""
+    """A worker's end of the socket. Without a launcher (started by torchrun, srun …) it does nothing.
+
+    ``held`` is False.
+    """
 
     def __init__(self, link: socket.socket | None, on_word: Callable[[Word], None]) -> None:
         self._link = link
@@ -54,7 +58,10 @@ class Line:
 
     @staticmethod
     def join(environ: Mapping[str, str], rank: int, on_word: Callable[[Word], None]) -> Line:
-        """Say who this is and listen: ``on_word`` is called from a thread of its own. It may be exchanged later."""
+        """Connect to the launcher and listen.
+
+        ``on_word`` runs in a listener thread and may be replaced later.
+        """
         path = environ.get(SOCKET, "")
         if not path:
             return Line(None, on_word)
@@ -66,32 +73,32 @@ class Line:
                 raise ConnectionError("another user's socket")
             link.sendall(encoded({"rank": rank, "pid": os.getpid()}))
             link.settimeout(None)
-        except OSError:  # the launcher is gone, or the variable is an older one's: its absence is no reason to fail
+        except OSError:  # the launcher is gone, or the variable is stale: not a reason to fail
             link.close()
             return Line(None, on_word)
         return Line(link, on_word)
 
     @property
     def held(self) -> bool:
-        """Whether there is a launcher at the other end."""
+        """Whether a launcher is connected."""
         return self._link is not None
 
     def failed(self, code: int, finding: Diagnostic) -> None:
-        """This rank has an error of its own, and will end with ``code``."""
+        """Report that this rank has an error of its own and will exit with ``code``."""
         self._send({"failed": int(code), "finding": finding.to_json()})
 
     def ended(self, code: int) -> None:
-        """This rank ends in order, with ``code``."""
+        """Report that this rank exits in order, with ``code``."""
         self._send({"ended": int(code)})
 
     def codes(self, codes: Mapping[int, int]) -> None:
-        """torchrun's agent: what its ranks have ended with, as ``Popen`` says it."""
+        """Report the exit codes of an agent's ranks, as in ``Popen.returncode``."""
         self._send({"codes": {str(rank): int(code) for rank, code in codes.items()}})
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._link is not None:
-            with contextlib.suppress(OSError):  # the launcher has hung up before
+            with contextlib.suppress(OSError):  # the launcher closed it before
                 self._link.shutdown(socket.SHUT_RDWR)
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -99,7 +106,7 @@ class Line:
             return
         try:
             self._link.sendall(encoded(message))
-        except OSError:  # nobody listens any more
+        except OSError:  # the launcher is gone
             return
 
     def _listen(self, link: socket.socket) -> None:
@@ -118,7 +125,10 @@ class Line:
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
-    """A message as a line of at most MESSAGE_BYTES; evidence goes first where it is too long, then text is cut."""
+    """Encode a message as one line of at most MESSAGE_BYTES.
+
+    If too long, drop the evidence and truncate texts.
+    """
     line = json.dumps(message, default=str).encode() + b"\n"
     if len(line) > MESSAGE_BYTES and isinstance(message.get("finding"), Mapping):
         short = {k: v[:2000] if isinstance(v, str) else v for k, v in message["finding"].items() if k != "evidence"}
@@ -127,7 +137,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
 
 
 def decoded(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """The messages of whole lines; what is none is left out."""
+    """Yield the messages of complete lines; skip lines that are not JSON objects."""
     for line in lines:
         try:
             found = json.loads(line)
@@ -138,7 +148,10 @@ def decoded(lines: list[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def is_own(link: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user or to root; True where the system does not tell (not Linux)."""
+    """Whether the peer process belongs to this user or to root.
+
+    True where the system cannot tell (not Linux).
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     _, uid, _ = struct.unpack("3I", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3I")))

@@ -1,7 +1,8 @@
-"""Process managers by the variables they set: THE table of who a process is among those that one command has started.
+"""Process managers and the environment variables that they set: the one table of rank, size and local rank.
 
-Sources: Open MPI's and Slurm's manuals, Intel MPI's developer reference (Hydra's MPI_LOCALRANKID), MVAPICH2's user guide, flux-core's
-flux-environment(7), IBM's jsrun(1), HPE's PALS; Hydra, Open MPI and Slurm as Debian 12 ships them were run.
+Sources: Open MPI's and Slurm's manuals, Intel MPI's developer reference (Hydra's MPI_LOCALRANKID), MVAPICH2's
+user guide, flux-core's flux-environment(7), IBM's jsrun(1), HPE's PALS; Hydra, Open MPI and Slurm were run as
+shipped with Debian 12.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ _STEPS_OF_SHELLS = 0xFFFFFFF0  # sbatch's own shell and salloc's interactive ste
 
 @dataclass(frozen=True)
 class Manager:
-    """``rank``, ``size``, ``local_rank``, ``local_size``: names of variables, the first that is set counts. ``word``: the command's name.
+    """The variables of one process manager; in each tuple the first that is set counts.
 
-    ``nodes`` and ``hosts`` where the manager tells them; ``job``: what is alike in all ranks of a job and differs between jobs;
-    ``export``: how a variable is handed to all ranks.
+    ``word``: the command's name; ``nodes``, ``hosts``: number and names of the nodes, where it sets them;
+    ``job``: equal on all ranks of a job and different between jobs; ``needs``: must all be set; ``export``:
+    how to pass a variable to all ranks.
     """
 
     name: str
@@ -37,13 +39,13 @@ class Manager:
     export: str = "export MASTER_ADDR=<first host> before it"
 
     def started(self, environ: Mapping[str, str]) -> bool:
-        """Whether it started this process."""
+        """Whether this manager started the current process."""
         within = all(environ.get(name) for name in self.needs) and not (self.word == "srun" and _shell(environ))
         return within and bool(first(environ, self.rank))
 
 
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID")
-#: the first that knows this process counts: those that tell the local rank before those that do not, the innermost before Slurm around it
+#: the first match counts: managers that set the local rank before those that do not, inner ones before Slurm
 MANAGERS = (
     Manager(
         "Open MPI", "mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",),
@@ -67,7 +69,7 @@ MANAGERS = (
     ),
     Manager("a process manager that speaks PMI", "mpirun", ("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), job=_JOBS),
 )  # fmt: skip
-#: a rank without a size: this process is one of several, and nothing says of how many
+#: variables that hold a rank: set without a size, the process is one of an unknown number
 RANK_ALONE = (
     *dict.fromkeys(name for manager in MANAGERS if manager.word != "srun" for name in manager.rank),
     "ALPS_APP_PE", "PMIX_RANK", "PMI_FORK_RANK", "OMPI_MCA_orte_ess_vpid",
@@ -75,14 +77,14 @@ RANK_ALONE = (
 
 
 def first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """The value of the first of these variables that is set; empty where none is."""
+    """Return the value of the first of these variables that is set; empty if none is."""
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
 def manager_of(environ: Mapping[str, str]) -> Manager | None:
-    """Who started this process as one of several by an MPI or cluster command; None when nobody has.
+    """Return the MPI or cluster manager that started this process as one of several; None if there is none.
 
-    Raises ConfigError (``launch.rank_alone``) for a process that has a rank and cannot know of how many.
+    Raises ConfigError (``launch.rank_alone``) if the process has a rank but no world size.
     """
     found = next((m for m in MANAGERS if m.started(environ) and first(environ, m.size)), None)
     alone = next((name for name in RANK_ALONE if environ.get(name)), None) if found is None else None
@@ -99,7 +101,7 @@ def manager_of(environ: Mapping[str, str]) -> Manager | None:
 
 
 def started_by(environ: Mapping[str, str]) -> str | None:
-    """The launcher that has started this process as one rank of several, or None when nobody has."""
+    """Return the launcher that started this process as one rank of several; None if there is none."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return "accelerate" if "ACCELERATE_MIXED_PRECISION" in environ else "torchrun"
     if environ.get("RANK") and environ.get("WORLD_SIZE"):
@@ -110,7 +112,10 @@ def started_by(environ: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a process stands: ``rank`` of ``size``, ``local_size`` of them on its node, the first node at ``host`` (empty: not told)."""
+    """A process's ``rank`` of ``size``, with ``local_size`` ranks on its node.
+
+    ``host``: node 0 (empty: not known).
+    """
 
     rank: int = 0
     size: int = 1
@@ -119,9 +124,10 @@ class Standing:
 
 
 def standing(environ: Mapping[str, str]) -> Standing:
-    """As the launcher around this process says it, alone without one. A size that is no number counts as several: ``RankEnv`` refuses it.
+    """Read rank and sizes from the launcher's variables; one process without a launcher.
 
-    Raises ConfigError as ``manager_of``.
+    A size that is not a number counts as several (``RankEnv`` refuses it). Raises ConfigError as
+    ``manager_of`` does.
     """
     if environ.get("RANK") and environ.get("WORLD_SIZE"):
         local = first(environ, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
@@ -144,9 +150,9 @@ def first_host(nodelist: str) -> str:
 
 
 def local_sizes(text: str) -> tuple[int, ...]:
-    """Processes on each node, as Slurm writes them: ``2(x3),1`` → (2, 2, 2, 1); a number alone is of every node.
+    """Parse Slurm's processes per node: ``2(x3),1`` → (2, 2, 2, 1); a single number holds for every node.
 
-    What is no such list is none.
+    Anything else gives an empty tuple.
     """
     if not re.fullmatch(r"\d{1,6}(\(x\d{1,6}\))?(,\d{1,6}(\(x\d{1,6}\))?)*", text.strip(), re.ASCII):
         return ()
@@ -156,11 +162,11 @@ def local_sizes(text: str) -> tuple[int, ...]:
 
 
 def _shell(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm's variables are those of a batch script or an interactive shell."""
+    """Whether Slurm's variables belong to a batch script or an interactive shell, not to a task."""
     step = environ.get("SLURM_STEP_ID", "")
     return whole(step, _STEPS_OF_SHELLS) >= _STEPS_OF_SHELLS
 
 
 def whole(text: str, default: int = 0) -> int:
-    """A number from 0 up as variables hold it; ``default`` for anything else."""
+    """Parse a non-negative integer of at most 12 digits; return ``default`` for anything else."""
     return int(text) if re.fullmatch(r"\s*[0-9]{1,12}\s*", text) else default

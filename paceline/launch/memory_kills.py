@@ -1,7 +1,8 @@
-"""Whether the kernel's out-of-memory killer has ended a process: the count that its cgroup keeps, before and after. No guess from the signal.
+"""Whether the kernel's out-of-memory killer ended a process, from its cgroup's counter.
 
-cgroup v2: ``oom_kill`` of ``memory.events``; v1: ``oom_kill`` of ``memory.oom_control`` (Linux 4.13). Both count processes of the group that were
-killed, whoever's limit it was. See Documentation/admin-guide/cgroup-v2.rst.
+cgroup v2: ``oom_kill`` in ``memory.events``; v1: ``oom_kill`` in ``memory.oom_control`` (Linux 4.13). Both
+count killed processes of the group, whichever limit was exceeded. See
+Documentation/admin-guide/cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _FILES = {"cgroup2": "memory.events", "cgroup": "memory.oom_control"}
 
 
 class MemoryKills:
-    """Counts of the cgroups of the processes that are watched."""
+    """The out-of-memory counters of the watched processes' cgroups."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -20,7 +21,10 @@ class MemoryKills:
         self._of: dict[int, Path] = {}
 
     def watch(self, pid: int) -> None:
-        """Remember where ``pid`` is counted, and the count there; called again for one that may have been moved."""
+        """Record the counter of ``pid``'s cgroup and its current value.
+
+        Call again if the process may have been moved.
+        """
         path = counter_of(pid, self._proc)
         if path is None or self._of.get(pid) == path:
             return
@@ -30,26 +34,30 @@ class MemoryKills:
             self._before.setdefault(path, count)
 
     def killed(self, pid: int) -> bool | None:
-        """Whether a kill has been counted in the cgroup of ``pid`` since it is watched; None where no count can be read."""
+        """Whether the counter of ``pid``'s cgroup has grown since ``watch``; None if it cannot be read."""
         path = self._of.get(pid)
         after = _count(path) if path is not None else None
         return None if path is None or after is None else after > self._before[path]
 
 
 def counter_of(pid: int, proc: Path = Path("/proc")) -> Path | None:
-    """The file that counts the out-of-memory kills of the cgroup of ``pid``; None where there is none to be read."""
+    """Return the file with the out-of-memory counter of ``pid``'s cgroup.
+
+    None if there is none that can be read.
+    """
     try:
         groups = (proc / str(pid) / "cgroup").read_text().splitlines()
         mounts = (proc / "self" / "mountinfo").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return None
-    places: dict[str, str] = {}  # type of file system → path inside it
+    places: dict[str, str] = {}  # type of file system → the cgroup's path in its hierarchy
     for line in groups:
         hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if hierarchy == "0" and not controllers:
             places["cgroup2"] = path
         elif "memory" in controllers.split(","):
             places["cgroup"] = path
+    # Find where that hierarchy is mounted; inside a container only a part of it may be.
     for line in mounts:
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), (after.split() or [""])[0]

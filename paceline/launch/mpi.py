@@ -1,4 +1,7 @@
-"""The same start written for ``mpirun`` (Open MPI): it starts all nodes' workers, and each reads its rank from ``OMPI_COMM_WORLD_*``."""
+"""The ``mpirun`` command (Open MPI) for a job: one call starts the workers of all nodes.
+
+Each worker reads its rank from ``OMPI_COMM_WORLD_*``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def argv(
     hosts: Sequence[str] = (),
     env_additions: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """``mpirun …``; ``hosts`` names the nodes when there is more than one, ``nproc`` slots each."""
+    """Return ``mpirun …``; ``hosts``: the nodes if there are several, ``nproc`` slots each."""
     exported = {
         "MASTER_ADDR": cluster.master_addr,
         "MASTER_PORT": str(cluster.master_port or DEFAULT_PORT),
@@ -28,7 +31,7 @@ def argv(
         str(cluster.world_size),
         *placement,
         "--bind-to",
-        "none",  # threads of one process must not be pinned to one core
+        "none",  # do not pin all threads of a process to one core
         *(part for key, value in exported.items() for part in ("-x", f"{key}={value}")),
         *worker,
     )

@@ -1,4 +1,7 @@
-"""The lock of a build of DeepSpeed's async_io op: a build that is killed leaves it, and torch's ``FileBaton.wait`` then waits for ever, in silence."""
+"""Stale locks of builds of DeepSpeed's async_io op.
+
+A killed build leaves its lock, and torch's ``FileBaton.wait`` then waits forever, silently.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PATIENCE_SECONDS = 900.0  # a build takes a minute or two
 
 
 def build_locks(environ: Mapping[str, str], op: str = OP) -> list[Path]:
-    """Locks of builds of ``op`` where torch builds extensions for this Python (``torch.utils.cpp_extension._get_build_directory``)."""
+    """Return the locks of builds of ``op`` (``torch.utils.cpp_extension._get_build_directory``)."""
     given = environ.get("TORCH_EXTENSIONS_DIR")
     if given:
         return [lock for lock in [Path(given) / op / LOCK] if lock.exists()]
@@ -27,7 +30,12 @@ def build_locks(environ: Mapping[str, str], op: str = OP) -> list[Path]:
 
 
 def owner_of(lock: Path, proc: Path = Path("/proc")) -> int | None:
-    """The process that holds ``lock`` open, as a running build does; None where none of this machine's processes that can be looked at does."""
+    """Return the pid of a process on this machine that holds ``lock`` open, as a running build does.
+
+    Else None.
+
+    Processes of other users cannot be inspected.
+    """
     try:
         wanted = os.stat(lock)
     except OSError:
@@ -43,12 +51,12 @@ def owner_of(lock: Path, proc: Path = Path("/proc")) -> int | None:
 
 
 def op_lock_problems(environ: Mapping[str, str]) -> list[Diagnostic]:
-    """Before a start that needs the op: a lock that nobody holds."""
+    """Check before a start that needs the op: return a diagnostic for each lock without an owner."""
     return [ownerless(lock) for lock in build_locks(environ) if owner_of(lock) is None]
 
 
 def ownerless(lock: Path) -> Diagnostic:
-    """The finding about a lock without an owner."""
+    """Return the diagnostic for a lock without an owner."""
     what = "a build of DeepSpeed's async_io op was killed and left its lock; every later start would wait for it without end"
     found = f"{lock}, which no process of this machine holds open"
     return codes.LAUNCH_OP_LOCK(
@@ -57,7 +65,10 @@ def ownerless(lock: Path) -> Diagnostic:
 
 
 def await_build(environ: Mapping[str, str], patience: float = PATIENCE_SECONDS, pause: float = 1.0) -> str:
-    """Wait while another process builds the op. What stands against going on: a lock without an owner, or a build that takes too long; else nothing."""
+    """Wait while another process builds the op; return why waiting is hopeless, or empty when it is done.
+
+    Hopeless: a lock without an owner, or a build longer than ``patience`` seconds.
+    """
     until = time.monotonic() + patience
     while True:
         held = {lock: owner_of(lock) for lock in build_locks(environ)}

@@ -1,4 +1,7 @@
-"""Launchers of others, started by Paceline on one node: Open MPI or MPICH, Accelerate, DeepSpeed. On several nodes each is started by its own command."""
+"""Start third-party launchers on one node: Open MPI or MPICH, Accelerate, DeepSpeed.
+
+For several nodes the user runs the launcher's own command.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _OWN = "--launcher"
 def mpirun_specs(
     worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
 ) -> tuple[LaunchSpec, ...]:
-    """``mpirun``, which both Open MPI and MPICH bring: ranks read their places from its variables. Raises ConfigError without it, or for several nodes."""
+    """Build ``mpirun`` (Open MPI or MPICH).
+
+    Raises ConfigError if it is not installed, or for several nodes.
+    """
     _one_node("mpirun", cluster, "mpirun -np PROCESSES -H HOST,HOST python main.py --config CONFIG, once")
     found = shutil.which("mpirun", path=environ.get("PATH"))
     if found is None:
@@ -32,7 +38,7 @@ def mpirun_specs(
 def accelerate_specs(
     worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
 ) -> tuple[LaunchSpec, ...]:
-    """``accelerate launch``. Raises ConfigError without the package, or for several nodes."""
+    """Build ``accelerate launch``. Raises ConfigError without the package, or for several nodes."""
     _one_node("accelerate", cluster, "accelerate launch … main.py --config CONFIG on every node")
     _, launch, *arguments = accelerate.argv(module_and_args(worker), cluster, use_cpu=cluster.on_cpu)
     argv = _module(worker, "accelerate", "accelerate.commands.accelerate_cli", (launch, *arguments))
@@ -42,7 +48,7 @@ def accelerate_specs(
 def deepspeed_specs(
     worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
 ) -> tuple[LaunchSpec, ...]:
-    """``deepspeed``. Raises ConfigError without the package, or for several nodes."""
+    """Build ``deepspeed``. Raises ConfigError without the package, or for several nodes."""
     _one_node("deepspeed", cluster, "deepspeed --hostfile=… main.py --config CONFIG, once")
     _, module, *rest = module_and_args(worker)
     _, *arguments = deepspeed.argv(("--module", module, *rest), cluster)
@@ -60,7 +66,7 @@ def _agent(argv: Sequence[str], env: Mapping[str, str], cluster: Cluster) -> tup
 
 
 def _module(worker: Sequence[str], package: str, module: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """The launcher's program by the interpreter of the workers: its script may not be on PATH."""
+    """Return the launcher's command, run by the workers' interpreter: its script may not be on PATH."""
     if util.find_spec(package) is None:
         raise ConfigError(_missing(package, f"pip install 'paceline[{package}]'"))
     return (worker[0], "-m", module, *arguments)

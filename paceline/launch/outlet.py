@@ -1,5 +1,8 @@
-"""Standard output and standard error of a process: no secret of its environment, nothing of the shape of a token, and no character that a terminal
-obeys leaves by them, wherever the text came from (a store, a log, a row, a model's config, an exception, a file's name)."""
+"""Redact and escape everything that a process writes to standard output and standard error.
+
+Secrets of the environment, anything shaped like a token, and terminal control characters are removed,
+wherever the text came from (a store, a log, a data row, a model's config, an exception, a file name).
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,27 @@ T = TypeVar("T")
 
 
 class Outlet:
-    """A text stream that redacts and escapes what is written; everything else is the stream's own.
+    """A text stream that redacts and escapes what is written; other attributes are the wrapped stream's.
 
-    ``escapes`` False: for who writes a terminal's control sequences itself and has escaped the rest (``terminal``).
+    ``escapes`` False: for a writer of terminal control sequences that escapes foreign text itself
+    (``terminal``).
     """
 
     def __init__(self, stream: Any, redact: Callable[[str], str], *, escapes: bool = True) -> None:
         self._stream, self._redact, self._escapes = stream, redact, escapes
 
     def write(self, text: str) -> int:
-        """As a text stream's; the length of ``text`` as it was given."""
+        """Write ``text`` redacted and escaped; return the length of ``text`` as given."""
         redacted_text = self._redact(text)
         self._stream.write(printable(redacted_text, keep_newlines=True) if self._escapes else redacted_text)
         return len(text)
 
     def isatty(self) -> bool:
-        """No terminal for libraries: their colours and bars would arrive escaped."""
+        """False unless escaping is off: colours and progress bars of libraries would be escaped."""
         return not self._escapes and bool(self._stream.isatty())
 
     def terminal(self) -> Outlet:
-        """The same stream without the escaping."""
+        """Return the same stream without escaping."""
         return Outlet(self._stream, self._redact, escapes=False)
 
     def writelines(self, lines: Any) -> None:
@@ -49,12 +53,18 @@ class Outlet:
 
 
 def terminal(stream: Any) -> Any:
-    """``stream`` as a terminal, if it is one: for a live bar or a table in colours, whose writer escapes (``runlog.redact.printable``) what it did not write itself."""
+    """Return ``stream`` without escaping, for a live progress bar or a coloured table.
+
+    The writer must escape foreign text itself (``runlog.redact.printable``).
+    """
     return stream.terminal() if isinstance(stream, Outlet) else stream
 
 
 def redacted(main: Callable[P, T]) -> Callable[P, T]:
-    """A process's ``main`` with both streams redacted while it runs; an exception leaves them so, for the traceback that Python prints."""
+    """Decorate a process's ``main``: redact both streams while it runs.
+
+    On an exception they stay redacted, for the traceback that Python prints.
+    """
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:

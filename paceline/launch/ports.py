@@ -11,13 +11,16 @@ from paceline.core.errors import ConfigError
 from paceline.launch import codes
 from paceline.launch.spec import Cluster
 
-DEFAULT_PORT = 29500  # torchrun's, for several nodes: they cannot agree on a free one before they meet
+DEFAULT_PORT = 29500  # torchrun's default; several nodes cannot agree on a free port before they meet
 SEARCH = 200
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def resolve_port(cluster: Cluster) -> Cluster:
-    """``cluster`` with a port that can be listened on. One node without a port (or 0) takes a free one. Raises ConfigError for one in use."""
+    """Return ``cluster`` with a usable port; one node without a port (or with 0) gets a free one.
+
+    Raises ConfigError if the port is in use or out of range.
+    """
     if not cluster.master_port:
         if cluster.num_nodes == 1:
             return replace(cluster, master_port=free_port())
@@ -42,7 +45,7 @@ def resolve_port(cluster: Cluster) -> Cluster:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raises ConfigError for numbers that cannot be: fewer than one process, a node rank outside the nodes."""
+    """Raise ConfigError for impossible numbers: fewer than one process, or a node rank outside the nodes."""
     if cluster.nproc < 1 or cluster.num_nodes < 1:
         raise ConfigError(
             codes.LAUNCH_COUNT(
@@ -67,7 +70,7 @@ def check_cluster(cluster: Cluster) -> None:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether this machine can listen on ``port`` on all its addresses, as torch's store does."""
+    """Whether this machine can listen on ``port`` at all its addresses, as torch's store does."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -87,14 +90,14 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, from the range the system gives out."""
+    """Return an unused port from the system's ephemeral range."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def next_free_port(port: int) -> int:
-    """The first free port above ``port``, or any free one."""
+    """Return the first free port above ``port``, or any free one."""
     for candidate in range(port + 1, min(port + SEARCH, 65536)):
         if port_is_free(candidate):
             return candidate
@@ -102,7 +105,10 @@ def next_free_port(port: int) -> int:
 
 
 def gloo_interface(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
-    """``GLOO_SOCKET_IFNAME`` for several nodes, unless it is set: without it gloo may bind what the host's name resolves to, 127.0.0.1."""
+    """Return ``GLOO_SOCKET_IFNAME`` for several nodes, unless it is set.
+
+    Without it gloo may bind to the address of the host's name, often 127.0.0.1.
+    """
     if cluster.num_nodes == 1 or environ.get("GLOO_SOCKET_IFNAME"):
         return {}
     name = interface_to(cluster.master_addr)
@@ -110,7 +116,10 @@ def gloo_interface(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, st
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface by which this machine reaches ``address``; None when it cannot be told (only IPv4 on Linux can)."""
+    """Return the network interface that reaches ``address``.
+
+    None if unknown (only IPv4 on Linux is supported).
+    """
     try:
         import fcntl
     except ImportError:

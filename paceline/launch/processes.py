@@ -1,4 +1,7 @@
-"""Finding and signalling processes by ``/proc``; without it (not Linux) only process groups are known."""
+"""Find and signal processes through ``/proc``.
+
+Without it (not Linux) only process groups can be signalled.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ from pathlib import Path
 MARK = "PACELINE_START_ID"
 PROC = Path("/proc")
 GRACE_SECONDS = 2.0
-STOPPED = ("T", "t")  # states of a process that no signal but SIGKILL ends (SIGSTOP, a debugger)
+STOPPED = ("T", "t")  # process states in which only SIGKILL takes effect (SIGSTOP, a debugger)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """A function for the child, between fork and exec: the kernel sends it SIGTERM when the parent dies. None where there is no such thing."""
+    """Return a ``preexec_fn`` that makes the kernel send SIGTERM to the child when its parent dies.
+
+    None if unsupported.
+    """
     if sys.platform != "linux":
         return None
     import ctypes
@@ -27,14 +33,14 @@ def die_with_parent() -> Callable[[], None] | None:
 
     def prepare() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before the line above
             os._exit(143)
 
     return prepare
 
 
 def send(pid: int, number: int) -> None:
-    """A signal to one process; nothing when it is gone."""
+    """Send a signal to one process; do nothing if it is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -42,7 +48,7 @@ def send(pid: int, number: int) -> None:
 
 
 def send_group(pid: int, number: int) -> None:
-    """A signal to the process group that ``pid`` leads; nothing when it is gone."""
+    """Send a signal to the process group led by ``pid``; do nothing if it is gone."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -50,7 +56,7 @@ def send_group(pid: int, number: int) -> None:
 
 
 def rank_children(pid: int) -> list[int]:
-    """The direct children of ``pid`` that are workers: those with ``LOCAL_RANK`` in their environment."""
+    """Return the direct children of ``pid`` that are workers: ``LOCAL_RANK`` is in their environment."""
     children = []
     for entry in _numeric(PROC):
         if parent_of(entry) == pid and any(line.startswith(b"LOCAL_RANK=") for line in _environment(entry)):
@@ -59,20 +65,21 @@ def rank_children(pid: int) -> list[int]:
 
 
 def marked(mark: str) -> list[int]:
-    """All processes whose environment carries this mark, but for this one; zombies have none."""
+    """Return all processes whose environment has this mark, except this one (a zombie has no environment)."""
     wanted = f"{MARK}={mark}".encode()
     own = os.getpid()
     return [pid for pid in _numeric(PROC) if pid != own and wanted in _environment(pid)]
 
 
 def environments() -> Iterator[tuple[int, frozenset[str]]]:
-    """Each process that this user may look at, with its environment as ``NAME=value``."""
+    """Yield (pid, its environment as ``NAME=value``) of each process that this user may inspect."""
     for pid in _numeric(PROC):
         yield pid, frozenset(line.decode("utf-8", "replace") for line in _environment(pid))
 
 
 def end_all(leaders: Iterable[int], mark: str) -> None:
-    """Ends the groups led by ``leaders`` and every process that carries ``mark``: SIGTERM, ``GRACE_SECONDS``, SIGKILL."""
+    """End the groups led by ``leaders`` and every process with ``mark``: SIGTERM, ``GRACE_SECONDS``, SIGKILL.
+    """
     leaders = list(leaders)
     rest = marked(mark)
     if not leaders and not rest:
@@ -105,7 +112,10 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def state_of(pid: int) -> str:
-    """The letter of ``/proc/PID/stat``: R, S, D, Z, T (stopped) …; empty for no such process, ``?`` where the system does not tell."""
+    """Return the state letter of ``/proc/PID/stat``: R, S, D, Z, T (stopped) ….
+
+    Empty if gone, ``?`` without /proc.
+    """
     try:
         stat = (PROC / str(pid) / "stat").read_bytes()
     except OSError:
@@ -114,7 +124,7 @@ def state_of(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    """The process that started ``pid``; -1 where the system does not tell."""
+    """Return the parent's pid; -1 if unknown."""
     try:
         stat = (PROC / str(pid) / "stat").read_bytes()
     except OSError:

@@ -1,4 +1,7 @@
-"""``events/exits.json``: how each rank of a node has ended, and why the run answers what it answers. Written by the launcher, when all have ended."""
+"""``events/exits.json``: how each rank of a node ended, and why the run has its exit code.
+
+Written by the node's launcher after all ranks have ended.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,12 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Exit:
-    """How one rank ended. ``code``: what it answered, None where it was ended by ``signal`` or nobody knows.
+    """How one rank ended. ``code``: its exit code, None if it was killed by ``signal`` or nothing is known.
 
-    ``cause``: finished, stopped, refused, error (``error`` is its code), another_rank (it ended because another failed), closing, interrupted,
-    signal, out_of_memory, the_launcher (ended by it, since another had failed or a stop was asked for), not_known.
-    ``out_of_memory``: whether its cgroup counted such a kill; None: not known.
+    ``cause``: finished, stopped, refused, error (``error`` is its code), another_rank (it exited since
+    another failed), closing, interrupted, signal, out_of_memory, the_launcher (killed by the launcher, after
+    another rank's failure or a stop request), not_known. ``out_of_memory``: whether its cgroup counted such a
+    kill; None: unknown.
     """
 
     rank: int
@@ -53,7 +57,7 @@ class Exit:
         out_of_memory: bool | None = None,
         finding: Diagnostic | None = None,
     ) -> Exit:
-        """From what ``Popen`` says, what the rank has said, and whether the launcher has ended it."""
+        """Build from ``Popen.returncode``, the rank's own report, and ``by_us`` (the launcher killed it)."""
         error = finding.code if finding is not None else ""
         if code is None:
             return Exit(rank, pid, None, None, "not_known", out_of_memory, error)
@@ -64,14 +68,20 @@ class Exit:
 
 
 class Record:
-    """What the launcher of a node leaves in the run folder. A folder that is gone is not made again."""
+    """What a node's launcher writes into the run directory.
+
+    A directory that was deleted is not created again.
+    """
 
     def __init__(self, run: RunDir, node_rank: int, redact: Redactor) -> None:
         self.run, self.node_rank, self._redact = run, node_rank, redact
-        self._earlier = _identity(run.result_json)  # an earlier attempt's, until rank 0 takes it away
+        self._earlier = _identity(run.result_json)  # of an earlier attempt, until rank 0 removes it
 
     def write(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> list[Diagnostic]:
-        """The file of exits; the words that the killed rank could not write; a result where there is none. What the system refused comes back."""
+        """Write the exits, the killed rank's error event, and a result if rank 0 wrote none.
+
+        Returns the first disk error as a diagnostic.
+        """
         if not self.run.root.is_dir():
             return []
         refused = []

@@ -1,5 +1,7 @@
-"""The secret of a run: what a rank says through the store carries a code made with it (``runtime/signed.py``), so that who merely reaches the port cannot
-speak for a rank. It is in a file that only its owner reads, or in a variable; never in an argument, a log or the store.
+"""The run's shared secret, which signs the messages of ranks through the store (``runtime/signed.py``).
+
+Someone who can only reach the port cannot speak for a rank. The secret is in a file that only its owner can
+read, or in a variable; never in an argument, a log or the store.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from paceline.launch import codes
 
 FILE = "PACELINE_STORE_SECRET_FILE"
 VALUE = "PACELINE_STORE_SECRET"
-MIN_LENGTH = 16  # characters: a shorter one could be guessed from the codes that it has made
+MIN_LENGTH = 16  # characters: a shorter one could be guessed from the codes made with it
 _MAX_BYTES = 4096
 _HINT = f"{FILE}=FILE on every node, the same {MIN_LENGTH} to {_MAX_BYTES} characters in each, chmod 600 (openssl rand -hex 32 > FILE)"
 
 
 @contextmanager
 def handed_out(environ: Mapping[str, str], num_nodes: int, processes: int) -> Iterator[dict[str, str]]:
-    """The variables by which this node's ranks find the secret, while the run lasts: the user's own (inherited: nothing to add), or one made for this run.
+    """Yield the variables by which this node's ranks find the secret, for the lifetime of the run.
 
-    Nothing on several nodes without the user's, which cannot agree on one by themselves, and for one process.
+    Empty if the user has set one (it is inherited), for one process, and for several nodes, which cannot
+    agree on a secret by themselves; otherwise a new secret is made in a private file.
     """
     if named(environ) or num_nodes > 1 or processes == 1:
         yield {}
@@ -40,12 +43,15 @@ def handed_out(environ: Mapping[str, str], num_nodes: int, processes: int) -> It
 
 
 def named(environ: Mapping[str, str]) -> bool:
-    """Whether the user (or the launcher above) has named a secret."""
+    """Whether the user (or the launcher above) has set a secret."""
     return bool(environ.get(FILE) or environ.get(VALUE))
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes:
-    """The secret, empty where none is named. Raises ConfigError (``launch.store_secret``) for one that cannot be used."""
+    """Return the secret, empty if none is set.
+
+    Raises ConfigError (``launch.store_secret``) for an unusable one.
+    """
     given, path = environ.get(VALUE, ""), environ.get(FILE, "")
     if given and path:
         raise _refused("the secret of the store is given twice", f"{VALUE} and {FILE}", f"one of {VALUE} and {FILE}")
@@ -56,7 +62,10 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def unsigned(environ: Mapping[str, str], num_nodes: int, processes: int, *, ours: bool) -> Diagnostic | None:
-    """The warning that what the ranks tell each other carries no code; None where it does. ``ours``: Paceline's own launcher starts them, here."""
+    """Return the warning that messages between ranks are not signed; None if they are.
+
+    ``ours``: Paceline's own launcher starts the ranks.
+    """
     if named(environ) or processes == 1 or (ours and num_nodes == 1):
         return None
     why = "several nodes cannot agree on a secret by themselves" if ours else "the ranks are started by another program"

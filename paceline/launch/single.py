@@ -8,5 +8,5 @@ from paceline.launch.spec import Cluster, LaunchSpec, import_path, rank_environm
 
 
 def specs(worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
-    """One worker. The rank variables are set all the same, so that leftovers of another launcher do not count."""
+    """Return one worker. Its rank variables are set too, to override leftovers of another launcher."""
     return (LaunchSpec(tuple(worker), {**import_path(environ), **rank_environment(cluster, 0)}),)

@@ -1,7 +1,8 @@
-"""The default for several processes: this node's workers, started side by side, meeting by torch's ``env://`` rendezvous.
+"""The default launcher: start this node's workers directly, with torch's ``env://`` rendezvous.
 
-No agent stands between supervisor and workers, so the workers start their imports at once (an agent imports torch first: seconds),
-signals reach them directly, and their exit codes come back as they are. Restarts are the supervisor's business, not an agent's.
+Without an agent between supervisor and workers, imports start at once (an agent first imports torch:
+seconds), signals reach the workers directly, and their exit codes come back unchanged. Restarts are left to
+the supervisor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from paceline.launch.spec import Cluster, LaunchSpec, import_path, rank_environm
 
 
 def specs(worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
-    """One spec a worker of node ``cluster.node_rank``."""
+    """Return one spec per worker of node ``cluster.node_rank``."""
     shared = {**import_path(environ), **thread_count(environ, cores, cluster.nproc), **gloo_interface(cluster, environ)}
     return tuple(
         LaunchSpec(

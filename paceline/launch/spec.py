@@ -1,4 +1,4 @@
-"""What is to be started: the cluster in numbers, and one command a process."""
+"""What to start: the cluster in numbers, and one command per process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WORKER_MODULE = "paceline.training.rank"
 
 @dataclass(frozen=True)
 class Cluster:
-    """``nproc`` processes on each of ``num_nodes`` nodes; this is node ``node_rank``; node 0 is reached at ``master_addr:master_port``.
+    """``nproc`` processes on each of ``num_nodes`` nodes; node 0 is at ``master_addr:master_port``.
 
-    ``on_cpu``: what launchers of others ask, who would look for GPUs.
+    ``node_rank``: this node; ``on_cpu``: for third-party launchers, which would look for GPUs.
     """
 
     nproc: int = 1
@@ -29,15 +29,16 @@ class Cluster:
 
     @property
     def world_size(self) -> int:
-        """Processes on all nodes."""
+        """The number of processes on all nodes."""
         return self.nproc * self.num_nodes
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One process to start on this node: ``argv`` and what is added to the environment.
+    """One process to start on this node: ``argv`` and additions to the environment.
 
-    ``rank`` is the global rank when the process is a worker, None when it is an agent that starts the ``ranks`` workers of its node itself.
+    ``rank``: the global rank of a worker; None for an agent, which itself starts the ``ranks`` workers of its
+    node.
     """
 
     argv: tuple[str, ...]
@@ -47,23 +48,26 @@ class LaunchSpec:
     ranks: int = 1
 
     def shell_line(self) -> str:
-        """The same as a line for a POSIX shell (``--dry-run``)."""
+        """Return the command as a line for a POSIX shell (``--dry-run``)."""
         variables = [f"{key}={shlex.quote(value)}" for key, value in self.env_additions.items()]
         return " ".join([*variables, shlex.join(self.argv)])
 
 
 def worker_argv(*args: str, python: str | None = None) -> tuple[str, ...]:
-    """``python -m paceline.training.rank …`` by the interpreter that runs now."""
+    """Return ``python -m paceline.training.rank …`` with the current interpreter."""
     return (python or sys.executable, "-m", WORKER_MODULE, *args)
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this package with this interpreter."""
+    """Return the command that runs a module of this package with the current interpreter."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def import_path(environ: Mapping[str, str]) -> dict[str, str]:
-    """``PYTHONPATH`` with which a child finds this very package: empty when it is installed in site-packages."""
+    """Return the ``PYTHONPATH`` with which a child imports this very package.
+
+    Empty if it is in site-packages.
+    """
     root = str(Path(next(iter(paceline.__path__))).resolve().parent)
     given = environ.get("PYTHONPATH", "")
     if Path(root).name in ("site-packages", "dist-packages") or root in given.split(":"):
@@ -72,15 +76,17 @@ def import_path(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def thread_count(environ: Mapping[str, str], cores: int, nproc: int) -> dict[str, str]:
-    """``OMP_NUM_THREADS`` = cores a process, when more than one process is started and nobody has set it."""
+    """Return ``OMP_NUM_THREADS`` = cores per process, for several processes and if it is not set yet."""
     if nproc <= 1 or environ.get("OMP_NUM_THREADS"):
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cores // nproc))}
 
 
 def roomy_heap(environ: Mapping[str, str]) -> dict[str, str]:
-    """glibc's setting for workers that train on a CPU: without its cache of small blocks, the ends that an aligned block is cut off at join it again
-    when it is freed, and a block of the same size fits there once more. With it activations leave holes (5 % of a run's peak memory, measured).
+    """Return glibc's malloc setting for workers that train on a CPU: no per-thread cache of small blocks.
+
+    The remainder of an aligned allocation then merges with the block when it is freed, so that a block of the
+    same size fits again. With the cache, activations leave holes (5 % of a run's peak memory, measured).
     """
     given = environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count" in given:
@@ -89,7 +95,7 @@ def roomy_heap(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(cluster: Cluster, local_rank: int) -> dict[str, str]:
-    """The variables of torch's ``env://`` rendezvous, as torchrun sets them."""
+    """Return the variables of torch's ``env://`` rendezvous, as torchrun sets them."""
     env = {
         "RANK": str(cluster.node_rank * cluster.nproc + local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -104,5 +110,8 @@ def rank_environment(cluster: Cluster, local_rank: int) -> dict[str, str]:
 
 
 def module_and_args(argv: Sequence[str]) -> tuple[str, ...]:
-    """``argv`` without its interpreter: what a launcher that brings its own interpreter takes (``-m module …`` or ``script …``)."""
+    """Return ``argv`` without its interpreter, for launchers that bring their own.
+
+    The result is ``-m module …`` or ``script …``.
+    """
     return tuple(argv[1:])

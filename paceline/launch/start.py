@@ -20,14 +20,14 @@ from paceline.runlog.redact import Redactor
 
 
 class Specs(Protocol):
-    """What a launcher is: a pure function from a worker's command and the cluster to what this node starts."""
+    """A launcher: a pure function from a worker's command and the cluster to the processes of this node."""
 
     def __call__(
         self, worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int
     ) -> tuple[LaunchSpec, ...]: ...
 
 
-#: The worker itself, where there is one.
+#: Run the worker without a launcher, for a single process.
 ALONE = "single"
 LAUNCHERS: Mapping[str, Specs] = {
     ALONE: single.specs,
@@ -41,7 +41,10 @@ OFFERED = tuple(name for name in LAUNCHERS if name != ALONE)
 
 
 def launcher_for(cluster: Cluster, asked: str | None = None) -> str:
-    """The launcher's name: the one ``asked`` for, else ``single`` for one process and ``spawn`` for more. Raises ConfigError for one that is not offered."""
+    """Return the launcher: ``asked`` if given, else ``single`` for one process and ``spawn`` for more.
+
+    Raises ConfigError for an unknown launcher.
+    """
     if asked is None:
         return ALONE if cluster.world_size == 1 else "spawn"
     if asked not in OFFERED:
@@ -60,7 +63,11 @@ def make_specs(
     cores: int,
     settings: Mapping[str, str] | None = None,
 ) -> tuple[LaunchSpec, ...]:
-    """This node's processes, ``settings`` added to the environment of each. Raises ConfigError for impossible numbers, or a launcher that is not installed. Touches nothing but the route table."""
+    """Return this node's processes, with ``settings`` added to the environment of each.
+
+    Reads only the route table. Raises ConfigError for impossible numbers, or a launcher that is not
+    installed.
+    """
     check_cluster(cluster)
     specs = LAUNCHERS[launcher](worker, cluster, environ=environ, cores=cores)
     return tuple(replace(spec, env_additions={**(settings or {}), **spec.env_additions}) for spec in specs)
@@ -77,9 +84,9 @@ def launch(
     say: Callable[[str], None] = say_to_stderr,
     run_dir: RunDir | None = None,
 ) -> int:
-    """Starts ``worker`` (see ``spec.worker_argv``) on this node and waits. Returns the exit code; raises ConfigError before any start.
+    """Start ``worker`` (see ``spec.worker_argv``) on this node and wait; return the exit code.
 
-    ``run_dir``: where it is written how the ranks ended.
+    ``run_dir``: where the ranks' exits are recorded. Raises ConfigError before anything is started.
     """
     check_cluster(cluster)
     if launcher != ALONE:

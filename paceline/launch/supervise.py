@@ -1,17 +1,21 @@
-"""Starts this node's processes, streams what they print, passes signals on, and leaves nothing behind.
+"""Start this node's processes, forward signals to them, collect their exit codes, and leave no process
+behind.
 
-Signals. The first SIGTERM, SIGHUP or Ctrl-C asks every *worker* for a graceful stop by SIGTERM (also behind torchrun's agent, whose
-own handling would kill them after a fixed time); a worker saves after its step and exits with 75. A Ctrl-C after that kills
-everything and the answer is 130. Every child has a session of its own, so a terminal's Ctrl-C reaches only the supervisor.
+Signals. The first SIGTERM, SIGHUP or Ctrl-C requests a graceful stop: SIGTERM to every *worker* (also behind
+torchrun's agent, which would itself kill them after a fixed time); a worker saves after its step and exits
+with 75. A further Ctrl-C kills everything and the exit code is 130. Every child has its own session, so a
+terminal's Ctrl-C reaches only the supervisor.
 
-Exit codes. The workers' own, see ``exits``. When one has died of a signal, the others are told at once by their line (``line.py``), write it down
-and leave; those that do not within ``WORD_SECONDS``, or have no line yet, are ended. When one has failed with an error of its own, the others get
-``NAMED_SECONDS`` to hear it from the rank itself (the alarm between ranks), then it is passed on in the same way; ``PEER_SECONDS``, then SIGTERM, then
-SIGKILL are for those who only lost a peer of another node. How each ended is
-kept in the run folder (``record.py``).
+Exit codes. Those of the workers, see ``exits``. When a rank is killed by a signal, the others are told at
+once through their socket (``line.py``), write it down and exit; those that stay longer than ``WORD_SECONDS``,
+or have no socket yet, are killed. When a rank fails with its own error, the others get ``NAMED_SECONDS`` to
+hear of it from that rank (the alarm between ranks); then the launcher tells them in the same way.
+``PEER_SECONDS``, then SIGTERM, then SIGKILL apply to ranks that only lost a peer on another node. How each
+rank ended is recorded in the run directory (``record.py``).
 
-Nothing is left behind. All descendants carry a mark in their environment, by which the rest is found and ended at the end, detached or
-not; and should the supervisor itself be killed, the kernel sends its children SIGTERM (Linux).
+Cleanup. All descendants carry a mark in their environment, by which the remaining ones, detached or not, are
+found and killed at the end; if the supervisor itself is killed, the kernel sends its children SIGTERM
+(Linux).
 """
 
 from __future__ import annotations
@@ -35,15 +39,15 @@ from paceline.launch.memory_kills import MemoryKills
 from paceline.launch.record import Exit, Record
 from paceline.launch.spec import LaunchSpec
 
-WORD_SECONDS = 1.2  # for the other ranks to write down which rank was killed, and leave
-NAMED_SECONDS = 8.0  # for the other ranks to learn of an error from the rank itself; then the launcher passes it on
-PEER_SECONDS = 20.0  # for the other ranks to learn of a failure and name it
-WATCH_SECONDS = 1.0  # how often it is looked up where a rank's memory is counted
-STACKS = getattr(signal, "SIGUSR1", None)  # a worker that gets it writes the stack of each thread into its log
-STOPPED_SECONDS = 2.0  # a stopped process (SIGSTOP) hears of no failure and obeys no SIGTERM: it is not waited for
+WORD_SECONDS = 1.2  # for the other ranks to record which rank was killed, and exit
+NAMED_SECONDS = 8.0  # for the other ranks to hear of an error from the rank itself; then the launcher tells them
+PEER_SECONDS = 20.0  # for the other ranks to detect a failure and report it
+WATCH_SECONDS = 1.0  # how often the cgroups of the ranks are looked up
+STACKS = getattr(signal, "SIGUSR1", None)  # makes a worker write all threads' stacks to its log
+STOPPED_SECONDS = 2.0  # a stopped process (SIGSTOP) reacts neither to a failure nor to SIGTERM
 TERM_SECONDS = 10.0  # from SIGTERM to SIGKILL after a failure
 POLL_SECONDS = 0.05
-# Left over from a launcher around us, they would mislead the workers.
+# Variables of an outer launcher that would mislead the workers.
 STALE = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",
@@ -56,7 +60,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def say_to_stderr(text: str) -> None:
-    """One line for the person at the terminal."""
+    """Print one line for the user at the terminal."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -67,9 +71,10 @@ def run(
     say: Callable[[str], None] = say_to_stderr,
     record: Record | None = None,
 ) -> int:
-    """Starts ``specs`` and waits. ``environ`` is what the children inherit; ``record`` where it is written how they ended. Returns the exit code.
+    """Start ``specs`` and wait; return the exit code.
 
-    Raises ConfigError when a process cannot be started at all; those already started are ended first.
+    ``environ``: what the children inherit; ``record``: where their exits are recorded. Raises ConfigError if
+    a process cannot be started; those already started are ended first.
     """
     return _Supervisor(specs, environ, say, record).run()
 
@@ -90,9 +95,9 @@ class _Supervisor:
         self._children: dict[int, subprocess.Popen] = {}  # by position in specs
         self._codes: dict[int, int] = {}
         self._stop_signal: int | None = None
-        self._asked: set[int] = set()  # pids that were asked to stop
-        self._ended: set[int] = set()  # pids whose end is our doing: another had failed
-        self._led: set[int] = set()  # agents whose workers were asked
+        self._asked: set[int] = set()  # pids that got SIGTERM
+        self._ended: set[int] = set()  # pids that we killed since another rank had failed
+        self._led: set[int] = set()  # agents whose workers got SIGTERM
         self._kill_now = False
         self._first_failure: float | None = None
         self._failures: list[Failure] = []
@@ -147,7 +152,10 @@ class _Supervisor:
                 ) from exc
 
     def _hear(self) -> None:
-        """What the ranks say of themselves; behind an agent also that a rank's process is gone, which only the agent could wait for."""
+        """Read the workers' reports.
+
+        Behind an agent also notice a lost process, which only the agent can wait for.
+        """
         self._exchange.poll()
         known = {failure.rank for failure in self._failures}
         for rank, caller in self._exchange.callers.items():
@@ -170,7 +178,7 @@ class _Supervisor:
             if code is None or position in self._codes:
                 continue
             self._codes[position] = code
-            self._hear()  # what it said last counts before how it ended
+            self._hear()  # its last report takes precedence over its exit code
             rank = self._specs[position].rank
             expected = self._stop_signal is not None and code == -signal.SIGTERM
             if code in CALM or expected:
@@ -193,7 +201,10 @@ class _Supervisor:
             self._word, self._word_at = Word(failure.rank, failure.answer, failure.finding), failure.at
 
     def _pass_word(self) -> None:
-        """A rank has failed: the others hear it and leave; who has no line yet is asked by SIGTERM, who stays is ended."""
+        """Tell the other ranks of a failure so that they exit.
+
+        Ranks without a socket get SIGTERM; ranks that stay longer than ``WORD_SECONDS`` are killed.
+        """
         if self._word is None:
             named = root_of(self._failures)
             if named is None or time.monotonic() - named.at < NAMED_SECONDS:
@@ -215,12 +226,12 @@ class _Supervisor:
                 self._ask(child.pid)
 
     def _end_led(self, agent: int, late: bool) -> None:
-        """The workers of an agent that were told and stay."""
+        """Kill the workers of an agent that were told and stayed."""
         for pid in processes.rank_children(agent) if late else ():
             processes.send(pid, signal.SIGKILL)
 
     def _ask_to_stop(self) -> None:
-        """After a stop request: SIGTERM once to each worker, also to those that appear later."""
+        """After a stop request, send SIGTERM once to each worker, also to those that appear later."""
         if self._stop_signal is None:
             return
         for position, child in self._running():
@@ -229,7 +240,7 @@ class _Supervisor:
                 workers = processes.rank_children(child.pid)
                 if workers:
                     self._led.add(child.pid)
-                elif child.pid not in self._led:  # an agent without workers yet is ended itself, before it starts any
+                elif child.pid not in self._led:  # an agent without workers yet: end it before it starts any
                     workers = [child.pid]
             for pid in workers:
                 self._ask(pid)
@@ -276,7 +287,7 @@ class _Supervisor:
         return int(ExitCode.INTERRUPTED)
 
     def _answer(self) -> int:
-        """The exit code: that of the root where a rank has failed by itself."""
+        """Return the exit code: that of the root cause if a rank failed by itself."""
         root = root_of([failure for failure in self._failures if not self._behind_agent() or failure.code > 0])
         if root is not None:
             return root.answer
@@ -286,7 +297,7 @@ class _Supervisor:
         return code
 
     def _end(self, code: int) -> int:
-        """Write down how each rank has ended."""
+        """Record how each rank ended."""
         if self._record is None:
             return code
         root = self._as_the_agent_says(root_of(self._failures)) if code not in CALM else None
@@ -299,7 +310,7 @@ class _Supervisor:
         return code
 
     def _as_the_agent_says(self, root: Failure | None) -> Failure | None:
-        """Behind torchrun's agent only the agent knows by which signal a rank ended."""
+        """Take a rank's exit code from torchrun's agent, which alone knows the signal that killed it."""
         callers = self._exchange.callers
         code = callers[AGENT].codes.get(root.rank, 0) if root is not None and AGENT in callers else 0
         if root is None or root.code >= 0 or code >= 0:
@@ -328,10 +339,11 @@ class _Supervisor:
         return exits
 
     def _install(self) -> dict[int, Any]:
-        """Our handlers; only a main thread may set them (elsewhere the caller keeps its own)."""
+        """Install our signal handlers; only a main thread may (elsewhere the caller keeps its own)."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        # nohup ignores SIGHUP and means it. A shell's background job has SIGINT ignored too, but who sends it there wants a stop.
+        # Keep SIGHUP ignored under nohup. A shell's background job ignores SIGINT too, but whoever sends
+        # it one wants a stop.
         ours = [
             number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
         ]

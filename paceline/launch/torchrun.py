@@ -1,7 +1,8 @@
-"""torchrun: one elastic agent a node, static rendezvous, no restarts.
+"""The torchrun launcher: one elastic agent per node, static rendezvous, no restarts.
 
-The agent is ``paceline.runtime.agent``: torchrun's own code and flags, but the workers' exit code comes back and its error box does not
-bury the worker's message. Static rendezvous on purpose: with c10d the store is shared across attempts and gloo meets dead ports.
+The agent is ``paceline.runtime.agent``: torchrun's own code and flags, but it returns the worker's exit code
+and does not print its error box over the worker's message. Static rendezvous, since with c10d the store is
+shared across attempts and gloo connects to dead ports.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ AGENT_MODULE = "paceline.runtime.agent"
 
 
 def flags(cluster: Cluster) -> tuple[str, ...]:
-    """torchrun's flags for this node."""
+    """Return torchrun's flags for this node."""
     return (
         f"--nnodes={cluster.num_nodes}",
         f"--nproc-per-node={cluster.nproc}",
@@ -28,7 +29,7 @@ def flags(cluster: Cluster) -> tuple[str, ...]:
 
 
 def specs(worker: Sequence[str], cluster: Cluster, *, environ: Mapping[str, str], cores: int) -> tuple[LaunchSpec, ...]:
-    """The one agent of node ``cluster.node_rank``."""
+    """Return the single agent of node ``cluster.node_rank``."""
     env = {**import_path(environ), **thread_count(environ, cores, cluster.nproc), **gloo_interface(cluster, environ)}
     argv = (worker[0], "-m", AGENT_MODULE, *flags(cluster), *module_and_args(worker))
     return (LaunchSpec(argv, env, cluster.node_rank, rank=None, ranks=cluster.nproc),)

@@ -1,1 +1,1 @@
-"""What is asked before a start: machine, rules, plan, files, and what only an import can tell. No torch."""
+"""Checks before a launch: machine, rules, plan, files, and trial imports. No torch."""

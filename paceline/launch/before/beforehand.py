@@ -1,4 +1,4 @@
-"""What a start needs, looked at and tried in another process before it: models, data, checkpoint (a look), and what only an import can tell."""
+"""Checks in a child process before a launch: models, data, a look at the checkpoint, and trial imports."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ if TYPE_CHECKING:
     from paceline.core.rundir import RunDir
     from paceline.plan.plan import Plan
 
-#: A look takes a second; imports of torch, Transformers and a user's own modules on a slow file system take longer.
+#: The checks take a second; imports of torch, Transformers and user modules from a slow disk take longer.
 SECONDS = 180.0
 _NO_TRIES = "--no-imports: what only an import can tell is found by the processes of the run"
 
 
 @dataclass(frozen=True)
 class Beforehand:
-    """``found``: findings; ``tried``: what was tried, and why (``skipped``: it was not)."""
+    """The result of the checks: ``found`` the diagnostics; ``tried`` name → reason of each trial import.
+
+    ``skipped``: the imports were not tried.
+    """
 
     found: tuple[Diagnostic, ...]
     tried: Mapping[str, str]
     skipped: bool = False
 
     def said(self, plan: Plan) -> Plan:
-        """``plan`` with a decision about what was tried."""
+        """Return ``plan`` with a decision that lists the trial imports."""
         from paceline.plan.plan import Decision
 
         if not self.tried:
@@ -46,11 +49,15 @@ class Beforehand:
 
 
 def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsewhere: bool = False) -> Beforehand:
-    """Look, and try (``imports``). ``elsewhere``: the run is for another machine, of which this one's files and packages say little: notes."""
+    """Check what the config names, and with ``imports`` try the imports that the run will need.
+
+    ``elsewhere``: the run is planned for another machine, so this machine's files and packages say little
+    about it: findings become notes.
+    """
     from paceline.plan.tries import MODEL, things_to_try
 
     tries = things_to_try(config, plan, os.environ)
-    if elsewhere and not (imports and tries):  # files and packages are another machine's
+    if elsewhere and not (imports and tries):  # this machine's files and packages are not the run's
         return Beforehand((), tries, skipped=not imports)
     job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries), "imports": imports, "open": not elsewhere, "doubt": None}  # fmt: skip
     told, ended = _asked(job)
@@ -67,7 +74,8 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
 
 
 def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
-    """Errors that hold of a config that could not be loaded, whatever is meant by the keys in ``doubt``."""
+    """Return the errors of a config that failed to load which hold whatever the keys in ``doubt`` are set to.
+    """
     told, ended = _asked({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
     found = errors(_findings(told.get("looked", ())))
     return [*found, *([_unfinished(told, ended)] if ended else [])]
@@ -78,7 +86,7 @@ def _findings(found: Any) -> list[Diagnostic]:
 
 
 def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """(what the process answered until it ended, why it ended early)."""
+    """Run the checks in a child process; return (its answers until it ended, why it ended early or empty)."""
     with tempfile.TemporaryDirectory(prefix="paceline-look-") as folder:
         asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
@@ -92,9 +100,11 @@ def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def check_bytes(where: str, run: RunDir) -> None:
-    """Every byte of the checkpoint that a run goes on from, by its sha256, in a process of its own. Raises ConfigError.
+    """Verify the sha256 of every byte of the checkpoint to resume from, in a child process.
 
-    It takes as long as reading takes: the ranks would read as much before they find the same.
+    Raises ConfigError.
+
+    Takes as long as reading the checkpoint does; the ranks would read as much before they find the same.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bytes-") as folder:
         answer = Path(folder) / "answer.json"
@@ -108,7 +118,7 @@ def check_bytes(where: str, run: RunDir) -> None:
 
 
 def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A process of ours that is quiet, leads its own group and fetches nothing."""
+    """Start a module of this package as a quiet child process: its own session, no network downloads."""
     from paceline.launch.processes import die_with_parent
     from paceline.launch.spec import import_path, module_argv
 
@@ -119,12 +129,15 @@ def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=die_with_parent(),  # noqa: PLW1509 (one prctl call): a signal that ends us before _wait leaves nothing behind
+        preexec_fn=die_with_parent(),  # noqa: PLW1509 (one prctl call): it dies too if a signal ends us early
     )
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
-    """Why the process did not end by itself and well; empty when it did. Nothing that it started outlives it."""
+    """Wait for the child; return why it failed, or an empty string on success.
+
+    Kills its process group on a timeout.
+    """
     try:
         _, said = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What this machine and the run directory tell the config's rules."""
+"""Facts about this machine and the run directory, for the config's rules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def facts(
     environ: Mapping[str, str],
     model: ModelSection,
 ) -> Facts:
-    """Everything that can be known before a process is started; what cannot stays None, and its rules silent."""
+    """Collect everything that is known before any process starts.
+
+    Unknown facts stay None, and the rules that need them do not fire.
+    """
     complete, incomplete = count_checkpoints(run)
     ntasks = environ.get("SLURM_NTASKS_PER_NODE", "")
     words = family_words(str(model.config.get("model_type", ""))) if model.config else None
@@ -62,8 +65,8 @@ def facts(
 
 
 def count_checkpoints(run: RunDir) -> tuple[int, int]:
-    """(complete, begun and never finished): a complete checkpoint has its manifest."""
-    if not os.path.isdir(run.checkpoints):  # a name that is too long is none, and raises nothing here
+    """Return (complete, incomplete) counts of checkpoint folders; a complete one has a manifest."""
+    if not os.path.isdir(run.checkpoints):  # isdir: a name that is too long gives False instead of an error
         return 0, 0
     folders = sum(1 for path in run.checkpoints.iterdir() if path.is_dir() or path.is_symlink())
     complete = sum(1 for path in run.checkpoints.glob("*/manifest.json"))
@@ -71,16 +74,16 @@ def count_checkpoints(run: RunDir) -> tuple[int, int]:
 
 
 def infiniband(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
-    """Whether NCCL finds an InfiniBand (or RoCE) device on this node, and is let to use it."""
+    """Whether this node has an InfiniBand (or RoCE) device and ``NCCL_IB_DISABLE`` does not forbid it."""
     devices = root / "sys/class/infiniband"
     return devices.is_dir() and any(devices.iterdir()) and environ.get("NCCL_IB_DISABLE", "0") in ("", "0")
 
 
-_CAP_IPC_LOCK = 1 << 14  # linux/capability.h: who has it locks memory beyond the limit
+_CAP_IPC_LOCK = 1 << 14  # linux/capability.h: a process with it may lock memory beyond the limit
 
 
 def memlock_unlimited(root: Path = Path("/")) -> bool:
-    """Whether this process, and those it starts, may lock as much memory as they like."""
+    """Whether this process and its children may lock unlimited memory (RLIMIT_MEMLOCK, or CAP_IPC_LOCK)."""
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         return True
     status = root / "proc/self/status"
@@ -90,7 +93,10 @@ def memlock_unlimited(root: Path = Path("/")) -> bool:
 
 
 def disk_free_bytes(path: Path) -> int | None:
-    """Free space where ``path`` will be, or None when the system does not tell."""
+    """Return the free bytes of the file system that will hold ``path``.
+
+    None if the system does not report them.
+    """
     parent = next((p for p in (path, *path.parents) if os.path.exists(p)), None)
     try:
         return shutil.disk_usage(parent).free if parent else None

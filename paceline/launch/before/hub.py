@@ -1,4 +1,4 @@
-"""Names on the hub: what would have to be fetched where nothing may be, and a revision of what is not fetched."""
+"""Names on the Hugging Face hub: downloads that offline mode forbids, and revisions of local models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _ROWS = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt")
 
 
 def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Warnings, for a plan can do without. ``known``: the model's config.json is on this machine."""
+    """Yield warnings (a plan can be made without the files).
+
+    ``known``: the model's config.json is on this machine.
+    """
     m, off = config.model, [k for k in _OFFLINE if environ.get(k, "").lower() in ("1", "true", "yes", "on")]
     name = None if m.config is not None else m.name_or_path
     here = name is None or Path(name).expanduser().exists()
@@ -48,7 +51,7 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
 
 
 def _of_hub(name: str) -> bool:
-    """``owner/name``, where no such path is on this machine."""
+    """Whether ``name`` has the form ``owner/name`` and is not a path on this machine."""
     plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None
     return plain and Path(name).suffix.lower() not in _ROWS and not Path(name).exists()
 

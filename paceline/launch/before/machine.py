@@ -1,4 +1,4 @@
-"""What this machine says of a start beside its hardware: where the nodes meet, the port, the run's folder, what is installed, the hub."""
+"""Checks of this machine other than its hardware: rendezvous address, port, run directory, packages, hub."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from paceline.launch.spec import Cluster
     from paceline.plan.hardware.probe import Hardware
 
-#: Of another run, which may have ended by the time of a start: a plan can be looked at meanwhile.
+#: Caused by another run, which may have ended by the time this one starts: warnings while planning.
 OF_ANOTHER_RUN = (codes.RUN_EXISTS.name, codes.RUN_IN_USE.name, codes.LAUNCH_PORT_IN_USE.name)
 
 
 def of_machine(
     loaded: Loaded, hardware: Hardware, processes: int, known: bool, run: RunDir, *, met: bool = False
 ) -> list[Diagnostic]:
-    """Findings; ``known``: the model's config.json is on this machine; ``met``: a launcher has told the processes where they meet."""
+    """Return the diagnostics of this machine.
+
+    ``known``: the model's config.json is on this machine; ``met``: a launcher has already given the processes
+    their rendezvous address.
+    """
     from paceline.launch.before.hub import hub_findings
     from paceline.plan.packages import check_packages
 
@@ -37,7 +41,10 @@ def of_machine(
 
 
 def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[Diagnostic]:
-    """Whether the nodes of the config can meet, and who else may speak there; of processes that are told where (``met``) the secret alone."""
+    """Check that the config's nodes can rendezvous, and that strangers cannot write to the rendezvous store.
+
+    With ``met`` (a launcher has set the rendezvous address) only the store's secret is checked.
+    """
     from paceline.launch.addresses import check_address
     from paceline.launch.secret import read_secret, unsigned
 
@@ -61,7 +68,10 @@ def _cluster(loaded: Loaded) -> Cluster:
 
 
 def _port(loaded: Loaded) -> Iterator[Diagnostic]:
-    """A port that the config names and somebody listens on; inside a launcher that may be the launcher itself."""
+    """Check that the configured port is free.
+
+    Inside a launcher the listener may be that launcher: no check.
+    """
     from paceline.launch.environ import started_by
     from paceline.launch.ports import resolve_port
 
@@ -74,7 +84,7 @@ def _port(loaded: Loaded) -> Iterator[Diagnostic]:
 
 
 def _folder(loaded: Loaded, run: RunDir) -> Iterator[Diagnostic]:
-    """Whether a run may write where it is to write."""
+    """Check that the run may write to its run directory."""
     from paceline.launch.claim import check_claim
 
     t = loaded.config.training
@@ -85,7 +95,7 @@ def _folder(loaded: Loaded, run: RunDir) -> Iterator[Diagnostic]:
 
 
 def _cache(loaded: Loaded) -> Iterator[Diagnostic]:
-    """Whether prepared data can be kept where they are to be kept."""
+    """Check that the cache directory for prepared data is writable."""
     from pathlib import Path
 
     from paceline.core.files import not_writable

@@ -1,4 +1,5 @@
-"""Several ranks of a node start the same run: the first that comes looks, and the others take its word."""
+"""When several ranks of a node start together, one of them runs the checks and the others reuse its findings.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +16,23 @@ from filelock import FileLock, Timeout
 from paceline.core.diagnostics import Diagnostic
 from paceline.runlog.redact import Redactor
 
-#: Longer than any look (``beforehand.SECONDS``, the sandbox's, a plan): who waits longer looks by itself.
+#: Longer than any check (``beforehand.SECONDS``, the sandbox's, a plan); after that a rank runs its own.
 WAIT_SECONDS = 400.0
 _KEPT_SECONDS = 86400.0
 _STARTING_SECONDS = (
-    60.0  # a process older than this when it comes here is taken to be so old: what was said earlier may not hold
+    60.0  # cap on this process's age: findings from before that may be out of date
 )
 
 
 def once_a_node(folder: Path, subject: str, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
-    """What ``look`` finds about ``subject``, asked of one process of this machine where several begin it together.
+    """Return what ``look`` finds about ``subject``.
 
-    A word counts that was asked for after this very process was started: it is as good as its own. So nobody has to know who else is there, a looker that
-    dies lets go of the lock and the next one looks, and a mended fault is never met again. ``folder`` may be on a disk that other machines see.
+    Of several processes that start together only one runs it.
+
+    Findings count if they were made after this very process was started: then they are as fresh as its own.
+    So the processes need not know of each other, a process that dies releases the lock and the next one runs
+    the checks, and an error that was fixed meanwhile is not reported again. ``folder`` may be on a disk
+    shared with other machines.
     """
     name = hashlib.sha256(f"{socket.gethostname()}\n{os.getuid()}\n{subject}".encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -37,13 +42,13 @@ def once_a_node(folder: Path, subject: str, look: Callable[[], Sequence[Diagnost
             found = _heard(said)
             if found is None:
                 found = _told(said, look)
-    except Timeout:  # who looks stands still
+    except Timeout:  # the lock's holder hangs
         return tuple(look())
     return found
 
 
 def _heard(said: Path) -> tuple[Diagnostic, ...] | None:
-    """The word of another process of this start; None when there is none."""
+    """Return the findings of another process of this start; None if there are none."""
     try:
         with said.open("rb") as file:
             own = os.fstat(file.fileno()).st_uid == os.getuid()
@@ -51,7 +56,7 @@ def _heard(said: Path) -> tuple[Diagnostic, ...] | None:
         if not own or told["began"] < started():
             return None
         return tuple(Diagnostic.from_json(item) for item in told["found"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or cut short by a looker's death
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or its writer died halfway
         return None
 
 
@@ -68,7 +73,10 @@ def _told(said: Path, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnos
 
 
 def started() -> float:
-    """When this process was started (seconds since 1970): the kernel's word, or now where there is no ``/proc``."""
+    """Return when this process was started (seconds since 1970), from ``/proc``.
+
+    Now if there is no ``/proc``.
+    """
     now, stat = time.time(), Path("/proc/self/stat")
     if not stat.is_file():
         return now

@@ -1,4 +1,5 @@
-"""From a Config to a Plan with everything that can be found before it: how many processes, on what hardware, in which run directory."""
+"""From a Config to a Plan, with every check before the launch: number of processes, hardware, run directory.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +37,13 @@ def planned(
     imports: bool = True,
     ranks: Ranks | None = None,
 ) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan for this machine (or for ``cluster``), and warnings; ``needs_room``: of ``make_plan``; ``imports``: what only an import can tell is
-    tried, in a process of its own. ``ranks``: processes that another launcher has started already.
+    """Return the plan for this machine (or for ``cluster``), and warnings.
 
-    Raises ConfigError with every violation that a start, hardware and world size bring up, and every one that a look at files and imports does.
+    ``needs_room``: as in ``make_plan``. ``imports``: try imports in a child process. ``ranks``: processes
+    that another launcher has already started.
+
+    Raises ConfigError with every violation at once: from hardware and world size, from the config's rules,
+    from files and from trial imports.
     """
     from paceline.launch.before.beforehand import beforehand
     from paceline.launch.before.facts import facts
@@ -64,6 +68,7 @@ def planned(
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
     known = replace(known, code_sandbox=code_sandbox(config)) if cluster is None else replace(known, **OF_THIS_MACHINE)
     others, missing = _others(config)
+    # Plan with the rules' findings; then the checks of files, imports and machine, reported together.
     tried = try_plan(
         config,
         hardware,
@@ -99,7 +104,8 @@ def planned(
 
 
 def with_files(error: NotLoaded) -> ConfigError:
-    """A config's faults, what rules say of what is sound in it, and the faults of the files that this names, in one answer."""
+    """Combine a config's loading errors with those of its rules and of the files that its sound part names.
+    """
     from paceline.launch.before.beforehand import looked_in_doubt
     from paceline.rules import of_config
 
@@ -110,14 +116,17 @@ def with_files(error: NotLoaded) -> ConfigError:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Processes that ``launcher`` (a word of ``RankEnv``) has started."""
+    """Processes started by another launcher; ``launcher``: its name as in ``RankEnv``."""
 
     cluster: Cluster
     launcher: str
 
 
 def found_for_ranks(loaded: Loaded, cluster: Cluster, launcher: str, *, first_node: bool) -> tuple[Diagnostic, ...]:
-    """All that ``planned`` has to say to ranks that another launcher has started, errors or none; on the first node of the run's folder too."""
+    """Return the diagnostics of ``planned``, errors included, for ranks that another launcher has started.
+
+    On the first node also those of the run directory.
+    """
     from paceline.launch.claim import check_claim
 
     training = loaded.config.training
@@ -138,7 +147,7 @@ OF_THIS_MACHINE: dict[str, Any] = dict.fromkeys(
 
 
 def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape | None, list[Diagnostic]]:
-    """The model's shape where it is known, and what forbids to train it."""
+    """Return the model's shape (None if not known), and the errors that forbid training it."""
     from paceline.plan.model.catalogue import known_shape
     from paceline.plan.model.read_shape import shape_of
 
@@ -152,7 +161,7 @@ def _shape(config: Config, cluster: PlannedCluster | None) -> tuple[ModelShape |
 
 
 def _others(config: Config) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
-    """The shapes of the other models that the config names, and what is wrong with their folders."""
+    """Return the shapes of the other models that the config names, and what is wrong with their folders."""
     from paceline.plan.algorithms.roles import named_shapes
 
     try:
@@ -164,9 +173,11 @@ def _others(config: Config) -> tuple[dict[str, ModelShape | None], list[Diagnost
 def merged(
     rules: Sequence[Diagnostic], plan: Sequence[Diagnostic], provenance: Mapping[str, Source]
 ) -> list[Diagnostic]:
-    """Both rooms' findings, each once, the plan's with ``file:line`` where a key was set.
+    """Merge the findings of rules and plan without duplicates.
 
-    What a rule has found at a key is not said again under the same code; everything else is, whatever else stands there.
+    The plan's get ``file:line`` where a key was set.
+
+    A plan finding is dropped if a rule reported the same code at the same key.
     """
     named = {(d.code, place) for d in rules for place in d.where.split(" and ")}
     found = list(rules)
@@ -180,14 +191,15 @@ def merged(
 
 
 def _said(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:
-    """Whether a folder's fault stands there already: what is planned by and the look read the same files."""
+    """Whether a file error is listed already: the planner and the file checks read the same files."""
     return any((d.code, d.where, d.what) == (one.code, one.where, one.what) for d in found)
 
 
 def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
-    """Processes a node of the hardware named: one a device, one for all of them where the config asks for one, or ``--nproc``.
+    """Return the processes per node of the named hardware.
 
-    Raises ConfigError for a number of nodes on the command line that is another than the hardware's.
+    ``--nproc`` if given, else 1 for a single-process strategy, else one per device. Raises ConfigError if the
+    command line gives a number of nodes that differs from the hardware's.
     """
     config = loaded.config
     asked = {key for key, source in loaded.provenance.items() if source.layer == COMMAND_LINE}
@@ -206,21 +218,21 @@ def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
 
 
 def num_processes(config: Config, hardware: Hardware) -> int:
-    """Processes on this node: as asked, else one a GPU, one on a CPU."""
+    """Return the processes of this node: the configured number, else one per GPU, or one on a CPU."""
     if config.launch.nproc is not None:
         return config.launch.nproc
     return hardware.num_devices if hardware.device == "cuda" and not alone(config) else 1
 
 
 def alone(config: Config) -> bool:
-    """Whether the config asks for one process, which under ``data_parallel`` drives all devices of its node."""
+    """Whether the config uses one process; under ``data_parallel`` it drives all devices of its node."""
     name = config.training.distributed_strategy
     named = name in STRATEGIES.names() and STRATEGIES.spec(name).one_process
     return named or config.training.distributed is False
 
 
 def cluster_of(config: Config, plan: Plan) -> Cluster:
-    """The plan's processes with the addresses of the config."""
+    """Return the plan's processes with the config's addresses."""
     from paceline.launch.spec import Cluster
 
     c = config.launch

@@ -1,4 +1,4 @@
-"""Whether programs of the model can be shut in on this machine, asked of another process: it tries."""
+"""Whether model-written programs can be sandboxed on this machine, tried in a child process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 60.0
 
 
 def code_sandbox(config: Config) -> str | None:
-    """Why not, in words; empty where they can, None where this config runs no programs."""
+    """Return why the sandbox cannot be used: empty if it can, None if this config runs no programs."""
     from paceline.launch.spec import import_path, module_argv
 
     rollout = config.training.rollout
