@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,14 +37,34 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
                 sections[name] = model.model_validate(tree)
                 break
             except ValidationError as exc:
-                seen: set[str] = set()
-                for error in exc.errors():
-                    problems.append(_misfit(name, error, merged.winners))
-                    seen.add(str(error["loc"][0]) if error["loc"] else "")
-                tree = {key: value for key, value in tree.items() if key not in seen}
+                wrong = exc.errors()
+                problems += [_misfit(name, error, merged.winners) for error in wrong]
+                for path in {_innermost(tree, error["loc"]) for error in wrong}:
+                    tree = _without(tree, path)
         else:
             sections[name] = model()
     return Config.model_construct(**sections), problems
+
+
+def _innermost(tree: Mapping[str, Any], loc: Sequence[int | str]) -> tuple[str, ...]:
+    """The deepest key that is given on the way to ``loc``; of a list the key that holds it."""
+    path: list[str] = []
+    inner: Any = tree
+    for part in loc:
+        if not isinstance(inner, dict) or part not in inner:
+            break
+        path.append(str(part))
+        inner = inner[part]
+    return tuple(path)
+
+
+def _without(tree: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """``tree`` less one key: its neighbours keep their values, so that no rule speaks of defaults in their place."""
+    if not path:
+        return tree
+    if len(path) == 1:
+        return {key: value for key, value in tree.items() if key != path[0]}
+    return {**tree, path[0]: _without(tree[path[0]], path[1:])}
 
 
 def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, dict[str, Any]]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.load import load_config
+from paceline.config.load import NotLoaded, load_config
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import Config, field_of
 from paceline.config.show import render_show
 from paceline.core.errors import ConfigError
+from paceline.rules import of_config
 
 
 def codes(error: ConfigError) -> list[str]:
@@ -404,3 +405,23 @@ def test_llama_factory_flags_that_are_not_built_are_refused_by_name(load, text):
         load(f"lora: {{}}\n{text}\n")
     if text.endswith("true"):  # switched off they ask for nothing
         load(f"lora: {{}}\n{text.replace('true', 'false')}\nquantization_method: bnb\n")
+
+
+@pytest.mark.parametrize(
+    "inside, neighbour, value",
+    [
+        ("rollout: {max_completion_length: 12, rewards: [{name: numeric, wieght: 2}, {nmae: x}]}", "max_completion_length", 12),
+        ("rollout: {max_completion_length: 12, temperature: hot}", "max_completion_length", 12),
+        ("ppo: {kl_coef: 0.25, cliprange: wide}", "kl_coef", 0.25),
+        ("parallelism: {tp_size: 2, cp_size: two}", "tp_size", 2),
+    ],
+)  # fmt: skip
+def test_a_wrong_key_leaves_its_neighbours_as_they_are_written(tmp_path, inside, neighbour, value):
+    """Rules speak of what is sound in a config: of its values, not of defaults in their place."""
+    file = tmp_path / "c.yaml"
+    file.write_text(f"model: {{name_or_path: m}}\ndata: {{train: t, max_length: 64}}\ntraining:\n  {inside}\n")
+    with pytest.raises(NotLoaded) as error:
+        load_config(str(file), rules=of_config)
+    section = getattr(error.value.partial.config.training, inside.partition(":")[0])
+    assert getattr(section, neighbour) == value
+    assert {d.code for d in error.value.diagnostics} <= {"config.unknown_key", "config.value", "config.type"}
