@@ -1,5 +1,4 @@
-"""When several ranks of a node start together, one of them runs the checks and the others reuse its findings.
-"""
+"""When several ranks of a node start together, one of them runs the checks and the others reuse its findings."""
 
 from __future__ import annotations
 
@@ -19,9 +18,7 @@ from paceline.runlog.redact import Redactor
 #: Longer than any check (``beforehand.SECONDS``, the sandbox's, a plan); after that a rank runs its own.
 WAIT_SECONDS = 400.0
 _KEPT_SECONDS = 86400.0
-_STARTING_SECONDS = (
-    60.0  # cap on this process's age: findings from before that may be out of date
-)
+_STARTING_SECONDS = 60.0  # cap on this process's age: findings from before that may be out of date
 
 
 def once_a_node(folder: Path, subject: str, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
