@@ -76,6 +76,7 @@ ROLLOUT_NO_REWARDS = Code("rollout.no_rewards", "Algorithms that learn from the 
 ROLLOUT_LENGTH = Code("rollout.length", "`data.max_length` is prompt and answer together; `max_completion_length` has to leave room for a prompt.")
 ROLLOUT_ONE_ANSWER = Code("rollout.one_answer", "GRPO compares the answers to one prompt with each other. With one answer there is nothing to compare: every advantage is 0.")
 ROLLOUT_FILTER_GROUPS = Code("rollout.filter_groups", "filter_groups leaves out prompts whose answers score the same, because GRPO learns nothing of them. PPO values each answer by itself.")
+ROLLOUT_MAX_REDRAWS = Code("rollout.max_redraws", "max_redraws says how often prompts whose answers score the same are replaced by others; without filter_groups they are kept and trained on.")
 ROLLOUT_GREEDY = Code("rollout.greedy", "At temperature 0 every answer to a prompt is the same one, and every advantage is 0.")
 ROLLOUT_CORRECTION = Code("rollout.correction", "rollout_correction compares the log-probabilities of sampling with those of training; old_logprobs: sampling says that they are the same.")
 ROLLOUT_SERVER_URL = Code("rollout.server_url", "`training.rollout.server.url` is scheme, host and port of a server with vLLM's OpenAI-style interface.")

@@ -171,10 +171,18 @@ def lengths(c: Context) -> Iterator[Diagnostic]:
 
 
 def groups(c: Context) -> Iterator[Diagnostic]:
-    """rollout.one_answer, rollout.greedy, rollout.filter_groups"""
+    """rollout.one_answer, rollout.greedy, rollout.filter_groups, rollout.max_redraws"""
     options = _rollout(c)
     if options is None:
         return
+    if options.max_redraws and not options.filter_groups:
+        yield c.problem(
+            codes.ROLLOUT_MAX_REDRAWS,
+            "prompts are drawn again in the place of those that filter_groups leaves out, and it leaves out none",
+            f"{_ROLLOUT}.max_redraws",
+            f"{_ROLLOUT}.filter_groups",
+            hint="filter_groups: true, or max_redraws: 0",
+        )
     training = c.config.to_json()["training"]
     if not c.algorithm.compares_answers(training):
         if options.filter_groups:

@@ -26,6 +26,10 @@ class Windows(Protocol):
         """A micro-batch that weighs nothing, with every field a real one has."""
         ...
 
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold beside the position, JSON."""
+        ...
+
     def shards(self, step: int) -> Iterator[Shard]:
         """What a checkpoint after ``step`` steps must hold beside the position."""
         ...

@@ -48,6 +48,7 @@ def checkpoint_saver(
             {role.value: handles[role].root.adapter for role in algorithm.trains},
             train_fingerprint=prepared.train_fingerprint,
             data_definition=prepared.definition,
+            windows=parts.windows.state(),
         )
         shards = exported_shards(parts.runner.strategy, handles, algorithm, parts.windows.shards(step))
         path = checkpointer.save(step, shards, state, files)

@@ -22,9 +22,10 @@ def run_state(
     *,
     train_fingerprint: str = "",
     data_definition: str = "",
+    windows: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with; with ``adapters`` (by trained role, the model
-    that is exported first) also their bases."""
+    that is exported first) also their bases; ``windows``: what the order of the data needs beside the step."""
     (_, adapter), *others = (adapters or {"": None}).items()
     own: dict[str, Any] = {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
     if adapter is not None and others:
@@ -32,6 +33,7 @@ def run_state(
     return {
         **own,
         "train": state.to_json(),
+        "windows": dict(windows or {}),
         "algorithm": algorithm.state() if algorithm is not None else {},
         "config": dict(plan.config),
         "config_digest": plan.config_digest,

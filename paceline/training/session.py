@@ -115,7 +115,8 @@ class Session:
         epochs = self.epochs(source if rolls is None else rolls.rows(source), cut)
         state = self.restore(strategy, handles, algorithm)
         if rolls is not None:
-            rollouts = rolls.windows(source, epochs, state.step, self.reader)
+            drawn = {} if self.reader is None else self.reader.state.get("windows", {})
+            rollouts = rolls.windows(source, epochs, state.step, self.reader, drawn)
             windows: Windows = rollouts
             evaluated: Evaluation = rollouts.evaluate
         else:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
+from typing import Any
 
 from paceline.data.order import positions_for, step_positions, steps_per_epoch
 from paceline.protocols.batch import MISMATCHED, Batch
@@ -125,6 +126,10 @@ class WindowSource:
 
     def __iter__(self) -> Iterator[Window]:
         return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: rows follow from the step."""
+        return {}
 
     def shards(self, step: int) -> Iterator[Shard]:
         """Nothing to keep beside the position: rows are read again."""

@@ -122,9 +122,9 @@ ALGORITHMS["rloo"] = {
     # the ratio is of eight tokens together: a narrow clip would take all of the second step away, and its gradient would be rounding
     "rloo": {"beta": 0.05, "num_iterations": 2, "normalize_advantages": True, "epsilon": 0.5, "epsilon_high": 2.0},
 }
-ALGORITHMS["reinforce_plus_plus"] = {
+ALGORITHMS["reinforce_plus_plus"] = {  # and prompts that are drawn again
     **_ON_POLICY_ADAM,
-    "rollout": ALGORITHMS["grpo"]["rollout"],
+    "rollout": {**ALGORITHMS["grpo"]["rollout"], "filter_groups": True, "max_redraws": 3},
     "reinforce_plus_plus": {"group_baseline": True, "beta": 0.05, "gamma": 0.9, "num_iterations": 2},
 }
 ON_POLICY = ("grpo", "ppo", "rloo", "reinforce_plus_plus")

@@ -127,6 +127,11 @@ class RolloutOptions(Section):
         default=False,
         description="Train on prompts alone whose answers differ in score: of the others nothing is learnt but the KL, and they cost as much.",
     )
+    max_redraws: Int = Field(
+        default=0,
+        ge=0,
+        description="With filter_groups, how often prompts whose answers score the same are replaced by the next ones of the data and answered, until all differ (DAPO's dynamic sampling).",
+    )
     num_samples_shown: Int = Field(
         default=2, ge=0, description="Answers of each rollout that go into the log with their rewards."
     )

@@ -23,6 +23,11 @@ class RolloutCut:
         return self.updates * self.cut.global_batch
 
     @property
+    def groups(self) -> int:
+        """Prompts of a rollout."""
+        return self.answers // self.group
+
+    @property
     def steps(self) -> int:
         """Optimizer steps of a rollout."""
         return self.updates * self.passes

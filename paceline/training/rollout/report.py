@@ -42,6 +42,24 @@ class Judged:
         numbers = torch.where(known, values, torch.nan)
         return Judged(table[0] > 0, table[1], table[2] > 0, numbers[0], known[0], numbers[1:])
 
+    def only(self, there: Tensor) -> Judged:
+        """Those of the places ``there``, bool [R]."""
+        own = [values[..., there] for values in self._fields()]
+        return Judged(*own)
+
+    def replaced(self, other: Judged, there: Tensor) -> Judged:
+        """``other``'s in the places ``there``, bool [R]."""
+        pairs = zip(other._fields(), self._fields(), strict=True)
+        return Judged(*(torch.where(there, theirs, mine) for theirs, mine in pairs))
+
+    @staticmethod
+    def joined(parts: Sequence[Judged]) -> Judged:
+        """All of them, one behind the other."""
+        return Judged(*(torch.cat(same, -1) for same in zip(*(part._fields() for part in parts), strict=True)))
+
+    def _fields(self) -> tuple[Tensor, ...]:
+        return self.real, self.lengths, self.ended, self.scores, self.judged, self.parts
+
 
 def report_metrics(judged: Judged, spread: Tensor | None, labels: Sequence[str], groups: Tensor) -> dict[str, float]:
     """``reward`` is the mean of all scores, ``reward_std`` the mean over prompts of the ``spread`` within their answers (None where answers are not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from paceline.strategies.handle import Handles
 from paceline.training import codes
 from paceline.training.rollout.answers import Answerer, Limits
 from paceline.training.rollout.cut import AnswerRows, RolloutCut
+from paceline.training.rollout.draws import Draws
 from paceline.training.rollout.judge import ModelJudge
 from paceline.training.rollout.server import RolloutServer
 from paceline.training.rollout.windows import RolloutWindows
@@ -98,9 +100,16 @@ class RolloutSetup:
         """What epochs are counted by."""
         return AnswerRows(prompts, self.rollout_cut, self.training.dataloader_drop_last)
 
-    def windows(self, prompts: PackedSource, epochs: Epochs, start: int, reader: ShardReader | None) -> RolloutWindows:
-        """The windows from global step ``start`` on (``reader``: of the checkpoint that was saved there). Raises ConfigError for rows that a reward
-        cannot use."""
+    def windows(
+        self,
+        prompts: PackedSource,
+        epochs: Epochs,
+        start: int,
+        reader: ShardReader | None,
+        drawn: Mapping[str, Any] | None = None,
+    ) -> RolloutWindows:
+        """The windows from global step ``start`` on (``reader``: of the checkpoint that was saved there, ``drawn`` what it says of prompts). Raises
+        ConfigError for rows that a reward cannot use."""
         self.check_rows(prompts.table, "data.train")
         if self.prepared.eval is not None:
             self.check_rows(self.prepared.eval, "data.eval")
@@ -113,6 +122,7 @@ class RolloutSetup:
             algorithm=self.algorithm,
             handles=self.handles,
             prompts=prompts,
+            draws=Draws(prompts, self.rollout_cut.groups, again=options.max_redraws > 0, saved=drawn or {}),
             answerer=self.answerer(dtype),
             sampling=RolloutSampling(options.temperature, options.top_p, options.top_k),
             limits=Limits(options.max_completion_length, plan.seq_len),
@@ -125,6 +135,7 @@ class RolloutSetup:
             leader=not (place.pp or place.cp or place.tp),
             shown=options.num_samples_shown,
             filter_groups=options.filter_groups,
+            max_redraws=options.max_redraws,
             sampling_exact=sampling_exact(options, plan.precision.compute),
             reader=reader,
         )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,9 @@ from paceline.training import codes
 from paceline.training.rollout.answers import Answerer, Limits, evaluate_answers
 from paceline.training.rollout.batches import Answer, answer_batch
 from paceline.training.rollout.cut import RolloutCut
-from paceline.training.rollout.report import Judged, report_metrics, sample_rows
+from paceline.training.rollout.drawn import Drawn
+from paceline.training.rollout.draws import Draws, Prompt
+from paceline.training.rollout.report import Judged, sample_rows
 from paceline.training.rollout.state import batch_shards, read_batch
 from paceline.training.windows import Epochs, sample_digest
 
@@ -45,9 +48,9 @@ class Rollout:
 class RolloutWindows:
     """The windows of one rank from global step ``start`` on, made of rollouts with the weights of that moment.
 
-    Answer number p of an epoch is sample p mod group of prompt p div group in the epoch's order, whatever rank makes it; its noise depends on
+    Answer number p of a rollout is sample p mod group of the prompt of group p div group (``draws``), whatever rank makes it; its noise depends on
     (seed, epoch, prompt, sample) alone. ``leader``: this rank's numbers stand for its group of ranks that see the same rows.
-    ``filter_groups``: prompts whose answers score the same are told of, not trained on.
+    ``filter_groups``: prompts whose answers score the same are told of, not trained on; ``max_redraws`` times others are asked in their place first.
     """
 
     world: World
@@ -55,6 +58,7 @@ class RolloutWindows:
     algorithm: OnPolicyObjective
     handles: Handles
     prompts: PackedSource
+    draws: Draws
     answerer: Answerer
     sampling: RolloutSampling
     limits: Limits
@@ -67,6 +71,7 @@ class RolloutWindows:
     leader: bool = True
     shown: int = 2
     filter_groups: bool = False
+    max_redraws: int = 0
     sampling_exact: bool = False  # what ``PrecomputedField.known`` names is taken for what would be computed
     reader: ShardReader | None = None  # of the checkpoint that the run goes on from
     current: Rollout | None = field(default=None, init=False)
@@ -81,12 +86,15 @@ class RolloutWindows:
         number, place = divmod(within, self.cut.steps)
         fresh = place == 0
         if fresh or self.current is None:
-            self.current = self.roll(epoch, number) if fresh else self._read(number)
-        update = place % self.cut.updates
-        start = (number * self.cut.updates + update) * self.cut.cut.global_batch
-        everyone = self._prompts_of(epoch, range(start, start + self.cut.cut.global_batch))
+            self.current = self.roll(epoch, number) if fresh else self._read(epoch, number)
+        update, answers = place % self.cut.updates, self.cut.cut.global_batch
+        everyone = [self._prompt(p).document for p in range(update * answers, (update + 1) * answers)]
         report = self.current.report if fresh else None
         return Window(step, epoch, self.current.batches[update], sample_digest([i for i in everyone if i >= 0]), report)
+
+    def _prompt(self, place: int) -> Prompt:
+        """What the answer at a place of the rollout is to."""
+        return self.draws.asked[place // self.cut.group]
 
     def shards(self, step: int) -> Iterator[Shard]:
         """This rank's part of the running rollout, where ``step`` finished steps leave some of it unused."""
@@ -95,9 +103,14 @@ class RolloutWindows:
         for first, batch in zip(self._firsts(), [b for row in self.current.batches for b in row], strict=True):
             yield from batch_shards(batch, first)
 
-    def _read(self, number: int) -> Rollout:
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of the prompts that were drawn (JSON)."""
+        return self.draws.state()
+
+    def _read(self, epoch: int, number: int) -> Rollout:
         """The rollout that the checkpoint was made in the middle of."""
         assert self.reader is not None, "a run begins with a rollout"
+        self.draws.resume(epoch, number)
         fields = self.algorithm.fields()
         size, accumulation = self.cut.cut.micro_batch, self.cut.cut.accumulation
         flat = [read_batch(self.reader, first, size, fields) for first in self._firsts()]
@@ -106,7 +119,7 @@ class RolloutWindows:
 
     def _firsts(self) -> list[int]:
         """The place in a rollout of the first answer of each of this rank's micro-batches."""
-        return self._places(0)[:: self.cut.cut.micro_batch]
+        return self._places()[:: self.cut.cut.micro_batch]
 
     def filler(self) -> Batch:
         """A micro-batch that weighs nothing, with every field a real one has."""
@@ -121,122 +134,107 @@ class RolloutWindows:
         answerer = self.answerer
         answerer.restart_clock()
         begun = time.perf_counter()
-        first, places = number * self.cut.answers, self._places(number)
-        requests, owners = self._requests(epoch, places)
-        completions = answerer.write(requests, self.sampling)
-        forwards = len(places) // self.cut.cut.micro_batch
-        samples, scored = answerer.judged(self.prompts.table, owners, requests, completions, forwards)
-        judged = self._share(first, places, owners, completions, scored)
-        groups = torch.arange(self.cut.answers) // self.cut.group
-        advantages, spread = self.algorithm.compute_advantages(judged.scores, groups, judged.ended)
-        kept = spread > 0 if self.filter_groups else torch.ones_like(spread, dtype=torch.bool)
-        made = self._answers(requests, owners, completions, judged, advantages, kept, first)
+        places, groups = self._places(), torch.arange(self.cut.answers) // self.cut.group
+        self.draws.begin(epoch, number)
+        drawn = self._draw(places, groups)
+        judged = drawn.judged
+        kept = drawn.spread > 0 if self.filter_groups else torch.ones_like(drawn.spread, dtype=torch.bool)
+        made = {place: self._answer(place, drawn, kept) for place in places}
         with answerer.timed("ask"):
-            batches = self._batches(number, dict(zip(places, made, strict=True)))
-            own = torch.split(torch.tensor(places) - first, self.cut.cut.micro_batch)
-            answers = RolloutAnswers(advantages, groups, judged.judged & kept, own, self._total)
+            batches = self._batches(made)
+            own = torch.split(torch.tensor(places), self.cut.cut.micro_batch)
+            answers = RolloutAnswers(drawn.advantages, groups, judged.judged & kept, own, self._total)
             batches, stats = self.algorithm.finalize_rollout(batches, answers)
         seconds = time.perf_counter() - begun
-        compares = self.algorithm.uses_group_baseline
-        notes = [*scored.problems, *_nothing_learnt(judged, spread, compares)] if self.leader else []
-        metrics = report_metrics(judged, spread if compares else None, self.answerer.scorer.labels, groups)
         clock = {f"time/{phase}": value for phase, value in answerer.clock.items()}
+        compares = self.algorithm.uses_group_baseline
+        metrics = drawn.metrics(self.answerer.scorer.labels, self.cut.group, compares=compares)
+        if self.max_redraws:
+            metrics |= drawn.counts(self.cut.group)
+        notes = [*drawn.problems, *_nothing_learnt(judged, drawn.spread, compares)] if self.leader else []
         report = Report(
             {**metrics, **stats, **clock, "time/rollout": seconds},
-            sample_rows(samples, scored, self.shown) if self.world.rank == 0 else (),
+            sample_rows(*drawn.shown, self.shown) if self.world.rank == 0 else (),
             notes,
             seconds,
         )
         return Rollout(number, batches, report)
+
+    def _draw(self, places: Sequence[int], groups: Tensor) -> Drawn:
+        """Answers of every place; where groups are drawn again, until each of them teaches something or the bound is reached. Collective."""
+        drawn = self._written(places, len(places))
+        for again in range(self.max_redraws + 1):
+            drawn.compare(self.algorithm, groups)
+            flat = drawn.flat_groups(self.cut.group)
+            if again == self.max_redraws or not flat:
+                break
+            self.draws.replace(flat)
+            chosen = set(flat)
+            theirs = [place for place in places if place // self.cut.group in chosen]
+            drawn.replace(self._written(theirs, min(len(places), len(flat) * self.cut.group)), groups, flat)
+        return drawn
+
+    def _written(self, places: Sequence[int], most: int) -> Drawn:
+        """Answers at ``places``, judged by as many forwards of a reward model as ``most`` answers take (no rank has more). Collective."""
+        asked, table = [self._prompt(place) for place in places], self.prompts.table
+        requests = []
+        for place, prompt in zip(places, asked, strict=True):
+            ids = () if prompt.document < 0 else tuple(table.row(prompt.document)[0].tolist())
+            stream = stream_of(self.seed, prompt.epoch, prompt.document, place % self.cut.group)
+            requests.append(Request(ids, stream, self.limits.room(ids)))
+        completions = self.answerer.write(requests, self.sampling)
+        owners, forwards = [prompt.document for prompt in asked], -(-most // self.cut.cut.micro_batch)
+        samples, scored = self.answerer.judged(table, owners, requests, completions, forwards)
+        written = dict(zip(places, zip(owners, requests, completions, strict=True), strict=True))
+        return Drawn(
+            written, self._share(places, owners, completions, scored), (samples, scored), list(scored.problems)
+        )
 
     def _total(self, values: Sequence[float]) -> list[float]:
         """Sums over the ranks that see different answers."""
         found: list[float] = self.world.all_reduce_sum_float(list(values) if self.leader else [0.0] * len(values))
         return found
 
-    def _places(self, number: int) -> list[int]:
-        """This rank's answers of a rollout, by their place in the epoch."""
-        cut, found = self.cut.cut, []
-        for update in range(self.cut.updates):
-            step = number * self.cut.updates + update
-            for j in range(cut.accumulation):
-                found += cut.positions(step, j, 1 << 62)
-        return found
-
-    def _prompts_of(self, epoch: int, places: Sequence[int]) -> list[int]:
-        """The prompt's document of each place; -1 beyond the end."""
-        ids: list[int] = self.prompts.document_ids(epoch, [p // self.cut.group for p in places])
-        return ids
-
-    def _requests(self, epoch: int, places: Sequence[int]) -> tuple[list[Request], list[int]]:
-        """(a request for each place, its prompt's document); places beyond the end ask for nothing."""
-        owners, table = self._prompts_of(epoch, places), self.prompts.table
-        requests = []
-        for place, owner in zip(places, owners, strict=True):
-            ids = () if owner < 0 else tuple(table.row(owner)[0].tolist())
-            stream = stream_of(self.seed, epoch, owner, place % self.cut.group)
-            requests.append(Request(ids, stream, self.limits.room(ids)))
-        return requests, owners
+    def _places(self) -> list[int]:
+        """This rank's answers, by their place in the rollout."""
+        cut = self.cut.cut
+        return [
+            p for u in range(self.cut.updates) for j in range(cut.accumulation) for p in cut.positions(u, j, 1 << 62)
+        ]
 
     def _share(
-        self,
-        first: int,
-        places: Sequence[int],
-        owners: Sequence[int],
-        completions: Sequence[Completion],
-        scored: Scored,
+        self, places: Sequence[int], owners: Sequence[int], completions: Sequence[Completion], scored: Scored
     ) -> Judged:
         """Everybody's scores and lengths, by place in the rollout: one all-reduce of numbers that one rank has and the others leave 0."""
-        count, labels = self.cut.answers, self.answerer.scorer.labels
-        table = torch.zeros(5 + 2 * len(labels), count, dtype=torch.float64)
-        if self.leader:
-            real = [i for i, owner in enumerate(owners) if owner >= 0]
-            for row, i in enumerate(real):
-                at = places[i] - first
-                values = [scored.total[row], *(scored.parts[label][row] for label in labels)]
-                known = [0.0 if math.isnan(v) else 1.0 for v in values]
-                clean = [0.0 if math.isnan(v) else v for v in values]
-                table[:, at] = torch.tensor(
-                    [1.0, len(completions[i].tokens), float(completions[i].ended), *clean, *known], dtype=torch.float64
-                )
-        total = torch.tensor(self.world.all_reduce_sum_float(table.flatten().tolist()), dtype=torch.float64)
+        labels = self.answerer.scorer.labels
+        table = torch.zeros(5 + 2 * len(labels), self.cut.answers, dtype=torch.float64)
+        real = [i for i, owner in enumerate(owners) if owner >= 0]
+        for row, i in enumerate(real):
+            values = [scored.total[row], *(scored.parts[label][row] for label in labels)]
+            known = [0.0 if math.isnan(v) else 1.0 for v in values]
+            clean = [0.0 if math.isnan(v) else v for v in values]
+            own = [1.0, len(completions[i].tokens), float(completions[i].ended), *clean, *known]
+            table[:, places[i]] = torch.tensor(own, dtype=torch.float64)
+        total = torch.tensor(self._total(table.flatten().tolist()), dtype=torch.float64)
         return Judged.of(total.view_as(table), labels)
 
-    def _answers(
-        self,
-        requests: Sequence[Request],
-        owners: Sequence[int],
-        completions: Sequence[Completion],
-        judged: Judged,
-        advantages: Tensor,
-        kept: Tensor,
-        first: int,
-    ) -> list[Answer | None]:
-        """What each place is trained on; None beyond the end, and where ``kept`` [R] says no."""
-        places = self._own_places(first)
-        found: list[Answer | None] = []
-        for request, owner, completion, place in zip(requests, owners, completions, places, strict=True):
-            if owner < 0 or not bool(kept[place - first]):
-                found.append(None)
-                continue
-            is_scored = bool(judged.judged[place - first])
-            has_loss = is_scored and (completion.ended or not self.algorithm.masks_truncated)
-            advantage = float(advantages[place - first])
-            answer = (owner, request.prompt, completion.tokens, completion.logprobs, advantage)
-            found.append(Answer(*answer, is_scored, has_loss))
-        return found
+    def _answer(self, place: int, drawn: Drawn, kept: Tensor) -> Answer | None:
+        """What a place is trained on; None beyond the end, and where ``kept`` [R] says no."""
+        owner, request, completion = drawn.written[place]
+        if owner < 0 or not bool(kept[place]):
+            return None
+        is_scored = bool(drawn.judged.judged[place])
+        has_loss = is_scored and (completion.ended or not self.algorithm.masks_truncated)
+        advantage = float(drawn.advantages[place])
+        return Answer(owner, request.prompt, completion.tokens, completion.logprobs, advantage, is_scored, has_loss)
 
-    def _own_places(self, first: int) -> list[int]:
-        return self._places(first // self.cut.answers)
-
-    def _batches(self, number: int, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
+    def _batches(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
         """Micro-batches by update and micro-step, with what the algorithm asks of its models. Collective: as many forwards on every rank."""
         cut, found = self.cut.cut, []
         for update in range(self.cut.updates):
-            step = number * self.cut.updates + update
             row = []
             for j in range(cut.accumulation):
-                batch = answer_batch([answers[p] for p in cut.positions(step, j, 1 << 62)], self.pad_id, self.dtype)
+                batch = answer_batch([answers[p] for p in cut.positions(update, j, 1 << 62)], self.pad_id, self.dtype)
                 for wanted in self.algorithm.precomputed_fields():
                     if wanted.known and self.sampling_exact:
                         batch = with_tokens(batch, wanted.name, batch.at_labels(wanted.known))

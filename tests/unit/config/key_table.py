@@ -119,6 +119,7 @@ TABLE: dict[str, Key | Read] = {
     **under(f"{T}.rollout", p.rollout, GRPO, on_reward_error="zero", reward_timeout=5.0, allow_code_execution=True, allow_unsandboxed_code=True, num_generations=4,
             max_completion_length=99, temperature=0.5, top_p=0.5, top_k=3, steps_per_generation=2, generation_rows=8, old_logprobs="recompute", filter_groups=True,
             num_samples_shown=5),
+    "training.rollout.max_redraws": Key(p.rollout, 3, {**GRPO, "training.rollout.filter_groups": True}),
     "training.rollout.rewards[].name": Key(p.rollout_item, "length", GRPO),
     "training.rollout.rewards[].weight": Key(p.rollout_item, 2.0, GRPO),
     "training.rollout.rewards[].options": Key(p.rollout_item, {"a": 1}, GRPO),

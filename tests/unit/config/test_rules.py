@@ -202,6 +202,7 @@ CASES = [
     case("rollout.one_answer", _t(algorithm="grpo", rollout={"num_generations": 1}), _t(algorithm="grpo", rollout={"num_generations": 2}), severity=WARNING),
     case("rollout.one_answer", _t(algorithm="reinforce_plus_plus", reinforce_plus_plus={"group_baseline": True}), _t(algorithm="reinforce_plus_plus"), severity=WARNING),
     case("rollout.filter_groups", _t(algorithm="reinforce_plus_plus", rollout={"filter_groups": True}), _t(algorithm="reinforce_plus_plus", rollout={"filter_groups": True}, reinforce_plus_plus={"group_baseline": True})),
+    case("rollout.max_redraws", _t(algorithm="grpo", rollout={"max_redraws": 3}), _t(algorithm="grpo", rollout={"max_redraws": 3, "filter_groups": True})),
     case("rollout.filter_groups", _t(algorithm="ppo", rollout={"filter_groups": True, "rewards": ["ended"]}), _t(algorithm="grpo", rollout={"filter_groups": True, "rewards": ["ended"]})),
     case("rollout.correction", _t(algorithm="grpo", rollout={"old_logprobs": "sampling"}, grpo={"rollout_correction": "mask"}), _t(algorithm="grpo", grpo={"rollout_correction": "mask"})),
     case("grpo.cispo_bound", _t(algorithm="grpo", grpo={"loss_type": "cispo"}), _t(algorithm="grpo", grpo={"loss_type": "cispo", "epsilon_high": 5.0})),

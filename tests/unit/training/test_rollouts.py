@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from ast import literal_eval
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from paceline.protocols.rollout import RolloutAnswers
 from paceline.protocols.window import Window
 from paceline.training.rollout.answers import Answerer, Limits
 from paceline.training.rollout.cut import AnswerRows, RolloutCut
+from paceline.training.rollout.draws import Draws, Prompt
 from paceline.training.rollout.setup import sampling_exact
 from paceline.training.rollout.windows import RolloutWindows
 from paceline.training.windows import Cut, count_epochs
@@ -111,7 +113,7 @@ def decode(rows: list[list[int]], **_: Any) -> list[str]:
 TOKENIZER = SimpleNamespace(batch_decode=decode)
 
 
-def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None, ppo: bool = False, filtered: bool = False) -> RolloutWindows:  # fmt: skip
+def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None, ppo: bool = False, filtered: bool = False, redraws: int = 0, drawn: Any = None) -> RolloutWindows:  # fmt: skip
     algorithm: Any = GRPO(beta=0.1, num_iterations=passes, updates_per_pass=updates)
     if ppo:
         algorithm = PPO(num_ppo_epochs=passes, updates_per_pass=updates, whiten_rewards=True, missing_eos_penalty=0.3)
@@ -120,7 +122,8 @@ def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: i
     answerer = Answerer(Runner(), None, TOKENIZER, Scorer([RewardSpec("exact_match")]), lambda root: Speaker())  # type: ignore[arg-type, return-value]
     return RolloutWindows(
         world=world, runner=Runner(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), answerer=answerer, sampling=RolloutSampling(),
-        limits=Limits(4, 16), cut=rollout, epochs=epochs, start=start, seed=1, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
+        limits=Limits(4, 16), cut=rollout, draws=Draws(Prompts(), rollout.groups, again=redraws > 0, saved=drawn or {}), max_redraws=redraws,  # type: ignore[arg-type]
+        epochs=epochs, start=start, seed=1, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
     )  # fmt: skip
 
 
@@ -140,7 +143,8 @@ def rows_of(window: Window) -> list[tuple[Any, ...]]:
 def all_ranks(size: int, micro: int, accumulation: int, **options: Any) -> list[list[tuple[Any, ...]]]:
     """The rows of every step, all ranks together, micro-batches in their global order."""
     shared: dict[int, dict[int, list[float]]] = {}
-    for _ in range(4):  # the second time everybody's numbers are known, then what follows from them
+    # the second time everybody's numbers are known, then what follows from them; what is drawn again follows from all before
+    for _ in range(40 if options.get("redraws") else 4):
         made = [
             list(windows(Ranks(rank, shared), Cut(micro, accumulation, rank, size), **options)) for rank in range(size)
         ]
@@ -178,6 +182,81 @@ def test_groups_of_equal_scores_are_left_out_on_every_rank_alike() -> None:
     assert all_ranks(2, 2, 1, filtered=True) == some
     told = [list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=f))[0].report.metrics["reward"] for f in (False, True)]  # type: ignore[union-attr]
     assert told[0] == told[1]
+
+
+def test_prompts_follow_from_the_step_or_from_how_many_were_taken() -> None:
+    plain = Draws(Prompts(), 3, again=False, saved={"next": [7, 7], "asked": [[7, 7]]})  # type: ignore[arg-type]
+    plain.begin(1, 1)
+    assert (
+        plain.asked == [Prompt(1, 2), Prompt(1, 4), Prompt(1, -1)] and plain.state() == {}
+    )  # beyond the epoch's end is nothing
+    again = Draws(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
+    again.begin(0, 0)
+    again.replace([0, 2])  # the next two of the order, in the order of the groups
+    assert again.asked == [Prompt(0, 1), Prompt(0, 2), Prompt(0, 3)]
+    again.begin(0, 1)  # goes on in the next epoch's order, not at 1 · 3
+    assert again.asked == [Prompt(1, 1), Prompt(1, 3), Prompt(1, 0)]
+    other = Draws(Prompts(), 3, again=True, saved=json.loads(json.dumps(again.state())))  # type: ignore[arg-type]
+    assert other.asked == again.asked
+    other.resume(0, 1)
+    assert other.asked == again.asked
+    for each in (other, again):
+        each.begin(0, 2)
+    assert other.asked == again.asked == [Prompt(1, 2), Prompt(1, 4), Prompt(2, 2)]
+    late = Draws(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
+    late.resume(0, 1)  # the option came with the resume: as it would have been without
+    assert late.asked == [Prompt(0, 1), Prompt(0, 3), Prompt(1, 1)]
+
+
+def test_prompts_that_teach_nothing_are_replaced_on_any_number_of_ranks_alike() -> None:
+    """Groups of equal scores ask the next prompts of the data until none is left, or the bound is reached."""
+    options: dict[str, Any] = {"filtered": True, "redraws": 9}
+    alone = all_ranks(1, 4, 1, **options)
+    assert all(len(step) == 4 and all(any(credits_of(row)) for row in step) for step in alone), "every answer teaches"
+    assert alone != all_ranks(1, 4, 1)
+    for document, ids, labels, known in (row for step in alone for row in step):
+        start, said = len(PROMPTS[document]), sum(label for label in labels if label >= 0)
+        assert (
+            tuple(ids[:start]) == PROMPTS[document]
+        )  # the answer is to this prompt, and its own score is what it is worth
+        assert (literal_eval(known)["advantage"][start - 1] > 0) == (said % 2 == 0)
+    for cut in ((2, 2, 1), (2, 1, 2), (4, 1, 1)):
+        assert [near(step) for step in all_ranks(*cut, **options)] == [near(step) for step in alone]
+
+
+def test_what_is_told_of_redrawn_prompts() -> None:
+    many, one = (windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=True, redraws=n) for n in (9, 1))
+    told = [w.report.metrics for w in many]  # type: ignore[union-attr]
+    drawn = [m["prompts_drawn"] for m in told]
+    assert max(drawn) > 2 == min(drawn) and {m["prompts_left_flat"] for m in told} == {0.0}
+    assert [m["zero_spread"] for m in told] == pytest.approx([(n - 2) / n for n in drawn])  # of all that were drawn
+    assert sum(drawn) == many.draws.state()["next"][0] * 5 + many.draws.state()["next"][1]  # none was passed over
+    left = [(w.report.metrics, len(rows_of(w))) for w in one]  # type: ignore[union-attr]
+    assert max(m["prompts_left_flat"] for m, _ in left) > 0, "the test needs a rollout that one more draw does not fill"
+    assert all(rows == 2 * (2 - m["prompts_left_flat"]) and m["prompts_drawn"] <= 4 for m, rows in left)
+    assert "prompts_drawn" not in list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=True))[0].report.metrics  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_run_whose_prompts_are_drawn_again_goes_on_as_if_it_had_not_stopped(stop: int) -> None:
+    """Stopped between rollouts and inside of one, on two ranks, and gone on with one: the same prompts, the same answers."""
+    options: dict[str, Any] = {"updates": 2, "filtered": True, "redraws": 9}
+    whole = list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), **options))
+    shared: dict[int, dict[int, list[float]]] = {}
+    for _ in range(40):
+        ranks = [windows(Ranks(r, shared), Cut(2, 1, r, 2), **options) for r in range(2)]
+        for each in ranks:
+            for _, _window in zip(range(stop), each, strict=False):
+                pass
+    shards = [shard for each in ranks for shard in each.shards(stop)]
+    assert bool(shards) == (stop % 2 == 1)
+    assert ranks[0].state() == ranks[1].state()
+    drawn = json.loads(json.dumps(ranks[0].state()))
+    again = windows(Ranks(0, {}), Cut(4, 1, 0, 1), start=stop, reader=Memory(shards), drawn=drawn, **options)
+    found = list(again)
+    assert len(found) == len(whole) - stop > 0
+    assert [near(rows_of(w)) for w in found] == [near(rows_of(w)) for w in whole[stop:]]
+    assert [w.sample_digest for w in found] == [w.sample_digest for w in whole[stop:]]
 
 
 class Counting(GRPO):
