@@ -15,6 +15,11 @@ class Asked(Protocol):
     def config(self) -> Config: ...
 
     @property
+    def world_size(self) -> int | None:
+        """Processes; None where that is not known yet."""
+        ...
+
+    @property
     def own_options(self) -> Any:
         """The section of the job's algorithm, where one was given."""
         ...

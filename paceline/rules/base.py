@@ -79,6 +79,11 @@ class Context:
         return algorithm_specs()
 
     @property
+    def world_size(self) -> int | None:
+        """Processes; None where that is not known yet."""
+        return self.facts.world_size
+
+    @property
     def own_options(self) -> Any:
         """The section of this run's algorithm, where one was given; an algorithm without options has none."""
         return getattr(self.config.training, self.config.training.algorithm, None)

@@ -104,6 +104,7 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
 
 
 def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
+    """The turns before the answers; None where no column holds them. Raises RowError."""
     name = next((name for name in PROMPTS if name in columns), None)
     if name is None:
         return None
@@ -139,6 +140,7 @@ def _shared(one: list[Message], other: list[Message]) -> int:
 
 
 def system_of(row: Row, columns: Mapping[str, str]) -> list[Message]:
+    """The system message in a column of its own; none where there is none."""
     text = as_text(row.get(columns["system"]), columns["system"]) if "system" in columns else ""
     return [{"role": "system", "content": text}] if text.strip() else []
 
