@@ -46,6 +46,15 @@ def preference_rows(count: int, seed: int = 0) -> list[dict[str, object]]:
     return rows
 
 
+def labelled_rows(count: int, seed: int = 0) -> list[dict[str, object]]:
+    """Learnable answers of very unequal length, labelled one by one: about two of three say the words in capitals and are good."""
+    pairs = preference_rows(count, seed)
+    return [
+        {"prompt": row["prompt"], "completion": row["rejected" if i % 3 == 1 else "chosen"], "label": i % 3 != 1}
+        for i, row in enumerate(pairs)
+    ]
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished process with what it printed."""
@@ -140,6 +149,12 @@ def write_teacher(folder: Path, tokenizer: Path) -> Path:
 def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:
     """Preference pairs with margins."""
     path.write_text(json.dumps(preference_rows(rows, seed)))
+    return path
+
+
+def write_labelled(path: Path, rows: int, seed: int = 0) -> Path:
+    """Labelled answers."""
+    path.write_text(json.dumps(labelled_rows(rows, seed)))
     return path
 
 

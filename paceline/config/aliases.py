@@ -86,7 +86,9 @@ def _stage(value: Any) -> Any:
 
 def _pref_loss(value: Any) -> Any:
     name = str(value).lower()
-    if name in ("orpo", "simpo", "kto", "kto_pair"):
+    if name in ("kto", "kto_pair"):
+        raise Refused(f"{name}: KTO learns from answers labelled one by one, not from pairs", "stage: kto, with rows of prompt, completion and label")  # fmt: skip
+    if name in ("orpo", "simpo"):
         raise Refused(f"{name} is another method than DPO, and is not built", "pref_loss: sigmoid, hinge or ipo")
     return value
 
@@ -188,6 +190,12 @@ ALIASES: dict[str, Alias] = {
     "pref_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
     "dpo_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
     "rpo_alpha": Alias("training.dpo.rpo_alpha"),
+    "kto_chosen_weight": Alias("training.kto.desirable_weight"),
+    "kto_rejected_weight": Alias("training.kto.undesirable_weight"),
+    "kto_desirable_weight": Alias("training.kto.desirable_weight"),
+    "kto_undesirable_weight": Alias("training.kto.undesirable_weight"),
+    "desirable_weight": Alias("training.kto.desirable_weight"),
+    "undesirable_weight": Alias("training.kto.undesirable_weight"),
     "ds3_gather_for_generation": Alias("training.rollout.gather_for_generation"),
     "dpo_label_smoothing": Alias("training.dpo.label_smoothing"),
     "reference_free": Alias("training.dpo.reference_free"),

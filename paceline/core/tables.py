@@ -99,6 +99,7 @@ CHOOSERS = {c.name: c for c in (Chooser("auto", frozenset({"fsdp", "deepspeed"})
 ROW_KINDS = {
     "documents": "paceline.data.kinds.documents:DOCUMENTS",
     "pairs": "paceline.data.kinds.pairs:PAIRS",
+    "labelled": "paceline.data.kinds.labelled:LABELLED",
     "prompts": "paceline.data.kinds.prompts:PROMPTS",
 }
 _PAIRS, _ON_POLICY, _SECTIONS = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy", "paceline.config.sections"  # fmt: skip
@@ -115,6 +116,7 @@ ALGORITHMS = Table(
             "paceline.algorithms.distillation:Distillation",
             f"{_SECTIONS}.distillation:DistillationOptions",
         ),
+        "kto": Row("paceline.plan.algorithms.kto:KTO", "paceline.algorithms.kto:KTO", f"{_SECTIONS}.kto:KtoOptions"),
         "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
         "rloo": Row(f"{_ON_POLICY}:RLOO", "paceline.algorithms.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"),
         "reinforce_plus_plus": Row(

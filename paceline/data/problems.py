@@ -70,6 +70,7 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "the chosen and the rejected answer are the same",
         "remove the row: it prefers nothing",
     ),
+    "bad_label": (codes.DATA_BAD_LABEL, "the label of an answer is neither true nor false", "write true or false"),
     "bad_margin": (
         codes.DATA_BAD_MARGIN,
         "the margin of a pair is no number",

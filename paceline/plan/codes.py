@@ -106,3 +106,5 @@ MODELS_TP_NO_PLAN = Code("models.tp_no_plan", "Transformers has no tensor-parall
 MODELS_TP_STYLE = Code("models.tp_style", "The model's tensor-parallel plan asks for a way of cutting that is not built (experts, latent attention, layers that are not linear). Use fsdp without tp_size.")
 
 BATCH_TRIPLE = Code("batch.triple", "DeepSpeed's train_batch_size must be micro-batch x accumulation x processes. The product decides; write \"auto\" in the file.")
+
+KTO_ONE_ROW = Code("kto.one_row", "KTO measures its KL on each prompt of a step with the answer to another one. A step of a single row has no other answer: raise the batch size or the accumulation.")

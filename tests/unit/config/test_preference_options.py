@@ -68,5 +68,13 @@ def test_other_systems_names(tmp_path: Path) -> None:
     rollouts = load(tmp_path, {"stage": "grpo", "ref_model": "m", "pref_beta": 0.3}).training
     assert rollouts.grpo is not None and (rollouts.grpo.ref_model, rollouts.grpo.beta, rollouts.dpo) == ("m", 0.3, None)
     assert load(tmp_path, {"training": {"ref_model": "m"}}).training.dpo is not None, "named where nobody else has it"
+    flat = {"stage": "kto", "pref_beta": 0.2, "kto_chosen_weight": 2, "kto_rejected_weight": 0.5, "ref_model": "m"}
+    kto = load(tmp_path, flat).training.model_dump()
+    assert kto["algorithm"] == "kto" and kto["dpo"] is None
+    assert kto["kto"] == {"beta": 0.2, "loss_type": "kto", "desirable_weight": 2.0, "undesirable_weight": 0.5, "ref_model": "m"}  # fmt: skip
+    axolotl = load(tmp_path, {"algorithm": "kto", "rl_beta": 0.3, "kto_undesirable_weight": 0.4}).training.model_dump()
+    assert (axolotl["kto"]["beta"], axolotl["kto"]["undesirable_weight"]) == (0.3, 0.4)
+    with pytest.raises(ConfigError, match="stage: kto"):
+        load(tmp_path, {"stage": "dpo", "pref_loss": "kto_pair"})
     with pytest.raises(ConfigError, match="another method"):
         load(tmp_path, {"stage": "dpo", "pref_loss": "simpo"})

@@ -51,6 +51,7 @@ def _triple(total: int) -> dict[str, Any]:
 
 WARNING = Severity.WARNING
 CODE = {"rewards": "code", "allow_code_execution": True}
+ONE_ROW, UNPACKED = Facts(world_size=1), {"data.packing": False}
 JUDGE = {"name": "model", "options": {"model": "outputs/reward/model"}}
 TAUGHT = {"teacher_model": "org/teacher"}
 CASES = [
@@ -62,6 +63,9 @@ CASES = [
     case("strategy.pairs", _t(algorithm="reward", parallelism={"tp_size": 2}), _t(algorithm="dpo", parallelism={"tp_size": 2})),
     case("strategy.pairs", _t(algorithm="dpo", deepspeed={"tensor_parallel": {"autotp_size": 2}}), _t(algorithm="dpo", deepspeed={"zero_optimization": {"stage": 1}})),
     case("strategy.pairs", _t(algorithm="dpo", distributed_strategy="data_parallel"), _t(algorithm="dpo", distributed_strategy="ddp")),
+    case("strategy.pairs", _t(algorithm="kto", parallelism={"cp_size": 2}), _t(algorithm="kto", distributed_strategy="ddp")),
+    case("kto.one_row", _t(algorithm="kto", per_device_train_batch_size=1) | UNPACKED, _t(algorithm="kto", per_device_train_batch_size=1, gradient_accumulation_steps=2) | UNPACKED, ONE_ROW),
+    case("kto.one_row", _t(algorithm="kto", per_device_train_batch_size=1) | UNPACKED, _t(algorithm="kto", per_device_train_batch_size=1, kto={"loss_type": "apo_zero_unpaired"}) | UNPACKED, ONE_ROW),
     case("train.algorithm_section", _t(algorithm="sft", dpo={"beta": 0.2}), _t(algorithm="dpo", dpo={"beta": 0.2}), severity=WARNING),
     case("algorithm.no_teacher", _t(algorithm="distillation"), _t(algorithm="distillation", distillation=TAUGHT)),
     case("strategy.divergence", _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="fsdp", parallelism={"tp_size": 2}),

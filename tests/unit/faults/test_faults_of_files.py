@@ -247,6 +247,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("data no JSON", _rows("text, more\na, b\n"), "data.not_json"),
     ("data of no known format", _rows('{"alpha": 1}\n'), "data.format_unknown"),
     ("pairs for SFT", _rows(PAIRS), "data.format_preference"),
+    ("pairs for KTO", _rows('{"prompt": "a", "chosen": "b", "rejected": "c"}', training__algorithm="kto"), "data.format_labelled"),
     ("SFT rows for DPO", _rows('{"text": "a"}', training__algorithm="dpo"), "data.format_pairs"),
     ("a folder without data", _folder_of_others, "data.empty_folder"),
     ("a split that is not there", _other_split, "data.split_missing"),

@@ -1,0 +1,93 @@
+"""Kahneman-Tversky optimisation: answers that are labelled good or bad one by one become likelier or less likely than a reference holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from paceline.algorithms.pairs import document_sums, sum_of
+from paceline.algorithms.referenced import Referenced
+from paceline.config.sections.kto import KtoOptions
+from paceline.protocols.algorithm import WindowMeans
+from paceline.protocols.batch import MISMATCHED, Batch
+from paceline.protocols.roles import Ask, Role
+
+TERM = "answers"
+KL, LABEL = (
+    "kl",
+    "label",
+)  # in ``Batch.extras``: [D], the window's mean before it is clamped; 1 for a desirable answer, else 0
+_METRICS = ("kl", "chosen", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected")
+
+
+class KTO(Referenced):
+    """loss = Σ_i w_i · (1 - σ(± β (h_i - z0))) / Σ_i 1 over the answers i of ALL ranks and micro-batches of a step: + and w = ``desirable_weight`` where
+    the label is true, - and w = ``undesirable_weight`` where it is false. h = log π(y|x) - log π_ref(y|x), a sum over the answer's tokens.
+    Ethayarajh et al. 2024 (arXiv:2402.01306, eq. 7), without the constant Σ λ_y - Σ w.
+
+    z0 = max(0, mean of log π(y'|x) - log π_ref(y'|x)) estimates KL(π ‖ π_ref) on mismatched pairs: each prompt x with the answer y' of the document before
+    it. It has no gradient. Its scope is the GLOBAL batch: every answer of the step (the whole set, in an evaluation), on whichever rank and in whichever
+    micro-batch it lies, in the order of the data, so that loss and gradient are the same under every split. TRL shifts answers within, and takes z0 of,
+    the micro-batches of all ranks: with one micro-batch on one rank both are the same number.
+
+    ``loss_type`` ``apo_zero_unpaired`` has z0 = 0 (1 - σ(βh) for a desirable answer, σ(βh) for an undesirable one: the unpaired form, as TRL has it, of
+    APO-zero, D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7). Metrics by TRL's names: ``kl`` (z0), ``rewards/chosen`` and ``rewards/rejected``
+    (means of β h over the answers of each label), ``rewards/margins``, ``logps/chosen``, ``logps/rejected``; of a label that no answer has, none.
+    """
+
+    watched = tuple(f"{name}/{TERM}" for name in _METRICS)
+
+    def __init__(self, *, reference: str = "live", **options: object) -> None:
+        o = KtoOptions.model_validate(options)
+        self.beta, self.desirable, self.undesirable = o.beta, o.desirable_weight, o.undesirable_weight
+        if o.loss_type != "apo_zero_unpaired":
+            self.window_means = WindowMeans((Role.POLICY, Role.REFERENCE), MISMATCHED)
+        super().__init__(reference)
+
+    def window_sums(
+        self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
+    ) -> Mapping[str, tuple[Tensor, Tensor]]:
+        policy, reference = (outputs[role][Ask.LOGPROBS.value].double() for role in (Role.POLICY, Role.REFERENCE))
+        real = _real(batch)
+        return {KL: (sum_of(document_sums(policy - reference, batch), real), real.sum())}
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        return {TERM: _real(batch).sum()}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        logps = document_sums(outputs[Ask.LOGPROBS.value], batch)
+        gap = self.beta * (logps - self.reference_logps(logps, batch) - self._baseline(logps, batch))
+        good = batch.extras[LABEL] > 0
+        losses = torch.where(good, self.desirable * torch.sigmoid(-gap), self.undesirable * torch.sigmoid(gap))
+        return {TERM: sum_of(losses, _real(batch))}
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        logps = document_sums(outputs[Ask.LOGPROBS.value].detach(), batch).double()
+        rewards = self.beta * (logps - self.reference_logps(logps, batch))
+        real, good = _real(batch), batch.extras[LABEL] > 0
+        chosen, rejected = real & good, real & ~good
+        found = {"kl": (self._baseline(logps, batch), real), "chosen": (torch.ones_like(logps), chosen)}
+        for name, values in (("rewards", rewards), ("logps", logps)):
+            found |= {f"{name}/chosen": (values, chosen), f"{name}/rejected": (values, rejected)}
+        return {f"{name}/{TERM}": sum_of(values, where) for name, (values, where) in found.items()}
+
+    def summary(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The KL, and the means over the answers of each label: sums over all answers by the share that has it."""
+        found = {"kl": means["kl"]}
+        for label, share in (("chosen", means["chosen"]), ("rejected", 1.0 - means["chosen"])):
+            if share > 1e-9:
+                found |= {f"{name}/{label}": means[f"{name}/{label}"] / share for name in ("rewards", "logps")}
+        if {"rewards/chosen", "rewards/rejected"} <= set(found):
+            found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
+        return found
+
+    def _baseline(self, logps: Tensor, batch: Batch) -> Tensor:
+        """z0 [D]; 0 where no KL is measured, and of a batch of fillers alone."""
+        return batch.extras[KL].to(logps).clamp(min=0) if KL in batch.extras else torch.zeros_like(logps)
+
+
+def _real(batch: Batch) -> Tensor:
+    """bool [D]: True where a document is no filler."""
+    return batch.document_ids >= 0

@@ -1,0 +1,86 @@
+"""Labelled answers: one prompt, one answer, and whether it is a good one; TRL's unpaired preferences.
+
+Columns are ``completion`` (or ``response``, ``output``, ``answer``: a text, one turn or a list of turns) and ``label`` (LLaMA-Factory's ``kto_tag``), beside a
+prompt as preference pairs have it. Without a column for the answer it is the last turn of ``messages`` or ``conversations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.data import codes
+from paceline.data.formats import Example, Row, RowError, Shape
+from paceline.data.kinds.base import RowKind
+from paceline.data.kinds.pairs import CONVERSATION, detect_answers, prompt_of, system_of, turns_or_text
+
+ANSWER, LABEL = "completion", "label"
+_OTHER_NAMES = {ANSWER: ("response", "output", "answer"), LABEL: ("kto_tag",)}
+_TURNS = ("messages", "conversations")
+_TRUTH = {True: 1.0, False: 0.0, "true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0}  # True is 1, False 0
+
+
+def detect_labelled(
+    rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
+) -> Shape:
+    """How labelled answers are read, from the first rows. Raises DataError where there is no prompt, no answer or no label, or several prompts."""
+    found = {name for row in rows for name in row}
+    mapping = dict(mapping or {})
+    for name, others in _OTHER_NAMES.items():
+        other = next((o for o in others if o in found), None)
+        if name not in found and name not in mapping and other is not None:
+            mapping[name] = other
+    spoken = ANSWER not in mapping and ANSWER not in found and bool(found & {*_TURNS, *map(mapping.get, _TURNS)})
+    what = "the rows are no labelled answers (prompt, completion, label)"
+    hint = "columns: {prompt: X, completion: Y, label: Z} (beside path:), X, Y and Z being names in the file; pairs (chosen, rejected) are for algorithm: dpo"
+    wrong = codes.DATA_FORMAT_LABELLED(what, where, hint=hint)
+    needed = (LABEL,) if spoken else (ANSWER, LABEL)
+    return detect_answers(rows, needed, ("input", "system"), wrong, asked=asked, mapping=mapping)
+
+
+def normalise_labelled(row: Row, shape: Shape) -> Example:
+    """The conversation, of which the turns behind the prompt are learnt, with 1 or 0 as ``label``. Raises RowError."""
+    columns = shape.columns
+    prompt = prompt_of(row, columns) or []
+    if ANSWER in columns:
+        answer = turns_or_text(row.get(columns[ANSWER]), columns[ANSWER], "assistant")
+    else:
+        prompt, answer = prompt[:-1], prompt[-1:]
+    said = [turn for turn in answer if turn["role"] == "assistant"]
+    if not said or not all(turn["content"].strip() for turn in said):
+        raise RowError("no_answer", f"'{columns.get(ANSWER, 'the last turn')}' is empty")
+    if not any(turn["content"].strip() for turn in prompt if turn["role"] == "user"):
+        raise RowError("empty", "the prompt is empty")
+    prompt = system_of(row, columns) + prompt
+    values = {LABEL: _label(row.get(columns[LABEL]), columns[LABEL])}
+    return Example(messages=(*prompt, *answer), learn_from=len(prompt), values=values)
+
+
+def _label(value: Any, name: str) -> float:
+    """1 or 0 of a truth value, 1 or 0, or the text of one (as CSV has it)."""
+    if value is None:
+        raise RowError("missing_column", f"no '{name}'")
+    known = value.strip().lower() if isinstance(value, str) else value
+    if not isinstance(known, (bool, int, float, str)) or known not in _TRUTH:
+        raise RowError("bad_label", f"'{name}' is {value!r}"[:99])
+    return _TRUTH[known]
+
+
+class Labelled(RowKind):
+    """One document a row, of which the answer alone is learnt, and its label beside it."""
+
+    words = "labelled answers"
+    columns = (LABEL,)
+    conversations = frozenset({CONVERSATION})
+
+    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect_labelled(rows, where=where, asked=asked, mapping=mapping)
+
+    def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
+        return (normalise_labelled(row, shape),)
+
+    def learnt(self, train_on: str) -> str:
+        return "assistant"
+
+
+LABELLED = Labelled()

@@ -1,0 +1,38 @@
+"""What is learnt from answers that are labelled one by one: KTO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.config.sections.kto import KtoOptions
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
+from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, live_reference
+from paceline.plan.asked import Asked
+from paceline.plan.parts import OtherModel
+from paceline.plan.plan import Decision
+
+
+@dataclass(frozen=True)
+class Kto(AlgorithmSpec):
+    """Its reference is asked in every step, of the answers and, for the KL, of answers to other prompts."""
+
+    def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
+        return live_reference(self, training, adapter)
+
+    def check(self, job: Asked) -> Iterator[Diagnostic]:
+        t = job.config.training
+        rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * (job.world_size or 2)
+        measured = (job.own_options or KtoOptions()).loss_type == "kto"
+        if rows == 1 and measured and not job.config.data.packing:
+            what = "the KL is measured on answers to other prompts of the same step, and a step of one row has none"
+            hint = "gradient_accumulation_steps: 8, or kto: {loss_type: apo_zero_unpaired}"
+            keys = ("training.per_device_train_batch_size", "training.gradient_accumulation_steps")
+            yield job.problem(codes.KTO_ONE_ROW, what, *keys, hint=hint)
+
+
+KTO = Kto(
+    "kto", "labelled", asks=("logprobs",), whole_answers=True, named={"reference": "ref_model"}, frozen_beside=1,
+    evaluated=("eval_loss", "eval_kl", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
+)  # fmt: skip
