@@ -1,4 +1,1 @@
-"""Launchers: build argv and environment from a plan (pure functions), and supervise the processes.
-
-No torch.
-"""
+"""Launchers: build argv and environment from a plan (pure functions), and supervise the processes. No torch."""
