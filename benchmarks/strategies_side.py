@@ -16,6 +16,7 @@ from paceline.algorithms.sft import SFT
 from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware.probe import probe_hardware
+from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 from paceline.rules.planning import make_plan
@@ -45,7 +46,7 @@ def ours(name: str, world: World) -> Step:
         }
     )  # fmt: skip
     hardware = probe_hardware({}, use_cpu=True, num_nodes=1)
-    plan = make_plan(config, hardware, world_size=world.world_size, launcher="torchrun", run_dir="none")
+    plan = make_plan(Job(config, hardware, world_size=world.world_size, launcher="torchrun", run_dir="none"))
     strategy, algorithm = make_strategy(plan.strategy, world, plan), SFT()
     runner = make_runner(strategy)
     handle = strategy.prepare(Role.POLICY, HFModelFactory(Source(LLAMA)), plan.optimizer)

@@ -91,8 +91,8 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
     if ask is None:
         return None
     ask = of_length(ask, plan, epoch_lengths(plan.config))
-    name = str(plan.config.get("model", {}).get("name_or_path") or plan.shape.model_type if plan.shape else "model")
-    chooser = CHOOSERS.get(plan.config.get("training", {}).get("distributed_strategy"))
+    name = str(plan.config.model.name_or_path or plan.shape.model_type if plan.shape else "model")
+    chooser = CHOOSERS.get(plan.config.training.distributed_strategy)
     by_size = chooser is not None and not chooser.searches
     return forecast(name, ask, planned_candidate(plan, ask), plan.strategy_reason if by_size else "")
 

@@ -82,7 +82,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
         entry = ledger.Entry(
             time=datetime.now().isoformat(timespec="seconds"),
             machine=machine_name(hardware),
-            model=str(plan.config.get("model", {}).get("name_or_path") or "from scratch"),
+            model=str(plan.config.model.name_or_path or "from scratch"),
             strategy=plan.strategy,
             ranks=plan.world_size,
             predicted_bytes=expected[0] if expected else None,

@@ -6,31 +6,30 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from paceline.config.schema import Config
 from paceline.core.secret_values import without_secrets
 
 SECONDS = 20.0  # a plan does not wait longer
 
 
-def epoch_lengths(config: Mapping[str, Any]) -> tuple[int, int] | None:
+def epoch_lengths(config: Config) -> tuple[int, int] | None:
     """(rows, tokens) of an epoch of this config's data; None where it is not prepared, or nothing here can tell."""
     from paceline.launch.environ import cache_folder
     from paceline.launch.spec import import_path, module_argv
     from paceline.plan.algorithms.base import algorithm_spec
 
-    tokenizer = config["model"]["tokenizer"] or config["model"]["name_or_path"]
-    measured = algorithm_spec(config["training"]["algorithm"]).measured
+    tokenizer = config.model.tokenizer or config.model.name_or_path
+    measured = algorithm_spec(config.training.algorithm).measured
     if not measured or not tokenizer or not Path(tokenizer).expanduser().is_dir():
         return None  # the other process would say so, a second later
-    cache = Path(config["data"].get("cache_dir") or cache_folder(os.environ)).expanduser()
+    cache = Path(config.data.cache_dir or cache_folder(os.environ)).expanduser()
     if not (cache / "prepared").is_dir():
         return None
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"
-        described.write_text(json.dumps(dict(config)), encoding="utf-8")
+        described.write_text(json.dumps(config.to_json()), encoding="utf-8")
         argv = module_argv("paceline.data.lengths", "--config-json", str(described), "--cache", str(cache))
         try:
             environ = without_secrets({**os.environ, **import_path(os.environ)})

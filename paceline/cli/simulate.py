@@ -127,6 +127,7 @@ def _plan_of(
 ) -> Plan:
     from paceline.config.schema import Config
     from paceline.plan.cost.report import settings
+    from paceline.plan.strategies.job import Job
     from paceline.rules.planning import make_plan
 
     values: dict[str, Any] = {
@@ -138,10 +139,5 @@ def _plan_of(
         values["lora"] = {"r": lora, **({"quantization_bit": bits} if bits else {})}
     cluster = told.ask.cluster
     return make_plan(
-        Config.model_validate(values),
-        cluster.hardware(),
-        world_size=cluster.cards,
-        num_nodes=cluster.nodes,
-        launcher="torchrun",
-        run_dir="none",
+        Job(Config.model_validate(values), cluster.hardware(), cluster.cards, cluster.nodes, "torchrun", "none")
     )

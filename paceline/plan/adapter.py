@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
 
+from paceline.config.sections.small import LoraSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
@@ -28,7 +29,7 @@ ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
-def adapter_of(lora: Mapping[str, Any] | None) -> AdapterSpec | None:
+def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
     """``Plan.adapter`` from the config's ``lora`` section; None without one.
 
     With ``adapter_name_or_path`` rank, scale and targets are those of that folder's ``adapter_config.json``. Raises ConfigError when it
@@ -36,19 +37,19 @@ def adapter_of(lora: Mapping[str, Any] | None) -> AdapterSpec | None:
     """
     if lora is None:
         return None
-    bits = lora.get("quantization_bit")
+    bits = lora.quantization_bit
     adapter = AdapterSpec(
-        r=lora["r"],
-        alpha=2 * lora["r"] if lora.get("alpha") is None else lora["alpha"],
-        dropout=lora["dropout"],
-        target_modules=tuple(lora["target_modules"]),
-        modules_to_save=tuple(lora["modules_to_save"]),
-        bias=lora["bias"],
-        use_rslora=lora["use_rslora"],
-        quantization=Quantization(bits, lora["quantization_type"], lora["double_quant"]) if bits else None,
+        r=lora.r,
+        alpha=2 * lora.r if lora.alpha is None else lora.alpha,
+        dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        modules_to_save=lora.modules_to_save,
+        bias=lora.bias,
+        use_rslora=lora.use_rslora,
+        quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
     )
-    if lora.get("adapter_name_or_path"):
-        return _started(Path(lora["adapter_name_or_path"]).expanduser(), adapter)
+    if lora.adapter_name_or_path:
+        return _started(Path(lora.adapter_name_or_path).expanduser(), adapter)
     return adapter
 
 

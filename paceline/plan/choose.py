@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from paceline import __version__
-from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
@@ -19,51 +17,36 @@ from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, keeps_apart, knob_decisions
-from paceline.plan.model.read_shape import ModelShape, scoring, trained_shape
+from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
 from paceline.plan.remedy import what_fits
-from paceline.plan.resolve import Resolved, attempt, choose, resolve
+from paceline.plan.resolve import Resolved, attempt, resolve
 from paceline.plan.strategies.deepspeed.nvme import nvme_decisions
-from paceline.plan.strategy import Chosen
+from paceline.plan.strategies.job import Job
+from paceline.plan.strategy import Chosen, choose_strategy
 
 
-def resolved_plan(
-    config: Config,
-    hardware: Hardware,
-    *,
-    world_size: int,
-    num_nodes: int = 1,
-    launcher: str,
-    run_dir: str,
-    shape: ModelShape | None = None,
-    others: Mapping[str, ModelShape | None] | None = None,
-    needs_room: bool = True,
-    ruled: Sequence[Diagnostic] = (),
-) -> Plan:
-    """The plan for ``world_size`` processes on ``num_nodes`` nodes like ``hardware``; ``needs_room`` is False where it is not this very plan that is run.
+def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
+    """The plan for a job. ``ruled`` is what the rules have found in the config: warnings are told in the plan.
 
-    ``shape`` may be left out when ``model.config`` is given; ``others`` are those of other models, by name. ``ruled`` is what the rules have found in the
-    config: warnings are told in the plan. Raises ConfigError with every finding at once: theirs, and what cannot be planned.
+    Raises ConfigError with every finding at once: theirs, and what cannot be planned.
     """
-    found = [*check_world(hardware, world_size, num_nodes), *ruled]
-    given = config.model.config
-    if shape is None and given:
-        shape = attempt(lambda: trained_shape(given, "model.config"), found)
-    if shape is not None and algorithm_spec(config.training.algorithm).scalar_head:
+    found = [*check_world(job.hardware, job.world_size, job.num_nodes), *ruled]
+    shape = attempt(job.model_shape, found)
+    if shape is not None and algorithm_spec(job.training.algorithm).scalar_head:
         shape = scoring(shape)
-    start = {"world_size": world_size, "num_nodes": num_nodes, "launcher": launcher, "run_dir": run_dir}
+    job = replace(job, shape=shape)
 
     def made(chosen: Chosen | None) -> Plan:
         warned = list(found)
-        resolved = resolve(chosen, config, hardware, shape, world_size, num_nodes, warned)
-        plan = _assembled(config, hardware, shape, others or {}, resolved, start, warned)
-        return _with_room(_checked(plan), hardware, needs_room)
+        resolved = resolve(chosen, job, warned)
+        return _with_room(_checked(_assembled(job, resolved, warned)), job)
 
-    chosen = choose(config, hardware, shape, world_size, found)
+    chosen = attempt(lambda: choose_strategy(job), found)
     if chosen is None or not chosen.by_size or errors(found):
         return made(chosen)
-    return plan_auto(chosen, hardware, made)
+    return plan_auto(chosen, job.hardware, made)
 
 
 def _checked(plan: Plan) -> Plan:
@@ -74,58 +57,50 @@ def _checked(plan: Plan) -> Plan:
     return replace(plan, decisions=(*plan.decisions, *_warnings(found))) if found else plan
 
 
-def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
-    """``plan`` with its memory and what follows from it. Raises ConfigError where it has no room and that is ``needed``."""
+def _with_room(plan: Plan, job: Job) -> Plan:
+    """``plan`` with its memory and what follows from it. Raises ConfigError where it has no room and the job needs it."""
+    hardware = job.hardware
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
     own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]
-    if needed and (problems or own_keys):
+    if job.needs_room and (problems or own_keys):
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
     return replace(plan, decisions=(*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room)))
 
 
-def _assembled(
-    config: Config,
-    hardware: Hardware,
-    shape: ModelShape | None,
-    others: Mapping[str, ModelShape | None],
-    resolved: Resolved,
-    start: Mapping[str, Any],
-    found: Sequence[Diagnostic],
-) -> Plan:
-    """The plan of what was resolved, all but its memory; ``start`` are processes, nodes, launcher and folder, ``found`` what it warns of."""
-    values = config.to_json()
-    training, data, model = values["training"], values["data"], values["model"]
+def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:
+    """The plan of what was resolved, all but its memory; ``found`` is what it warns of."""
+    config, hardware, shape = job.config, job.hardware, job.shape
+    training, data, asked = config.training, config.data, config.model.attn_implementation
     engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
-    backend, about_backend = choose_backend(training["ddp_backend"], hardware, training["ddp_timeout"])
-    attention = choose_attention(model["attn_implementation"], hardware, precision, shape)
-    apart = keeps_apart(model["attn_implementation"], shape)
-    spec = algorithm_spec(training["algorithm"])
+    backend, about_backend = choose_backend(training.ddp_backend, hardware, training.ddp_timeout)
+    attention = choose_attention(asked, hardware, precision, shape)
+    apart = keeps_apart(asked, shape)
+    spec = algorithm_spec(training.algorithm)
     reference, models, about_models = spec.models(training, adapter)
     prompts = spec.on_policy
     said = (
-        *_main_decisions(hardware, start, resolved),
+        *_main_decisions(job, resolved),
         *engine.decisions,
         about_backend,
         attention,
         *adapter_decisions(adapter, shape),
         *about_models,
         *rollout_decisions(training, engine.batch),
-        *knob_decisions(training, data, hardware, resolved.chosen.strategy, prompts=prompts, apart=apart),
+        *knob_decisions(config, hardware, resolved.chosen.strategy, prompts=prompts, apart=apart),
         *idle_decisions(config),
         *_warnings(found),
     )
     return Plan(
-        algorithm=training["algorithm"], strategy=resolved.chosen.strategy, strategy_reason=resolved.chosen.reason,
-        mesh=engine.mesh, device=hardware.device, backend=backend, timeout_seconds=training["ddp_timeout"],
-        precision=precision, batch=engine.batch, seq_len=data["max_length"], packing=data["packing"] and not prompts and apart,
-        attention=attention.choice, recompute=training["gradient_checkpointing"], compile=training["torch_compile"],
-        optimizer=resolved.optimizer, decisions=said, config=values, config_digest=config.digest(), shape=shape,
-        paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,
-        models={role: replace(other, shape=_shape_of(role, other, shape, others)) for role, other in models.items()},
-        **start,
+        algorithm=training.algorithm, strategy=resolved.chosen.strategy, strategy_reason=resolved.chosen.reason,
+        mesh=engine.mesh, world_size=job.world_size, num_nodes=job.num_nodes, device=hardware.device, backend=backend, timeout_seconds=training.ddp_timeout,
+        precision=precision, batch=engine.batch, seq_len=data.max_length, packing=data.packing and not prompts and apart,
+        attention=attention.choice, recompute=training.gradient_checkpointing, compile=training.torch_compile,
+        optimizer=resolved.optimizer, decisions=said, config=config, config_digest=config.digest(), run_dir=job.run_dir, shape=shape,
+        launcher=job.launcher, paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,
+        models={role: replace(other, shape=_shape_of(role, other, job)) for role, other in models.items()},
     )  # fmt: skip
 
 
@@ -136,16 +111,14 @@ def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
             yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
 
 
-def _shape_of(
-    role: str, model: OtherModel, own: ModelShape | None, others: Mapping[str, ModelShape | None]
-) -> ModelShape | None:
+def _shape_of(role: str, model: OtherModel, job: Job) -> ModelShape | None:
     """The shape of another model than the policy, under the head that its role has."""
-    found = own if model.model is None else others.get(model.model)
+    found = job.shape if model.model is None else job.others.get(model.model)
     return scoring(found) if found is not None and role in ("value", "reward") else found
 
 
-def _main_decisions(hardware: Hardware, start: Mapping[str, Any], resolved: Resolved) -> tuple[Decision, ...]:
-    world_size, num_nodes = start["world_size"], start["num_nodes"]
+def _main_decisions(job: Job, resolved: Resolved) -> tuple[Decision, ...]:
+    hardware, world_size, num_nodes = job.hardware, job.world_size, job.num_nodes
     batch, precision = resolved.engine.batch, resolved.precision
     where = f"{world_size} process(es) on {num_nodes} node(s)"
     devices = hardware.num_devices

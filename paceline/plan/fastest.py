@@ -16,29 +16,22 @@ from paceline.plan.cost.from_plan import adapter_work, cluster_of_cpu, cluster_o
 from paceline.plan.cost.report import settings, short_mesh
 from paceline.plan.cost.search import GIB, Ask, Candidate, best_of_each, ranked, search
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategies.base import missing_package, strategy_spec
+from paceline.plan.strategies.job import Job
 
 NAME = "fastest"
 KEY = "training.distributed_strategy"
 TRIED = 4  # layouts of a strategy that the config may rule out before the strategy is
 
 
-def plan_fastest(
-    config: Config,
-    hardware: Hardware,
-    shape: ModelShape | None,
-    world_size: int,
-    num_nodes: int,
-    make: Callable[[Config], Plan],
-) -> Plan:
-    """The plan that ``make`` makes of the config with the layout written into it; what was passed over is said in its decisions.
+def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
+    """The plan that ``make`` makes of the job with the layout written into its config; what was passed over is said in its decisions.
 
     The rows of an optimizer step stay as the config has them. Raises ConfigError: nothing to choose by, nothing fits, or nothing can be planned.
     """
-    asked = _ask(config, hardware, shape, world_size, num_nodes)
-    found = [c for c in search(asked) if may_be(c, hardware)]
+    asked = _ask(job)
+    found = [c for c in search(asked) if may_be(c, job.hardware)]
     refused: dict[str, str] = {}
     tries: Counter[str] = Counter()
     for candidate in ranked(found):
@@ -46,32 +39,34 @@ def plan_fastest(
         if tries[candidate.strategy] > TRIED:
             continue
         try:
-            plan = make(_written(config, candidate))
+            plan = make(replace(job, config=_written(job.config, candidate)))
         except ConfigError as error:
             refused.setdefault(candidate.strategy, error.diagnostics[0].what)
             continue
-        return _explained(plan, config, candidate, found, refused)
+        return replace(_explained(plan, candidate, found, refused), config_digest=job.config.digest())
     raise ConfigError(_nothing(found, refused))
 
 
-def _ask(config: Config, hardware: Hardware, shape: ModelShape | None, world_size: int, num_nodes: int) -> Ask:
-    values = config.to_json()
-    training = values["training"]
-    taken = [key for key in ("parallelism", "fsdp", "deepspeed") if training.get(key)]
+def _ask(job: Job) -> Ask:
+    config, hardware, shape, t = job.config, job.hardware, job.shape, job.training
+    sizes = None if t.parallelism is None else t.parallelism.model_dump(mode="json")
+    taken = {
+        key: value for key, value in (("parallelism", sizes), ("fsdp", t.fsdp), ("deepspeed", t.deepspeed)) if value
+    }
     if taken:
         raise ConfigError(
             *(
                 codes.PLAN_FASTEST_CHOOSES(
                     "the fastest layout is searched for, and this key names one",
                     f"training.{key}",
-                    str(training[key])[:60],
+                    str(value)[:60],
                     f"leave {key} out, or distributed_strategy: auto",
                 )
-                for key in taken
+                for key, value in taken.items()
             )
         )
-    per_node = max(1, world_size // max(1, num_nodes))
-    cluster = cluster_of_cpu(hardware, per_node) if hardware.device == "cpu" else cluster_of_hardware(hardware, num_nodes)  # fmt: skip
+    per_node = max(1, job.world_size // max(1, job.num_nodes))
+    cluster = cluster_of_cpu(hardware, per_node) if hardware.device == "cpu" else cluster_of_hardware(hardware, job.num_nodes)  # fmt: skip
     if shape is None or cluster is None:
         missing = "the model's size" if shape is None else f"the speed of {hardware.device_name}"
         raise ConfigError(
@@ -79,15 +74,15 @@ def _ask(config: Config, hardware: Hardware, shape: ModelShape | None, world_siz
                 f"a search needs {missing}, which is not known", KEY, NAME, "distributed_strategy: auto"
             )
         )
-    rows = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"] * world_size
+    rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * job.world_size
     return Ask(
         shape=shape,
-        cluster=replace(cluster, cards=world_size),
-        seq_len=int(values["data"]["max_length"]),
+        cluster=replace(cluster, cards=job.world_size),
+        seq_len=config.data.max_length,
         rows=rows,
-        adapter=adapter_work(shape, adapter_of(values.get("lora"))),
-        flash=values["model"]["attn_implementation"] != "eager",
-        algorithm=training["algorithm"],
+        adapter=adapter_work(shape, adapter_of(config.lora)),
+        flash=config.model.attn_implementation != "eager",
+        algorithm=t.algorithm,
     )
 
 
@@ -105,7 +100,7 @@ def _written(config: Config, candidate: Candidate) -> Config:
     return Config.from_json(values)
 
 
-def _explained(plan: Plan, config: Config, taken: Candidate, found: list[Candidate], refused: dict[str, str]) -> Plan:
+def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: dict[str, str]) -> Plan:
     speed = taken.work.step_tokens / taken.step
     how = f"{short_mesh(taken)}, micro-batch {taken.work.micro_batch} × {taken.work.accumulation}{', recomputed' if taken.work.recompute == 'full' else ''}"
     reason = f"the fastest of {len(found)} layouts that were predicted: {how}: {speed:,.0f} tokens/s, {taken.bytes / GIB:.1f} GiB of a limit of {taken.limit / GIB:.1f}"
@@ -120,7 +115,7 @@ def _explained(plan: Plan, config: Config, taken: Candidate, found: list[Candida
         )
         others.append(Decision(f"not {best.strategy}", short_mesh(best), why))
     decisions = tuple(replace(d, reason=reason) if d.subject == KEY else d for d in plan.decisions)
-    return replace(plan, strategy_reason=reason, decisions=(*decisions, *others), config_digest=config.digest())
+    return replace(plan, strategy_reason=reason, decisions=(*decisions, *others))
 
 
 def _nothing(found: list[Candidate], refused: dict[str, str]) -> Diagnostic:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 from paceline.config.idle import IDLE
 from paceline.config.optimizers import parse_optim_args
 from paceline.config.schema import Config, field_of
+from paceline.config.sections.data import DataSection
+from paceline.config.sections.training import TrainingSection
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.parts import OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.strategies.base import strategy_spec
+
+
+class Say(Protocol):
+    """Takes one decision."""
+
+    def __call__(self, subject: str, choice: str, reason: str, granted: bool = True) -> None: ...
+
 
 PACKABLE = ("auto", "paceline")  # asked for, attention keeps the documents of a row apart where the family takes it
 
@@ -63,21 +71,20 @@ def choose_attention(asked: str, hardware: Hardware, precision: Precision, shape
     )
 
 
-def optimizer_spec(training: Mapping[str, Any]) -> OptimizerSpec:
+def optimizer_spec(training: TrainingSection) -> OptimizerSpec:
     """The optimizer that the config asks for. Raises ConfigError for ``optim_args`` that it does not take."""
     return OptimizerSpec(
-        name=training["optim"],
-        learning_rate=training["learning_rate"],
-        weight_decay=training["weight_decay"],
-        betas=(training["adam_beta1"], training["adam_beta2"]),
-        eps=training["adam_epsilon"],
-        args=parse_optim_args(training.get("optim_args")),
+        name=training.optim,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        betas=(training.adam_beta1, training.adam_beta2),
+        eps=training.adam_epsilon,
+        args=parse_optim_args(training.optim_args),
     )
 
 
 def knob_decisions(
-    training: Mapping[str, Any],
-    data: Mapping[str, Any],
+    config: Config,
     hardware: Hardware,
     strategy: str,
     *,
@@ -86,35 +93,35 @@ def knob_decisions(
 ) -> list[Decision]:
     """What was asked for beside the main choices, granted or not; see ``idle_decisions`` too. ``prompts``: rows are made in training, of answers to prompts;
     ``apart``: attention keeps the documents of a row apart."""
-    on_cpu = hardware.device == "cpu"
+    training, data, on_cpu = config.training, config.data, hardware.device == "cpu"
     made: list[Decision] = []
 
     def say(subject: str, choice: str, reason: str, granted: bool = True) -> None:
         made.append(Decision(subject, choice, reason, granted))
 
-    fused = str(training["optim"]).endswith("_fused")
+    fused = training.optim.endswith("_fused")
     say(
         "training.optim",
-        training["optim"],
+        training.optim,
         "one kernel for all parameters, on this device too" if fused else "asked for",
     )
-    if prompts or apart or not data["packing"]:
-        packs = data["packing"] and not prompts
-        say("data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data))
+    if prompts or apart or not data.packing:
+        packs = data.packing and not prompts
+        say("data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data, data.packing))
     else:
         say(
             "data.packing",
             "off",
-            f"this attention cannot keep documents apart; {_packing_reason({**data, 'packing': False})}, padded to the longest of its micro-batch",
+            f"this attention cannot keep documents apart; {_packing_reason(data, packing=False)}, padded to the longest of its micro-batch",
             granted=False,
         )
-    if training["gradient_checkpointing"]:
+    if training.gradient_checkpointing:
         say(
             "training.gradient_checkpointing",
             "on",
             "asked for: activations are computed again in the backward; about a third more compute",
         )
-    if training["torch_compile"]:
+    if training.torch_compile:
         cost = (
             "on a CPU the first step takes half a minute more and later ones 5 to 10 % less"
             if on_cpu
@@ -122,16 +129,16 @@ def knob_decisions(
         )
         say("training.torch_compile", "on", f"asked for; {cost}")
     _loading(training, say, on_cpu=on_cpu, prompts=prompts)
-    for key in ("bf16_full_eval", "fp16_full_eval"):
-        if training[key]:  # elsewhere ``plan.precision`` has refused it
+    for key, asked in (("bf16_full_eval", training.bf16_full_eval), ("fp16_full_eval", training.fp16_full_eval)):
+        if asked:  # elsewhere ``plan.precision`` has refused it
             say(f"training.{key}", "on", "evaluation casts the weights as training does")
     _engine_knobs(training, strategy, say)
     return made
 
 
-def _loading(training: Mapping[str, Any], say: Any, *, on_cpu: bool, prompts: bool) -> None:
+def _loading(training: TrainingSection, say: Say, *, on_cpu: bool, prompts: bool) -> None:
     """How batches reach the steps. What is said of CUDA is what ``protocols.batch.Batch.pinned`` does."""
-    workers, pin = training["dataloader_num_workers"], training["dataloader_pin_memory"]
+    workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
         say("training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False)
     elif pin and on_cpu:
@@ -143,7 +150,7 @@ def _loading(training: Mapping[str, Any], say: Any, *, on_cpu: bool, prompts: bo
         why = "a rollout is made with the weights of its step: there is nothing to load ahead"
         say("training.dataloader_num_workers", "0", why, False)
     elif workers:
-        ahead = training["dataloader_prefetch_factor"] or 2
+        ahead = training.dataloader_prefetch_factor or 2
         why = f"threads that prepare the next {workers * ahead} steps' batches while one runs; the order stays"
         say("training.dataloader_num_workers", str(workers), why)
 
@@ -151,22 +158,22 @@ def _loading(training: Mapping[str, Any], say: Any, *, on_cpu: bool, prompts: bo
 _ROLLOUT_ROWS = "rows are made of rollouts: a micro-batch lays its answers end to end, without padding"
 
 
-def _packing_reason(data: Mapping[str, Any]) -> str:
-    if data["packing"]:
-        return f"rows of {data['max_length']} tokens hold several documents that do not see each other; no padding"
-    return f"one document a row, up to {data['max_length']} tokens"
+def _packing_reason(data: DataSection, packing: bool) -> str:
+    if packing:
+        return f"rows of {data.max_length} tokens hold several documents that do not see each other; no padding"
+    return f"one document a row, up to {data.max_length} tokens"
 
 
-def _engine_knobs(training: Mapping[str, Any], strategy: str, say: Any) -> None:
+def _engine_knobs(training: TrainingSection, strategy: str, say: Say) -> None:
     """Knobs of one engine: passed on under the strategies that have it, said to be without effect elsewhere."""
-    asked = {
+    asked: dict[str, dict[str, int | bool | None]] = {
         "DistributedDataParallel": {
-            "ddp_find_unused_parameters": training.get("ddp_find_unused_parameters"),
-            "ddp_bucket_cap_mb": training.get("ddp_bucket_cap_mb"),
-            "ddp_broadcast_buffers": training.get("ddp_broadcast_buffers"),
-            "ddp_static_graph": training.get("ddp_static_graph") or None,
+            "ddp_find_unused_parameters": training.ddp_find_unused_parameters,
+            "ddp_bucket_cap_mb": training.ddp_bucket_cap_mb,
+            "ddp_broadcast_buffers": training.ddp_broadcast_buffers,
+            "ddp_static_graph": training.ddp_static_graph or None,
         },
-        "ZeroRedundancyOptimizer": {"parameters_as_bucket_view": training.get("parameters_as_bucket_view") or None},
+        "ZeroRedundancyOptimizer": {"parameters_as_bucket_view": training.parameters_as_bucket_view or None},
     }
     for owner, name, value in ((owner, *item) for owner, values in asked.items() for item in values.items()):
         if value is None:

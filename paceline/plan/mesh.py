@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.config.sections.training_scale import Parallelism
+
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -69,12 +71,12 @@ class Mesh:
         return " × ".join(used) or "one process"
 
 
-def mesh_for(parallelism: Mapping[str, int] | None, world_size: int) -> Mesh:
+def mesh_for(parallelism: Parallelism, world_size: int) -> Mesh:
     """The mesh of a strategy that keeps whole copies: ``training.parallelism``, or all processes on ``dp_replicate``.
 
     Sizes that do not multiply to ``world_size`` are refused by the config rules.
     """
-    sizes = {axis: int((parallelism or {}).get(f"{axis}_size") or 1) for axis in AXES}
+    sizes = {axis: parallelism.size(axis) for axis in AXES}
     return Mesh(**sizes) if any(size > 1 for size in sizes.values()) else Mesh(dp_replicate=world_size)
 
 

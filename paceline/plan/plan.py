@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.config.schema import Config
 from paceline.core.units import human_count
 from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
@@ -45,7 +46,7 @@ class Precision:
 class Plan:
     """Config and hardware resolved.
 
-    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``config`` is ``Config.to_json()``. ``world_size`` counts processes over all nodes.
+    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``config`` is what was resolved. ``world_size`` counts processes over all nodes.
     ``engine`` holds the strategy's own resolved options (``plan.engine_options``), ``adapter`` those of LoRA or None (``plan.adapter``).
     ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
     ``models`` are the other models of the algorithm by role, ``memory`` the model states a rank (``plan.memory``; None before they are counted).
@@ -69,7 +70,7 @@ class Plan:
     compile: bool
     optimizer: OptimizerSpec
     decisions: tuple[Decision, ...]
-    config: Mapping[str, Any]
+    config: Config
     config_digest: str
     run_dir: str
     shape: ModelShape | None
@@ -83,12 +84,14 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**codec.to_json(replace(self, engine=NO_OPTIONS)), "engine": self.engine.to_json()}
+        parts = {"engine": self.engine.to_json(), "config": self.config.to_json()}
+        return {**codec.to_json(replace(self, engine=NO_OPTIONS)), **parts}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
-        """The inverse of ``to_json``."""
-        return codec.from_json(Plan, {**data, "engine": options_from_json(data.get("engine") or {})})
+        """The inverse of ``to_json``. Raises ConfigError for a config of another version."""
+        parts = {"engine": options_from_json(data.get("engine") or {}), "config": Config.from_json(data["config"])}
+        return codec.from_json(Plan, {**data, **parts})
 
     def dumps(self) -> str:
         """The text of ``plan.json``."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
@@ -49,12 +49,12 @@ def _precision(asked: str, reason: str) -> Precision:
     return Precision(_DTYPES[asked], "float32", "float32", asked == "fp16", reason)
 
 
-def check_full_eval(training: Mapping[str, Any], precision: Precision) -> Iterator[Diagnostic]:
+def check_full_eval(training: TrainingSection, precision: Precision) -> Iterator[Diagnostic]:
     """``bf16_full_eval`` and ``fp16_full_eval``: evaluation computes with the copies of the weights that training computes with, so each
     holds where training is in that dtype, and is refused elsewhere."""
-    for word in ("bf16", "fp16"):
+    for word, asked in (("bf16", training.bf16_full_eval), ("fp16", training.fp16_full_eval)):
         key = f"{word}_full_eval"
-        if training[key] and precision.compute != _DTYPES[word]:
+        if asked and precision.compute != _DTYPES[word]:
             what = f"evaluation computes as training does, in {precision.compute}; {key} asks for {_DTYPES[word]}"
             hint = f"mixed_precision: {word}, with which evaluation casts the weights to {word} too; or {key}: false"
             yield codes.PREC_FULL_EVAL(what, f"training.{key}", f"{key}: true", hint)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paceline.config.foreign.deepspeed import batch_of
-from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import check_rollout
 from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.hardware.probe import Hardware
 from paceline.plan.knobs import optimizer_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
-from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
 from paceline.plan.plan import Decision, Precision
 from paceline.plan.precision import check_full_eval, choose_precision
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import EngineOptions
-from paceline.plan.strategy import Chosen, check_whole, choose_strategy
+from paceline.plan.strategy import Chosen, check_whole
 
 T = TypeVar("T")
 
@@ -44,8 +41,8 @@ def _engine(chosen: Chosen, job: Job, precision: Precision) -> Engine:
     mesh = spec.mesh(job, findings)
     findings.raise_if_refused()
     t = job.training
-    asked = t["per_device_train_batch_size"], t["gradient_accumulation_steps"]
-    micro, accumulation, from_total = batch_of(t["deepspeed"], *asked, mesh.data_parallel_size)
+    asked = t.per_device_train_batch_size, t.gradient_accumulation_steps
+    micro, accumulation, from_total = batch_of(t.deepspeed, *asked, mesh.data_parallel_size)
     batch = split_batch(micro, accumulation, mesh.data_parallel_size)
     about_mesh = tuple(findings.decisions)
     options = spec.options(job, mesh, batch, precision, findings)
@@ -53,10 +50,6 @@ def _engine(chosen: Chosen, job: Job, precision: Precision) -> Engine:
     about = findings.decisions[len(about_mesh) :]
     said = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
     return Engine(mesh, batch, options, (*about_mesh, *said, *about))
-
-
-def _with_sharding(training: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
-    return {**training, "fsdp": chosen.sharding} if chosen.sharding else training
 
 
 @dataclass(frozen=True)
@@ -70,45 +63,25 @@ class Resolved:
     engine: Engine
 
 
-def choose(
-    config: Config, hardware: Hardware, shape: ModelShape | None, world_size: int, found: list[Diagnostic]
-) -> Chosen | None:
-    """The strategy; None, with its findings kept, where it cannot be started."""
-    training = config.to_json()["training"]
-    return attempt(
-        lambda: choose_strategy(training["distributed_strategy"], training, shape, hardware, world_size), found
-    )
-
-
-def resolve(
-    chosen: Chosen | None,
-    config: Config,
-    hardware: Hardware,
-    shape: ModelShape | None,
-    world_size: int,
-    num_nodes: int,
-    found: list[Diagnostic],
-) -> Resolved:
+def resolve(chosen: Chosen | None, job: Job, found: list[Diagnostic]) -> Resolved:
     """Every other choice, though an earlier one failed: raises ConfigError with all of ``found`` and all that is found here."""
-    values = config.to_json()
-    training = values["training"]
-    adapter = attempt(lambda: adapter_of(values.get("lora")), found)
+    training, hardware = job.training, job.hardware
+    adapter = attempt(lambda: adapter_of(job.lora), found)
     if chosen is not None and chosen.by_size:
         attempt(lambda: check_whole(training, chosen), found)
     optimizer = attempt(lambda: optimizer_spec(training), found)
-    precision = choose_precision(training["mixed_precision"], hardware, values["model"]["dtype"])
+    precision = choose_precision(training.mixed_precision, hardware, job.config.model.dtype)
     found += check_full_eval(training, precision)
     engine = None
     if chosen is not None and not any(d.code.startswith("plan.world") for d in found):
-        job = Job(_with_sharding(training, chosen), values.get("lora"), hardware, world_size, num_nodes, shape)
-        engine = attempt(lambda: _engine(chosen, job, precision), found)
+        engine = attempt(lambda: _engine(chosen, job.sharded(chosen.sharding), precision), found)
     if chosen is not None and engine is not None:
         here = hardware.packages is not None
         found += check_adapter(
             adapter, strategy_spec(chosen.strategy), engine.mesh, precision.compute, engine.options, here=here
         )
     if engine is not None:
-        found += check_family(shape, engine.mesh)
+        found += check_family(job.shape, engine.mesh)
         found += check_rollout(training, engine.batch)
     if errors(found) or chosen is None or optimizer is None or engine is None:
         raise ConfigError(*errors(found))

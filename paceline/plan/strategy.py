@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from paceline.config.optimizers import elementwise
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
@@ -14,9 +13,9 @@ from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import AXES
-from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.size_rule import size_rule
 from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
+from paceline.plan.strategies.job import Job
 
 KEY = "training.distributed_strategy"
 
@@ -34,27 +33,22 @@ class Chosen:
     by_size: bool = False
 
 
-def choose_strategy(
-    asked: str,
-    training: Mapping[str, Any],
-    shape: ModelShape | None,
-    hardware: Hardware,
-    world_size: int,
-) -> Chosen:
+def choose_strategy(job: Job) -> Chosen:
     """The strategy that is asked for, or ``auto``'s first choice. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
+    asked = job.training.distributed_strategy
     if ":" in asked and not strategy_spec(asked).implementation:
         return Chosen(
             asked, "your own class, named in the config; it brings no spec, so memory and speed are not known"
         )
-    chosen = _by_rule(training, shape, world_size) if asked in CHOOSERS else Chosen(asked, "named in the config")
+    chosen = _by_rule(job) if asked in CHOOSERS else Chosen(asked, "named in the config")
     if chosen.by_size:
         return chosen
     spec = strategy_spec(chosen.strategy)
-    if missing := missing_package(spec, hardware):
+    if missing := missing_package(spec, job.hardware):
         raise ConfigError(_not_installed(spec, missing))
     if asked != spec.name:
-        check_whole(training, chosen)
-    if spec.alone and world_size == 1:
+        check_whole(job.training, chosen)
+    if spec.alone and job.world_size == 1:
         reason = f"{spec.name} was asked for; with one process there is nothing to average, and '{spec.alone}' computes the same"
         return Chosen(spec.alone, reason)
     return chosen
@@ -68,21 +62,20 @@ def startable(name: str, by_size: Chosen, hardware: Hardware) -> Chosen:
     return replace(by_size, strategy=name, sharding=spec.sharding)
 
 
-def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: int) -> Chosen:
+def _by_rule(job: Job) -> Chosen:
     """``auto``: sections for an engine first, then one process, then the size rule (<1B DDP, 1 to 7B ZeRO-2, above ZeRO-3)."""
-    parallelism = training.get("parallelism") or {}
-    sizes = {axis: parallelism.get(f"{axis}_size") or 1 for axis in AXES}
-    if training.get("deepspeed"):
+    sizes, shape = {axis: job.axis(axis) for axis in AXES}, job.shape
+    if job.training.deepspeed:
         return Chosen("deepspeed", "auto: the config has training.deepspeed")
     if sizes["pp"] > 1:
         return Chosen("pipeline", "auto: training.parallelism.pp_size is above 1")
-    if training.get("fsdp"):
+    if job.training.fsdp:
         return Chosen("fsdp", "auto: the config has training.fsdp")
     if any(sizes[axis] > 1 for axis in ("dp_shard", "cp", "tp")):
         return Chosen("fsdp", "auto: training.parallelism shards the model or the sequence")
     if sizes["dp_replicate"] > 1:
         return Chosen("ddp", "auto: training.parallelism only replicates the model")
-    if world_size == 1:
+    if job.world_size == 1:
         return Chosen("single", "auto: one process")
     if shape is None:
         why = "the model's size is not known before it is downloaded; below 1B parameters DDP is the rule"
@@ -91,15 +84,15 @@ def _by_rule(training: Mapping[str, Any], shape: ModelShape | None, world_size: 
     return Chosen(strategy, f"auto: {human_count(shape.num_parameters)} parameters, {why}", by_size=True)
 
 
-def check_whole(training: Mapping[str, Any], chosen: Chosen) -> None:
+def check_whole(training: TrainingSection, chosen: Chosen) -> None:
     """What needs whole models is refused where the size rule chose a sharding; a strategy named in the config is the rules' business."""
     if strategy_spec(chosen.strategy).whole_modules:
         return
     found = []
-    if training.get("torch_compile"):
+    if training.torch_compile:
         what = "torch.compile is built for whole models; this strategy gathers or cuts weights inside the forward"
         found.append((codes.STRATEGY_COMPILE, what, "training.torch_compile", "torch_compile: false"))
-    if not elementwise(str(training["optim"])):
+    if not elementwise(training.optim):
         what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
         found.append((codes.STRATEGY_ADAFACTOR, what, "training.optim", "optim: adamw_torch_fused"))
     if found:

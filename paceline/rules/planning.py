@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.config.schema import Config
 from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
@@ -14,9 +13,10 @@ from paceline.core.tables import CHOOSERS
 from paceline.plan.choose import resolved_plan
 from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_shape import ModelShape, trained_shape
+from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.plan import Plan
 from paceline.plan.resolve import attempt
+from paceline.plan.strategies.job import Job
 from paceline.rules import check
 from paceline.rules.base import Facts
 
@@ -47,60 +47,28 @@ def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: s
     )
 
 
-def try_plan(
-    config: Config,
-    hardware: Hardware,
-    *,
-    world_size: int,
-    num_nodes: int = 1,
-    launcher: str,
-    run_dir: str,
-    shape: ModelShape | None = None,
-    others: Mapping[str, ModelShape | None] | None = None,
-    provenance: Mapping[str, Source] | None = None,
-    needs_room: bool = True,
-    facts: Facts | None = None,
-) -> Tried:
-    """``resolved_plan`` and the rules; ``facts`` where more is known than these arguments tell, ``provenance`` lets findings name ``file:line``."""
-    if shape is None and config.model.config:
-        given = config.model.config
-        shape = attempt(lambda: trained_shape(given, "model.config"), [])  # resolved_plan tells what is wrong with it
-    known = facts or facts_of(hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, shape=shape)
+def try_plan(job: Job, *, provenance: Mapping[str, Source] | None = None, facts: Facts | None = None) -> Tried:
+    """``resolved_plan`` and the rules; ``facts`` where more is known than the job tells, ``provenance`` lets findings name ``file:line``."""
+    job = replace(job, shape=attempt(job.model_shape, []))  # resolved_plan tells what is wrong with it
+    known = facts or facts_of(
+        job.hardware, world_size=job.world_size, num_nodes=job.num_nodes, launcher=job.launcher, shape=job.shape
+    )
     rules = partial(check, facts=known, starting=True, provenance=provenance)
-    job = partial(
-        resolved_plan, hardware=hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir,
-        shape=shape, others=others, needs_room=needs_room,
-    )  # fmt: skip
-    ruled = tuple(rules(config))
+    ruled = tuple(rules(job.config))
     try:
-        chooser = CHOOSERS.get(config.training.distributed_strategy)
+        chooser = CHOOSERS.get(job.training.distributed_strategy)
         if chooser is not None and chooser.searches and not errors(ruled):
-            plan = plan_fastest(config, hardware, shape, world_size, num_nodes, lambda c: job(c, ruled=rules(c)))
+            plan = plan_fastest(job, lambda written: resolved_plan(written, ruled=rules(written.config)))
         else:
-            plan = job(config, ruled=ruled)
+            plan = resolved_plan(job, ruled=ruled)
     except ConfigError as error:
         return Tried(None, ruled, tuple(d for d in error.diagnostics if d not in ruled))
     return Tried(plan, ruled)
 
 
-def make_plan(
-    config: Config,
-    hardware: Hardware,
-    *,
-    world_size: int,
-    num_nodes: int = 1,
-    launcher: str,
-    run_dir: str,
-    shape: ModelShape | None = None,
-    others: Mapping[str, ModelShape | None] | None = None,
-    provenance: Mapping[str, Source] | None = None,
-    needs_room: bool = True,
-) -> Plan:
+def make_plan(job: Job, *, provenance: Mapping[str, Source] | None = None) -> Plan:
     """``try_plan``'s plan. Raises ConfigError with every finding at once."""
-    tried = try_plan(
-        config, hardware, world_size=world_size, num_nodes=num_nodes, launcher=launcher, run_dir=run_dir, shape=shape,
-        others=others, provenance=provenance, needs_room=needs_room,
-    )  # fmt: skip
+    tried = try_plan(job, provenance=provenance)
     if tried.plan is None:
         raise ConfigError(*errors(tried.ruled), *tried.problems)
     return tried.plan

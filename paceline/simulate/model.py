@@ -61,7 +61,7 @@ class FakeFactory:
         plan = self._plan
         return {
             "compute_dtype": getattr(torch, plan.precision.compute),
-            "attention": plan.config.get("model", {}).get("attn_implementation") or "auto",
+            "attention": plan.attention,
             "recompute": plan.recompute,
             "master_dtype": getattr(torch, plan.precision.master),
             "adapter": to_json(plan.adapter),

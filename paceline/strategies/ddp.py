@@ -30,12 +30,12 @@ class DDP(Strategy):
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
-        training = plan.config.get("training", {})
-        self.bucket_cap_mb: int | None = training.get("ddp_bucket_cap_mb")
-        self.find_unused_parameters = bool(training.get("ddp_find_unused_parameters"))
-        self.broadcast_buffers: bool | None = training.get("ddp_broadcast_buffers")
-        self.static_graph = bool(training.get("ddp_static_graph"))
-        self.gradient_as_bucket_view = training.get("gradient_as_bucket_view") is not False
+        training = plan.config.training
+        self.bucket_cap_mb = training.ddp_bucket_cap_mb
+        self.find_unused_parameters = bool(training.ddp_find_unused_parameters)
+        self.broadcast_buffers = training.ddp_broadcast_buffers
+        self.static_graph = training.ddp_static_graph
+        self.gradient_as_bucket_view = training.gradient_as_bucket_view
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """The root in DDP (which sends rank 0's parameters to all)."""

@@ -28,7 +28,7 @@ class ZeroRedundancy(DDP):
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
-        self.parameters_as_bucket_view = bool(plan.config.get("training", {}).get("parameters_as_bucket_view"))
+        self.parameters_as_bucket_view = plan.config.training.parameters_as_bucket_view
 
     def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:
         if self.world.world_size == 1:

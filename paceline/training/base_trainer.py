@@ -14,7 +14,6 @@ from typing import cast
 
 from torch import nn
 
-from paceline.config.schema import Config
 from paceline.data.tokenizer import load_tokenizer
 from paceline.models.factory import HFModelFactory
 from paceline.plan.plan import Plan
@@ -62,7 +61,7 @@ class BaseTrainer(DDP):
 
 def build_model(world: World, plan: Plan) -> RootModule:
     """The policy's root module as a run of ``plan`` builds it."""
-    config = Config.from_json(dict(plan.config))
+    config = plan.config
     factory = HFModelFactory(
         model=config.model,
         role=Role.POLICY,

@@ -94,7 +94,7 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     """The trained model's folder, those of the algorithm's other roles, and the adapter that training starts from."""
     m = config.model
     named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
-    for name, key in models_named(config.to_json()["training"]).items():
+    for name, key in models_named(config.training).items():
         named.setdefault(name, key)
     for name, key in named.items():
         yield from check_model_folder(name, key)
@@ -117,7 +117,7 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
             check_built_in(RewardSpec(reward.name, reward.weight, dict(reward.options)))
         except PacelineError as error:
             yield from (replace(finding, where="training.rollout.rewards") for finding in error.diagnostics)
-    judge = algorithm_spec(t.algorithm).model_named(config.to_json()["training"], "reward")
+    judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
     missing = missing_key(t.rollout.server.api_key_env, environ) if t.rollout.server is not None else None

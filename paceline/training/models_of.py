@@ -61,7 +61,7 @@ class Models:
 
     def _named(self, role: Role) -> Any:
         """The ``model:`` section of another model than the one that training starts from, or None."""
-        name = algorithm_spec(self.plan.algorithm).model_named(self.plan.config["training"], role.value)
+        name = algorithm_spec(self.plan.algorithm).model_named(self.config.training, role.value)
         if name is None:
             return None
         own = {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}

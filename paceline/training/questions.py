@@ -46,7 +46,7 @@ class Reader:
 
 def readers_of(config: Config) -> list[Reader]:
     """The reward model, where one is among the rewards, and what the algorithm's spec says."""
-    spec, training = algorithm_spec(config.training.algorithm), config.to_json()["training"]
+    spec, training = algorithm_spec(config.training.algorithm), config.training
     roles = (*(("reward",) if spec.on_policy else ()), *spec.same_tokens)
     named = [(role, spec.model_named(training, role)) for role in roles]
     return [

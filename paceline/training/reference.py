@@ -40,7 +40,7 @@ def ask_reference(
     ``policy`` is the factory that the policy was built by: unless another model is named, the policy as it is now is the reference. Collective.
     """
     config, plan = session.config, session.plan
-    spec, training = algorithm_spec(plan.algorithm), plan.config["training"]
+    spec, training = algorithm_spec(plan.algorithm), config.training
     named = spec.model_named(training, "reference")
     start = plan.adapter.start if plan.adapter else None
     key = {

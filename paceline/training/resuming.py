@@ -49,7 +49,7 @@ def open_resume(world: Any, where: str | None, run: RunDir, plan: Plan, state_no
     kept, said = keep_global_batch(reader.state, plan)
     said += other_strategy(reader.state, plan)
     said += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
-    return Resumed(reader, kept, (*notes, *said, *changed_keys(reader.state.get("config", {}), plan.config)))
+    return Resumed(reader, kept, (*notes, *said, *changed_keys(reader.state.get("config", {}), state_now["config"])))
 
 
 def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:

@@ -138,7 +138,7 @@ class Session:
         spec = algorithm_spec(self.plan.algorithm)
         if spec.on_policy:
             return rollout_options(self.config.training, self.plan)
-        options = spec.arguments(spec.options_of(self.plan.config["training"]))
+        options = spec.arguments(spec.options_of(self.config.training))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
     def check_data(self, root: Any) -> None:

@@ -24,6 +24,7 @@ from paceline.plan.algorithms.roles import named_shapes
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.model.read_shape import shape_of
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.rules import at_start
 from paceline.rules.planning import make_plan
 from paceline.runtime.rank_env import RankEnv
@@ -121,7 +122,7 @@ def same_size(plan: Plan, env: RankEnv) -> None:
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
     """The plan as this rank sees it, when no parent made one. Rank 0's is the one that counts."""
     config = start.config
-    return make_plan(
+    job = Job(
         config,
         probe_hardware(environ, use_cpu=config.training.use_cpu, num_nodes=env.num_nodes),
         world_size=env.world_size,
@@ -131,6 +132,7 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
         shape=shape_of(config.model),
         others=named_shapes(config),
     )
+    return make_plan(job)
 
 
 def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
@@ -160,7 +162,6 @@ def from_plan(path: Path, local_rank: int | None) -> Start:
     """The start that a parent process prepared. Raises ConfigError when the plan cannot be read."""
     try:
         plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
-        config = Config.from_json(dict(plan.config))
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise ConfigError(
             codes.TRAINING_PLAN_FILE(
@@ -170,4 +171,4 @@ def from_plan(path: Path, local_rank: int | None) -> Start:
                 "start with `paceline train config.yaml`",
             )
         ) from exc
-    return Start(config, plan, None, local_rank)
+    return Start(plan.config, plan, None, local_rank)

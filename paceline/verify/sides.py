@@ -85,7 +85,7 @@ def reference_for(plan: Plan) -> str:
 
 def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """The parts that both sides share."""
-    config = copy.deepcopy(dict(plan.config))
+    config = plan.config.to_json()
     model, data, training = config["model"], config["data"], config["training"]
     model["tokenizer"] = model.get("tokenizer") or model.get("name_or_path")
     stages = max(1, plan.mesh.pp) * plan.engine.stages_a_rank

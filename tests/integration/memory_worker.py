@@ -24,6 +24,7 @@ from paceline.plan.codec import to_json
 from paceline.plan.cost.memory import model_states
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
 from paceline.protocols.window import StepOutcome
 from paceline.rules.planning import make_plan
@@ -47,7 +48,7 @@ def plan_of(case: dict[str, Any], world: World, out: Path) -> Plan:
         "data": {"train": "rows.jsonl", "max_length": 64},
     }
     path.write_text(json.dumps({**whole, "training": training, **({"lora": case["lora"]} if "lora" in case else {})}))  # fmt: skip
-    return make_plan(load_config(str(path)).config, CPU, world_size=world.world_size, launcher="spawn", run_dir="")
+    return make_plan(Job(load_config(str(path)).config, CPU, world_size=world.world_size, launcher="spawn", run_dir=""))
 
 
 def storages(tensors: Iterable[Tensor | None]) -> int:

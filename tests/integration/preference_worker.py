@@ -15,6 +15,7 @@ import torch
 from engine_stub import engine_of
 from lora_worker import LR, SOURCE, gathered, parameters
 
+from paceline.config.schema import Config
 from paceline.core.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
@@ -68,7 +69,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
     dtype = cell.get("dtype", "float32")
     plan: Any = SimpleNamespace(
         strategy=cell["strategy"],
-        config={"training": {}},
+        config=Config(),
         precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
         num_nodes=1,
         mesh=mesh,

@@ -76,6 +76,10 @@ class Parallelism(Section):
         description="Stages a process holds; 2 under interleaved, zero_bubble and zbv when empty, else 1.",
     )
 
+    def size(self, axis: str) -> int:
+        """Of an axis of the mesh (``tp``), at least 1."""
+        return int(getattr(self, f"{axis}_size")) or 1
+
 
 class AlgorithmFields(Section):
     """What is learnt."""

@@ -51,6 +51,7 @@ def planned(
     from paceline.launch.spec import Cluster
     from paceline.launch.start import launcher_for
     from paceline.plan.hardware.probe import probe_hardware
+    from paceline.plan.strategies.job import Job
     from paceline.rules.planning import try_plan
 
     config = loaded.config
@@ -67,20 +68,11 @@ def planned(
     known = facts(hardware, processes, launcher, shape, run, os.environ, config.model)
     known = replace(known, code_sandbox=code_sandbox(config)) if cluster is None else replace(known, **OF_THIS_MACHINE)
     others, missing = _others(config)
-    # Plan with the rules' findings; then the checks of files, imports and machine, reported together.
-    tried = try_plan(
-        config,
-        hardware,
-        world_size=processes.world_size,
-        num_nodes=processes.num_nodes,
-        launcher=launcher,
-        run_dir=str(run.root),
-        shape=shape,
-        others=others,
-        provenance=loaded.provenance,
-        needs_room=needs_room,
-        facts=known,
+    job = Job(
+        config, hardware, processes.world_size, processes.num_nodes, launcher, str(run.root), shape, others, needs_room
     )
+    # Plan with the rules' findings; then the checks of files, imports and machine, reported together.
+    tried = try_plan(job, provenance=loaded.provenance, facts=known)
     plan, found = tried.plan, tried.ruled
     unread = [
         replace(d, severity=Severity.ERROR) for d in loaded.notes if d.code == config_codes.CONFIG_FOREIGN_MISSING.name

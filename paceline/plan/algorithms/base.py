@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.training import TrainingSection
+from paceline.config.sections.types import Section
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
@@ -16,7 +19,7 @@ from paceline.plan.asked import Asked
 from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import Decision, Plan
 
-Training = Mapping[str, Any]  # ``Config.to_json()["training"]``
+Training = TrainingSection
 Adapter = AdapterSpec | None
 NO_MODELS: tuple[str, dict[str, OtherModel], tuple[Decision, ...]] = ("", {}, ())
 
@@ -112,10 +115,12 @@ class AlgorithmSpec:
     def options_of(self, training: Training) -> Mapping[str, Any]:
         """Every option, with its default where nothing is said: those of its section, of a user's own those of ``options``."""
         if self.own:
-            return {**self.options, **(training.get("algorithm_options") or {})}
+            return {**self.options, **training.algorithm_options}
         section = ALGORITHMS.section(self.name)
-        defaults = {} if section is None else section().model_dump(mode="json")
-        return {**defaults, **(training.get(self.name) or {})}
+        if section is None:
+            return {}
+        given: Section | None = getattr(training, self.name)
+        return (given or section()).model_dump(mode="json")
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Of its options those that its class is made with: not the names of models, nor what the run goes by."""
@@ -127,7 +132,7 @@ class AlgorithmSpec:
 
     def group_size(self, training: Training) -> int:
         """Answers to each prompt."""
-        return int((training.get("rollout") or {}).get("num_generations") or self.num_generations)
+        return (training.rollout or RolloutOptions()).num_generations or self.num_generations
 
     def num_passes(self, training: Training) -> int:
         """Passes over the rows of a rollout."""

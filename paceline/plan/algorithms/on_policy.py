@@ -21,8 +21,8 @@ class OnPolicy(AlgorithmSpec):
         named = super().model_named(training, role)
         if named is not None or role not in ("value", "reward"):
             return named
-        judges = [r for r in (training.get("rollout") or {}).get("rewards") or () if r["name"] == "model"]
-        judge = judges[0]["options"].get("model") if judges else None
+        judges = [r for r in (training.rollout.rewards if training.rollout else ()) if r.name == "model"]
+        judge = judges[0].options.get("model") if judges else None
         return None if judge is None else str(judge)
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:

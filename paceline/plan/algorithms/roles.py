@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from paceline.config.schema import Config
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.model.read_shape import ModelShape, shape_of
 
 
-def models_named(training: Mapping[str, Any]) -> dict[str, str]:
+def models_named(training: TrainingSection) -> dict[str, str]:
     """The folders and hub names of the algorithm's roles beside the trained model's, each with the key that names it."""
-    spec = algorithm_spec(training["algorithm"])
+    spec = algorithm_spec(training.algorithm)
     found: dict[str, str] = {}
     for role in spec.named_roles():
         name = spec.model_named(training, role)
@@ -25,12 +26,12 @@ def models_named(training: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def named_shapes(config: Any, environ: Mapping[str, str] | None = None) -> dict[str, ModelShape | None]:
+def named_shapes(config: Config, environ: Mapping[str, str] | None = None) -> dict[str, ModelShape | None]:
     """The shapes of the models that the algorithm's roles name (``make_plan``'s ``others``); None for one that is not here yet. Raises ConfigError
     for a folder that is missing."""
     found: dict[str, ModelShape | None] = {}
     wrong: list[Diagnostic] = []
-    for name, key in models_named(config.to_json()["training"]).items():
+    for name, key in models_named(config.training).items():
         try:
             found[name] = shape_of(config.model.model_copy(update={"name_or_path": name, "config": None, "revision": None}), environ)  # fmt: skip
         except ConfigError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan import codes
@@ -23,12 +23,12 @@ _KEY = "training.rollout"
 MARGIN = 0.9  # of a rank's memory
 
 
-def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagnostic]:
+def check_rollout(training: TrainingSection, batch: BatchSplit) -> list[Diagnostic]:
     """Findings where a rollout cannot be cut into whole groups and whole steps."""
-    if not algorithm_spec(training["algorithm"]).on_policy:
+    spec = algorithm_spec(training.algorithm)
+    if not spec.on_policy:
         return []
-    options = training.get("rollout") or {}
-    group, pieces = algorithm_spec(training["algorithm"]).group_size(training), options.get("steps_per_generation")
+    group, pieces = spec.group_size(training), (training.rollout or RolloutOptions()).steps_per_generation
     if pieces is not None and pieces % batch.accumulation:
         hint = f"steps_per_generation: {max(1, round(pieces / batch.accumulation)) * batch.accumulation}"
         what = "a rollout is cut into whole optimizer steps"
@@ -44,17 +44,18 @@ def check_rollout(training: Mapping[str, Any], batch: BatchSplit) -> list[Diagno
     return []
 
 
-def rollout_cut(training: Mapping[str, Any], batch: BatchSplit) -> tuple[int, int]:
+def rollout_cut(training: TrainingSection, batch: BatchSplit) -> tuple[int, int]:
     """(optimizer steps that one pass over a rollout takes, passes over it)."""
-    pieces = (training.get("rollout") or {}).get("steps_per_generation") or batch.accumulation
-    return pieces // batch.accumulation, algorithm_spec(training["algorithm"]).num_passes(training)
+    pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
+    return pieces // batch.accumulation, algorithm_spec(training.algorithm).num_passes(training)
 
 
-def rollout_decisions(training: Mapping[str, Any], batch: BatchSplit) -> tuple[Decision, ...]:
+def rollout_decisions(training: TrainingSection, batch: BatchSplit) -> tuple[Decision, ...]:
     """What a rollout is, in words."""
-    if not algorithm_spec(training["algorithm"]).on_policy:
+    spec = algorithm_spec(training.algorithm)
+    if not spec.on_policy:
         return ()
-    group = algorithm_spec(training["algorithm"]).group_size(training)
+    group = spec.group_size(training)
     windows, passes = rollout_cut(training, batch)
     answers, steps = windows * batch.global_batch, windows * passes
     value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
@@ -63,14 +64,14 @@ def rollout_decisions(training: Mapping[str, Any], batch: BatchSplit) -> tuple[D
 
 def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     """The plan with how answers are written where each rank holds a part of the weights: whole, or ``gather_for_generation`` off in its engine."""
-    training = plan.config["training"]
-    options = training.get("rollout") or {}
-    if not (
-        algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine)
-    ) or options.get("server"):
+    options = plan.config.training.rollout or RolloutOptions()
+    if (
+        not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
+        or options.server
+    ):
         return plan
-    asked = options.get("gather_for_generation")
-    need, room, words = _room_to_generate(plan, hardware, int(options.get("generation_rows") or 64))
+    asked = options.gather_for_generation
+    need, room, words = _room_to_generate(plan, hardware, options.generation_rows)
     whole = asked if asked is not None else need is None or need < MARGIN * room
     reason = words if asked is None else f"{words}; {_KEY}.gather_for_generation: {str(asked).lower()}"
     said = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
@@ -85,8 +86,8 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
 
     Only what is certain counts: the weights beside those that a rank keeps.
     """
-    options = plan.config["training"].get("rollout") or {}
-    server = bool(options.get("server"))
+    options = plan.config.training.rollout or RolloutOptions()
+    server = options.server is not None
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if (
         not (algorithm_spec(plan.algorithm).on_policy and strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine))
@@ -94,7 +95,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
         or not states
     ):
         return []
-    if not server and not options.get("gather_for_generation"):
+    if not server and not options.gather_for_generation:
         return []
     weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
     card = hardware.memory_bytes / (1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes))

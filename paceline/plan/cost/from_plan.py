@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import rollout_cut
 from paceline.plan.cost.layout import Layout, Storage
@@ -119,21 +120,19 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
 
 
 def _rollout(plan: Plan) -> Rollout | None:
-    training = plan.config.get("training", {})
-    if not algorithm_spec(plan.algorithm).on_policy:
+    options = plan.config.training.rollout
+    if not algorithm_spec(plan.algorithm).on_policy or options is None:
         return None
-    options = training["rollout"]
-    windows, passes = rollout_cut(training, plan.batch)
-    return Rollout(int(options["max_completion_length"]), windows, passes, int(options["generation_rows"]))
+    windows, passes = rollout_cut(plan.config.training, plan.batch)
+    return Rollout(options.max_completion_length, windows, passes, options.generation_rows)
 
 
 def _length(plan: Plan) -> dict[str, Any]:
     """Steps where the config fixes them, checkpoints kept, what is offloaded to disk."""
-    training = plan.config.get("training", {})
-    steps = max(0, int(training.get("max_steps") or 0))
-    every = float(training.get("save_steps") or 0)
-    saves = 1 if training.get("save_strategy") == "no" or not steps else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)  # fmt: skip
-    kept = min(saves, int(training.get("save_total_limit") or saves))
+    training = plan.config.training
+    steps, every = max(0, training.max_steps), training.save_steps
+    saves = 1 if training.save_strategy == "no" or not steps else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)  # fmt: skip
+    kept = min(saves, training.save_total_limit or saves)
     parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
     nvme = frozenset(part for part, place in parts if place == "nvme")
     return {"steps": steps, "kept": kept, "nvme": nvme}
@@ -142,7 +141,7 @@ def _length(plan: Plan) -> dict[str, Any]:
 def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
     """``ask`` with the training as long as the config says and an ``epoch`` of prepared data measures: (rows, tokens of all of them); None where it is
     not prepared: then steps are those of ``max_steps``, and rows count as full."""
-    training = plan.config.get("training", {})
+    training = plan.config.training
     if epoch is None or not epoch[0]:
         full = f"rows counted as full, {ask.seq_len:,} tokens"
         needed = (
@@ -152,8 +151,8 @@ def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
         )
         return replace(ask, basis=full if ask.steps else f"how long it all takes is told {needed}")
     rows, tokens = epoch
-    whole = rows // ask.rows if training.get("dataloader_drop_last") else -(-rows // ask.rows)
-    steps = ask.steps or math.ceil(float(training.get("num_train_epochs") or 1) * whole)
+    whole = rows // ask.rows if training.dataloader_drop_last else -(-rows // ask.rows)
+    steps = ask.steps or math.ceil(training.num_train_epochs * whole)
     basis = f"{rows:,} rows an epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
     return replace(ask, steps=steps, row_tokens=tokens / rows, basis=basis)
 
@@ -205,7 +204,7 @@ def work_of(plan: Plan, ask: Ask, layout: Layout) -> Work:
         recompute="full" if plan.recompute else "none",
         flash=ask.flash,
         compiled=plan.compile,
-        sequence_parallel=bool((plan.config.get("training", {}).get("parallelism") or {}).get("sequence_parallel")),
+        sequence_parallel=(plan.config.training.parallelism or Parallelism()).sequence_parallel,
         stages_a_rank=layout.stages_a_rank,
         adapter=ask.adapter,
         offload=layout.offload,

@@ -1,28 +1,48 @@
-"""What a strategy's spec is asked about: the job, and where what there is to say of it goes."""
+"""The job that is planned, made once and asked by every choice; and where what there is to say of it goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from paceline.config.schema import Config
+from paceline.config.sections.small import LoraSection
+from paceline.config.sections.training import TrainingSection
+from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.model.read_shape import ModelShape
+from paceline.plan.model.read_shape import ModelShape, trained_shape
 from paceline.plan.plan import Decision
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the engines may know: the config's values, the machine, the processes."""
+    """A config on machines like ``hardware``: ``world_size`` processes on ``num_nodes`` nodes, started by ``launcher``, writing to ``run_dir``.
 
-    training: Mapping[str, Any]
-    lora: Mapping[str, Any] | None
+    ``shape`` may be left out when ``model.config`` is given (``model_shape``); ``others`` are those of other models, by name. ``needs_room`` is False
+    where it is not this very plan that is run.
+    """
+
+    config: Config
     hardware: Hardware
-    world_size: int
-    num_nodes: int
-    shape: ModelShape | None
+    world_size: int = 1
+    num_nodes: int = 1
+    launcher: str = ""
+    run_dir: str = ""
+    shape: ModelShape | None = None
+    others: Mapping[str, ModelShape | None] = field(default_factory=dict)
+    needs_room: bool = True
+
+    @property
+    def training(self) -> TrainingSection:
+        """The config's ``training``."""
+        return self.config.training
+
+    @property
+    def lora(self) -> LoraSection | None:
+        """The config's ``lora``; None where all weights are trained."""
+        return self.config.lora
 
     @property
     def ranks_per_node(self) -> int:
@@ -30,13 +50,25 @@ class Job:
         return self.world_size // self.num_nodes
 
     @property
-    def parallelism(self) -> dict[str, Any]:
-        """``training.parallelism`` as a mapping; empty when it was not given."""
-        return dict(self.training.get("parallelism") or {})
+    def parallelism(self) -> Parallelism:
+        """``training.parallelism``, or its defaults."""
+        return self.training.parallelism or Parallelism()
 
     def axis(self, name: str) -> int:
         """Size of a mesh axis as given, else 1."""
-        return int(self.parallelism.get(f"{name}_size") or 1)
+        return self.parallelism.size(name)
+
+    def model_shape(self) -> ModelShape | None:
+        """``shape``, or that of ``model.config``; None where neither is there. Raises ConfigError for a ``model.config`` of which none can be told."""
+        given = self.config.model.config
+        return trained_shape(given, "model.config") if self.shape is None and given else self.shape
+
+    def sharded(self, sharding: str | None) -> Job:
+        """With ``training.fsdp`` as the plan chose it; as it is for None."""
+        if sharding is None:
+            return self
+        training = self.training.model_copy(update={"fsdp": sharding})
+        return replace(self, config=self.config.model_copy(update={"training": training}))
 
 
 @dataclass

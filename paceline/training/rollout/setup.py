@@ -40,10 +40,10 @@ from paceline.training.windows import Cut, Epochs
 _ROWS_NAMED = 5
 
 
-def rollout_options(training: Any, plan: Plan) -> dict[str, Any]:
+def rollout_options(training: TrainingSection, plan: Plan) -> dict[str, Any]:
     """What the algorithm is built with: its own section, and of rollouts what its arithmetic needs."""
     spec = algorithm_spec(plan.algorithm)
-    own = spec.arguments(spec.options_of(plan.config["training"]))
+    own = spec.arguments(spec.options_of(training))
     rollout = training.rollout or RolloutOptions()
     return {
         **own,
@@ -83,7 +83,7 @@ class RolloutSetup:
     def __post_init__(self) -> None:
         self.options = self.training.rollout or RolloutOptions()
         updates = updates_per_pass(self.options, self.cut.accumulation)
-        group = algorithm_spec(self.plan.algorithm).group_size(self.plan.config["training"])
+        group = algorithm_spec(self.plan.algorithm).group_size(self.training)
         self.rollout_cut = RolloutCut(self.cut, group, updates, self.algorithm.passes)
         specs = [RewardSpec(r.name, r.weight, dict(r.options)) for r in self.options.rewards]
         self.scorer = Scorer(

@@ -135,7 +135,7 @@ def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> Any:
 
 def _is_here(plan: Plan, role: Role) -> bool:
     """Whether the model that is named for a role lies here; one on the hub is left to its download."""
-    named = algorithm_spec(plan.algorithm).model_named(plan.config["training"], role.value)
+    named = algorithm_spec(plan.algorithm).model_named(plan.config.training, role.value)
     return named is None or Path(named).expanduser().is_dir()
 
 

@@ -137,7 +137,7 @@ def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     spec = algorithm_spec(config.training.algorithm)
     made = algorithm_class(spec.name)
     if not spec.on_policy:
-        made(**spec.arguments(spec.options_of(config.to_json()["training"])))
+        made(**spec.arguments(spec.options_of(config.training)))
     yield from ()
 
 

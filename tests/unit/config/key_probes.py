@@ -27,6 +27,7 @@ from paceline.core.tables import ALGORITHMS
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.training.parts import Parts
@@ -72,7 +73,7 @@ def plain(tree: Tree) -> Tree:
 
 
 def plan_of(config: Config, world: int = 1, hardware: Hardware = CPU) -> Plan:
-    return make_plan(config, hardware, world_size=world, launcher="spawn", run_dir="/nowhere/run")
+    return make_plan(Job(config, hardware, world_size=world, launcher="spawn", run_dir="/nowhere/run"))
 
 
 def plan(world: int = 1, hardware: Hardware = CPU) -> Callable[[Tree], Any]:
@@ -293,7 +294,7 @@ def device(tree: Tree) -> Any:
 def options_of_own_strategy(tree: Tree) -> Any:
     from paceline.strategies.single import Single
 
-    return Single(WORLD, SimpleNamespace(config=Config.from_json(plain(tree)).to_json(), mesh=Mesh())).options  # type: ignore[arg-type]
+    return Single(WORLD, SimpleNamespace(config=Config.from_json(plain(tree)), mesh=Mesh())).options  # type: ignore[arg-type]
 
 
 def run_directory(tree: Tree) -> Any:

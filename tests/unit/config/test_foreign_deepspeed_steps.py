@@ -103,7 +103,7 @@ def test_what_is_carried_reaches_torchs_optimizer(read: Read) -> None:
     from paceline.plan.knobs import optimizer_spec
 
     loaded = read(optimizer("SGD", lr=0.1, momentum=0.9, nesterov=True))
-    assert optimizer_spec(loaded.config.to_json()["training"]).args == {"momentum": 0.9, "nesterov": True}
+    assert optimizer_spec(loaded.config.training).args == {"momentum": 0.9, "nesterov": True}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from paceline.config.load import load_config
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_shape
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 ZERO = "zero_optimization"
@@ -59,7 +60,7 @@ def plan_of(**training: Any) -> Plan:
     flags = {f"training.{key}": value for key, value in training.items()}
     config = load_config(None, flags={**flags, "data.train": "x", "model.name_or_path": "llama-2-7b"}).config
     hardware, shape = cluster_of("1xA100").hardware(), known_shape("llama-2-7b")
-    return make_plan(config, hardware, world_size=1, launcher="x", run_dir="x", shape=shape, needs_room=False)
+    return make_plan(Job(config, hardware, world_size=1, launcher="x", run_dir="x", shape=shape, needs_room=False))
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -182,14 +183,14 @@ def test_fsdp_without_settings_is_the_plugins(accelerate_plan: Any, monkeypatch:
     from paceline.plan.strategies.fsdp.options import read_fsdp
 
     plugin = plugin_class(fsdp_version=version)
-    t = accelerate_plan(f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {{fsdp_version: {version}}}\n").config.to_json()["training"]  # fmt: skip
-    asked = read_fsdp({**t, "fsdp": t["fsdp"] or "full_shard"})
+    t = accelerate_plan(f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {{fsdp_version: {version}}}\n").config.training  # fmt: skip
+    asked = read_fsdp(t.model_copy(update={"fsdp": t.fsdp or "full_shard"}))
     same = {
         "sharding_strategy": version == 2 or asked.sharding == plugin.sharding_strategy.name.lower(),
         "reshard_after_forward": version == 1 or plugin.reshard_after_forward is (asked.sharding == "full_shard"),
         "cpu_offload": bool(getattr(plugin.cpu_offload, "offload_params", False)) is asked.offload,
         "forward_prefetch": bool(plugin.forward_prefetch) is asked.forward_prefetch,
-        "activation_checkpointing": plugin.activation_checkpointing is t["gradient_checkpointing"],
+        "activation_checkpointing": plugin.activation_checkpointing is t.gradient_checkpointing,
     }
     assert all(same.values()), same
     fields = {field.name for field in dataclasses.fields(plugin_class)}

@@ -44,7 +44,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Path:
     """The folder of a checkpoint of ``job`` under ``settings``; weights of one small tensor."""
     plan, _ = planned(load(job.yaml(settings or {}), ()), imports=False)
-    config = Config.from_json(plan.config)
+    config = plan.config
     kind = row_kind(algorithm_spec(plan.algorithm).rows)
     cache = Path(os.environ["PACELINE_CACHE"])
     rows = train_fingerprint_of(config.data, config.model, config.training.seed, cache, most_bytes=1 << 20, kind=kind)

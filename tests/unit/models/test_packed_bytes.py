@@ -16,6 +16,7 @@ from paceline.plan.codec import to_json
 from paceline.plan.cost.pieces import pieces_of, scale_bytes
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import shape_from_config
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 GIB = 2**30
@@ -29,7 +30,7 @@ def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> N
     modules = pytest.importorskip("bitsandbytes.nn.modules")
     section = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "modules_to_save": [], "bias": "none",
                "quantization_bit": 4, "quantization_type": "nf4", "double_quant": double}  # fmt: skip
-    adapter = adapter_of(_config(section).to_json()["lora"])
+    adapter = adapter_of(_config(section).lora)
     shape = shape_from_config(CONFIG)
     hf = HFModelFactory(Source(config=CONFIG), adapter=to_json(adapter))().hf
     packed = [m for m in hf.modules() if isinstance(m, modules.Linear4bit)]
@@ -39,7 +40,7 @@ def test_scales_beside_packed_weights_are_counted_to_the_byte(double: bool) -> N
     assert packed and scale_bytes(shape, adapter) == scales == sum(t.nbytes for t in scales_of(hf))
     assert sum(p.numel * p.size for p in pieces if p.size == 1) == weights
     assert scale_bytes(shape, None) == 0
-    plan = make_plan(_config(section), CPU, world_size=1, launcher="single", run_dir="")
+    plan = make_plan(Job(_config(section), CPU, world_size=1, launcher="single", run_dir=""))
     assert plan.memory is not None
     assert plan.memory.largest.parameters == sum(p.nbytes for p in hf.parameters()) + scales
 

@@ -196,11 +196,11 @@ def test_a_pin_is_of_one_model() -> None:
 
     from paceline.training.models_of import Models
 
-    config = Config.model_validate({"model": {"name_or_path": "org/a", "trust_remote_code": True, "revision": COMMIT}})
+    model = {"name_or_path": "org/a", "trust_remote_code": True, "revision": COMMIT}
     for name, trusts in (("org/b", False), ("org/a", True)):
-        plan: Any = SimpleNamespace(
-            algorithm="dpo", config={"training": {"algorithm": "dpo", "dpo": {"ref_model": name}}}
-        )
+        training = {"algorithm": "dpo", "dpo": {"ref_model": name}}
+        config = Config.model_validate({"model": model, "training": training})
+        plan: Any = SimpleNamespace(algorithm="dpo")
         from paceline.protocols.roles import Role
 
         named = Models(plan, config, None, None)._named(Role.REFERENCE)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 GIB = 2**30
@@ -113,7 +114,7 @@ def planned(config: Mapping[str, Any], hardware: Hardware, world_size: int, num_
     path.write_text(json.dumps(config), encoding="utf-8")
     try:
         loaded = load_config(str(path), environ={})
-        plan = make_plan(loaded.config, hardware, world_size=world_size, num_nodes=num_nodes, launcher="spawn", run_dir="run", needs_room=False)  # fmt: skip
+        plan = make_plan(Job(loaded.config, hardware, world_size=world_size, num_nodes=num_nodes, launcher="spawn", run_dir="run", needs_room=False))  # fmt: skip
     except ConfigError as error:
         return {"refused": sorted({d.code for d in error.diagnostics})}
     found = {key: value for key, value in plan.to_json().items() if key not in SENTENCES}

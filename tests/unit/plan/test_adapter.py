@@ -24,8 +24,8 @@ LLAMA = {
 }  # fmt: skip
 
 
-def section(**values: Any) -> dict[str, Any]:
-    return LoraSection(**values).model_dump(mode="json")
+def section(**values: Any) -> LoraSection:
+    return LoraSection(**values)
 
 
 def codes(

@@ -18,6 +18,7 @@ from paceline.plan.model.catalogue import known_models
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.plan import Plan
 from paceline.plan.size_rule import CHAIN, size_rule
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
@@ -38,7 +39,7 @@ def auto(
     machine = cluster.hardware() if cluster else hardware
     assert isinstance(machine, Hardware)
     ranks, nodes = ranks or (cluster.cards if cluster else 1), cluster.nodes if cluster else 1
-    return make_plan(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none")
+    return make_plan(Job(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none"))
 
 
 def test_what_fits_stays_and_says_by_how_much() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.config.sections.training_scale import Parallelism
 from paceline.core.errors import ConfigError
 from paceline.plan.batch import BatchSplit, legal_pairs, resplit, split_batch
 from paceline.plan.mesh import Mesh, mesh_for
@@ -32,11 +33,11 @@ def test_ranks_that_cannot_share_name_the_nearest_that_can() -> None:
 
 
 def test_without_sizes_all_processes_are_data_parallel() -> None:
-    assert mesh_for(None, 4) == Mesh(dp_replicate=4)
-    assert mesh_for({"sequence_parallel": True, "tp_size": 1}, 4) == Mesh(dp_replicate=4)
+    assert mesh_for(Parallelism(), 4) == Mesh(dp_replicate=4)
+    assert mesh_for(Parallelism(sequence_parallel=True, tp_size=1), 4) == Mesh(dp_replicate=4)
 
 
 def test_written_sizes_are_taken_and_multiply() -> None:
-    mesh = mesh_for({"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2}, 8)
+    mesh = mesh_for(Parallelism(dp_replicate_size=2, dp_shard_size=2, tp_size=2), 8)
     assert (mesh.size, mesh.data_parallel_size) == (8, 4) and Mesh.from_json(mesh.to_json()) == mesh
     assert str(mesh) == "dp_replicate 2 × dp_shard 2 × tp 2" and str(Mesh()) == "one process"

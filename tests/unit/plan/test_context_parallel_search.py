@@ -17,6 +17,7 @@ from paceline.plan.cost.work import Adapter, Work
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 C, S = memory_coefficients(), speed_coefficients()
@@ -87,13 +88,13 @@ def plan_of(max_length: int, **model: object) -> Plan:
         }
     )  # fmt: skip
     cluster = cluster_of("8xH100")
-    return make_plan(config, cluster.hardware(), world_size=8, launcher="torchrun", run_dir="none")
+    return make_plan(Job(config, cluster.hardware(), world_size=8, launcher="torchrun", run_dir="none"))
 
 
 def test_a_row_that_is_too_long_for_one_card_is_planned_over_several() -> None:
     plan = plan_of(4 * LONG)
     assert plan.strategy == "fsdp" and plan.mesh.cp > 1 and plan.mesh.size == 8
-    assert plan.batch.global_batch == 8 and plan.config["training"]["parallelism"]["cp_size"] == plan.mesh.cp
+    assert plan.batch.global_batch == 8 and plan.config.training.parallelism.cp_size == plan.mesh.cp
     assert plan.engine.cp_method == "ulysses"
 
 

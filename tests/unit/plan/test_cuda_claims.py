@@ -15,6 +15,7 @@ from paceline.config.schema import Config
 from paceline.models import attention
 from paceline.models.layout import Layout
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
 from paceline.rules.planning import make_plan
 from paceline.runtime import device as device_room
@@ -154,7 +155,7 @@ def plan(training: dict[str, Any], hardware: Hardware, world: int = 1) -> Any:
         "data": {"train": [{"path": "rows.jsonl"}]},
         "training": training,
     }
-    return make_plan(Config.from_json(tree), hardware, world_size=world, launcher="spawn", run_dir="/nowhere")
+    return make_plan(Job(Config.from_json(tree), hardware, world_size=world, launcher="spawn", run_dir="/nowhere"))
 
 
 def test_every_sentence_that_cuda_alone_gets_is_in_the_list() -> None:

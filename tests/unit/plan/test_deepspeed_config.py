@@ -14,6 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,7 +48,7 @@ def plan_of(tmp_path: Path) -> Any:
         path = tmp_path / "config.yaml"
         path.write_text(json.dumps(whole))
         config = load_config(str(path)).config
-        return make_plan(config, CPU, world_size=world, launcher="spawn", run_dir="")
+        return make_plan(Job(config, CPU, world_size=world, launcher="spawn", run_dir=""))
 
     return make
 

@@ -16,6 +16,7 @@ from paceline.plan.explain import explain
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.options import NO_OPTIONS, Wrap
 from paceline.rules.planning import make_plan
 
@@ -44,7 +45,7 @@ def plan_of(tmp_path: Path) -> Any:
         path = tmp_path / "config.yaml"
         path.write_text(json.dumps(whole))
         config = load_config(str(path)).config
-        return make_plan(config, hardware, world_size=world, num_nodes=nodes, launcher="spawn", run_dir="")
+        return make_plan(Job(config, hardware, world_size=world, num_nodes=nodes, launcher="spawn", run_dir=""))
 
     return make
 

@@ -12,6 +12,7 @@ from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_models
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 
@@ -28,12 +29,14 @@ def config_of(**training: Any) -> Config:
 def plan_of(config: Config, hardware: str = "8xH100") -> Plan:
     cluster = cluster_of(hardware)
     return make_plan(
-        config,
-        cluster.hardware(),
-        world_size=cluster.cards,
-        num_nodes=cluster.nodes,
-        launcher="torchrun",
-        run_dir="none",
+        Job(
+            config,
+            cluster.hardware(),
+            world_size=cluster.cards,
+            num_nodes=cluster.nodes,
+            launcher="torchrun",
+            run_dir="none",
+        )
     )
 
 
@@ -42,7 +45,7 @@ def test_the_layout_is_written_into_the_plan_and_the_rows_of_a_step_stay() -> No
     plan = plan_of(config)
     assert plan.strategy not in ("fastest", "auto", "ddp")
     assert plan.batch.global_batch == 2 * 8 * 8
-    assert plan.config["training"]["distributed_strategy"] != "fastest", (
+    assert plan.config.training.distributed_strategy != "fastest", (
         "the plan is whole: nothing is chosen again by a worker"
     )
     assert plan.config_digest == config.digest(), "ranks compare what the user wrote"

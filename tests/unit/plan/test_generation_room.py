@@ -8,6 +8,7 @@ from paceline.config.schema import Config
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_models
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 
@@ -23,7 +24,7 @@ def plan_of(model: str, cards: str = "8xH100", **training: object) -> Plan:
         }
     )  # fmt: skip
     cluster = cluster_of(cards)
-    return make_plan(config, cluster.hardware(), world_size=cluster.cards, num_nodes=cluster.cards // 8, launcher="torchrun", run_dir="none")  # fmt: skip
+    return make_plan(Job(config, cluster.hardware(), world_size=cluster.cards, num_nodes=cluster.cards // 8, launcher="torchrun", run_dir="none"))  # fmt: skip
 
 
 # ZeRO-3 starts with the whole fp32 model on each card: 13 B parameters are the largest of the list that a card takes so.

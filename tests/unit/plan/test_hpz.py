@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_shape
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 
@@ -20,7 +21,7 @@ def plan_of(size: int, stage: int = 3, **more: Any) -> Plan:
     config = load_config(None, flags=flags).config
     hardware = cluster_of("32xA100").hardware()
     shape = known_shape("llama-2-7b")
-    return make_plan(config, hardware, world_size=32, num_nodes=4, launcher="torchrun", run_dir="x", shape=shape)
+    return make_plan(Job(config, hardware, world_size=32, num_nodes=4, launcher="torchrun", run_dir="x", shape=shape))
 
 
 def parameters(plan: Plan) -> int:

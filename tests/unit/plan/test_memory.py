@@ -25,6 +25,7 @@ from paceline.plan.model.parameters import parameters_of
 from paceline.plan.model.read_shape import scoring, shape_from_config
 from paceline.plan.parts import Memory, ModelStates, OptimizerSpec
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
 from paceline.rules.planning import make_plan
 from paceline.strategies.measure import storage_bytes
@@ -47,7 +48,7 @@ def plan_of(tmp_path: Path) -> Any:
         path.write_text(json.dumps({**whole, "training": dict(training), **sections}))
         loaded = load_config(str(path)).config
         others = named_shapes(loaded)
-        return make_plan(loaded, CPU, world_size=world_size, launcher="spawn", run_dir="", others=others)
+        return make_plan(Job(loaded, CPU, world_size=world_size, launcher="spawn", run_dir="", others=others))
 
     return make
 
@@ -230,7 +231,7 @@ def test_a_reward_model_s_head_is_trained_beside_its_adapters(plan_of: Any) -> N
     states = model_states(plan, 0)
     assert plan.shape is not None and plan.shape.scalar_head and states is not None
     source = HFModelFactory(
-        load_config(None, flags={"model.config": json.dumps(plan.config["model"]["config"])}).config.model,
+        load_config(None, flags={"model.config": json.dumps(plan.config.model.config)}).config.model,
         role=Role.REWARD,
         adapter=to_json(plan.adapter),
     )()

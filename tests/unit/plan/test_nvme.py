@@ -10,6 +10,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Decision
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
@@ -26,7 +27,7 @@ def decisions(hidden: int, ranks: int, **zero: Any) -> dict[str, Decision]:
             "training": {"mixed_precision": "no", "deepspeed": {"zero_optimization": block}},
         }
     )  # fmt: skip
-    plan = make_plan(config, CPU, world_size=ranks, launcher="spawn", run_dir="none")
+    plan = make_plan(Job(config, CPU, world_size=ranks, launcher="spawn", run_dir="none"))
     return {d.subject: d for d in plan.decisions if d.subject.startswith("zero_optimization.")}
 
 

@@ -15,6 +15,7 @@ from paceline.plan.cost.work import Adapter
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
 ASK = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"))
@@ -65,7 +66,7 @@ def plan_of(**training: object) -> Plan:
             "training": {"distributed_strategy": "zero3", "gradient_accumulation_steps": 2, **training},
         }
     )
-    return make_plan(config, ASK.cluster.hardware(), world_size=8, launcher="torchrun", run_dir="none")
+    return make_plan(Job(config, ASK.cluster.hardware(), world_size=8, launcher="torchrun", run_dir="none"))
 
 
 def test_prepared_data_gives_steps_and_the_time_of_the_tokens_that_are_there() -> None:

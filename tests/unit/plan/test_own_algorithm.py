@@ -19,6 +19,7 @@ from paceline.data.kinds.base import RowKind, row_kind
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Ask, Role
 from paceline.rules import check
 from paceline.rules.base import Facts
@@ -42,7 +43,7 @@ def config_of(algorithm: str, **options: Any) -> Config:
 
 
 def plan_of(algorithm: str) -> Plan:
-    return make_plan(config_of(algorithm), H100, world_size=8, launcher="spawn", run_dir="none")
+    return make_plan(Job(config_of(algorithm), H100, world_size=8, launcher="spawn", run_dir="none"))
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +60,8 @@ def test_it_is_planned_by_its_spec_and_its_class_is_not_imported() -> None:
     assert own.algorithm == OWN and (own.memory, own.batch) == (sft.memory, sft.batch)
     assert "custom_algorithm" not in sys.modules, "the class is imported where it trains"
     spec = algorithm_spec(OWN)
-    assert spec.options_of(own.config["training"]) == {"gamma": 2.0} and not spec.on_policy
-    assert spec.options_of(config_of(OWN, gamma=1).to_json()["training"]) == {"gamma": 1}
+    assert spec.options_of(own.config.training) == {"gamma": 2.0} and not spec.on_policy
+    assert spec.options_of(config_of(OWN, gamma=1).training) == {"gamma": 1}
 
 
 def test_its_loss_is_its_formula_and_without_focus_that_of_sft() -> None:
@@ -163,7 +164,7 @@ def test_a_strategy_of_ones_own_that_cannot_be_had_is_said_once(tmp_path: Path) 
     values = config_of("sft").model_dump()
     values["training"]["distributed_strategy"] = "broken_strategy:SPEC"
     with pytest.raises(ConfigError) as caught:
-        make_plan(Config.model_validate(values), H100, world_size=8, launcher="spawn", run_dir="none")
+        make_plan(Job(Config.model_validate(values), H100, world_size=8, launcher="spawn", run_dir="none"))
     assert [d.code for d in caught.value.diagnostics] == ["core.target_module"]
 
 

@@ -18,6 +18,7 @@ from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import state_form, strategy_spec
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.strategies.registry import strategy_class
 
@@ -34,7 +35,7 @@ def plan_of(strategy: str) -> Plan:
         "data": {"train": "none.jsonl", "max_length": 256},
         "training": {"distributed_strategy": strategy},
     }
-    return make_plan(Config.model_validate(values), H100, world_size=8, launcher="spawn", run_dir="none")
+    return make_plan(Job(Config.model_validate(values), H100, world_size=8, launcher="spawn", run_dir="none"))
 
 
 @pytest.fixture

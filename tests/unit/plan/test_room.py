@@ -18,6 +18,7 @@ from paceline.plan.model.catalogue import known_models
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec, strategy_specs
+from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.options import NO_OPTIONS, FsdpOptions
 from paceline.rules.planning import make_plan
 
@@ -41,7 +42,7 @@ def plan_of(
     machine = cluster.hardware() if cluster else hardware
     assert isinstance(machine, Hardware)
     ranks, nodes = ranks or (cluster.cards if cluster else 1), cluster.nodes if cluster else 1
-    return make_plan(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none")
+    return make_plan(Job(config, machine, world_size=ranks, num_nodes=nodes, launcher="torchrun", run_dir="none"))
 
 
 def refusal(*arguments: Any, **training: Any) -> tuple[str, str, str]:

@@ -10,6 +10,7 @@ from paceline.config.schema import Config
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.plan.model.shrink import shrunk
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
 from paceline.verify.verdict import judge, judge_probe
@@ -61,7 +62,7 @@ def plan_for(world_size: int, **training: Any) -> Any:
         }
     )
     hardware = Hardware(device="cpu", device_name="cpu", num_devices=0, memory_bytes=1 << 40, host_memory_bytes=1 << 40, bf16=True, fp16=False, cpu_count=8, num_nodes=1, peak_flops=None, torch_backends=("gloo",))  # fmt: skip
-    return make_plan(config, hardware, world_size=world_size, launcher="spawn", run_dir="/r")
+    return make_plan(Job(config, hardware, world_size=world_size, launcher="spawn", run_dir="/r"))
 
 
 def test_both_sides_train_the_same_rows() -> None:

@@ -13,6 +13,7 @@ from paceline.plan.cost.from_plan import ask_of, planned_candidate
 from paceline.plan.cost.simulation import Compared, compare, partly, table, why_not
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.plan import Plan
+from paceline.plan.strategies.job import Job
 from paceline.plan.strategies.options import FsdpOptions
 from paceline.rules.planning import make_plan
 from paceline.simulate.run import simulate
@@ -32,7 +33,14 @@ def plan_of(hardware: str, strategy: str, config: dict[str, Any] = LLAMA, **trai
     }
     made = Config.model_validate(values)
     return make_plan(
-        made, cluster.hardware(), world_size=cluster.cards, num_nodes=cluster.nodes, launcher="torchrun", run_dir="none"
+        Job(
+            made,
+            cluster.hardware(),
+            world_size=cluster.cards,
+            num_nodes=cluster.nodes,
+            launcher="torchrun",
+            run_dir="none",
+        )
     )
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from paceline.config.schema import Config
 from paceline.plan.mesh import Mesh
 from paceline.plan.strategies.options import NO_OPTIONS
 from paceline.protocols.batch import IGNORE_INDEX, Batch
@@ -124,7 +125,7 @@ def window(step: int, rank: int, world_size: int, rows_per_step: int = 16, accum
 def plan(scaler: bool = False, world_size: int = 1, accumulation: int = 2, **training: object) -> SimpleNamespace:
     """As much of a Plan as a strategy reads."""
     return SimpleNamespace(
-        config={"training": training},
+        config=Config.model_validate({"training": training}),
         precision=SimpleNamespace(scaler=scaler),
         num_nodes=1,
         mesh=Mesh(dp_replicate=world_size),

@@ -14,6 +14,7 @@ from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.model.catalogue import known_models
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
+from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 from paceline.training.failure import diagnose
 from paceline.training.out_of_memory import is_out_of_memory, out_of_memory_hint, smaller
@@ -29,7 +30,7 @@ def plan_of(model: str, hardware: Hardware, ranks: int, **training: Any) -> Plan
             "training": {"mixed_precision": "bf16" if hardware.device == "cuda" else "no", **training},
         }
     )
-    return make_plan(config, hardware, world_size=ranks, launcher="spawn", run_dir="none")
+    return make_plan(Job(config, hardware, world_size=ranks, launcher="spawn", run_dir="none"))
 
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [

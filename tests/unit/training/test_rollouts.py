@@ -17,6 +17,7 @@ from paceline.algorithms.on_policy import Tokens
 from paceline.algorithms.ppo import PPO
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
+from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.plan.algorithms.rollout import check_rollout
@@ -383,9 +384,14 @@ def test_evaluation_answers_every_prompt_once() -> None:
     [({"num_generations": 4}, None), ({"num_generations": 3}, "rollout.groups"), ({"num_generations": 4, "steps_per_generation": 3}, "rollout.steps"), ({"num_generations": 16, "steps_per_generation": 4}, None)],
 )  # fmt: skip
 def test_whole_groups_and_whole_steps(rollout: dict[str, Any], code: str | None) -> None:
-    found = check_rollout({"algorithm": "grpo", "rollout": rollout}, BatchSplit(2, 2, 2, 8))
+    found = check_rollout(
+        TrainingSection.model_validate({"algorithm": "grpo", "rollout": rollout}), BatchSplit(2, 2, 2, 8)
+    )
     assert [d.code for d in found] == ([code] if code else [])
-    assert check_rollout({"algorithm": "sft", "rollout": rollout}, BatchSplit(2, 2, 2, 8)) == []
+    assert (
+        check_rollout(TrainingSection.model_validate({"algorithm": "sft", "rollout": rollout}), BatchSplit(2, 2, 2, 8))
+        == []
+    )
     if code:
         with pytest.raises(ConfigError, match="write"):
             raise ConfigError(*found)

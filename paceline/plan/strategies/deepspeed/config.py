@@ -82,7 +82,7 @@ def compile_config(
     made: dict[str, Any] = _blocks(user, findings)
     made["train_micro_batch_size_per_gpu"] = batch.micro_batch
     made["gradient_accumulation_steps"] = batch.accumulation
-    made["gradient_clipping"] = float(job.training["max_grad_norm"] or 0.0)
+    made["gradient_clipping"] = job.training.max_grad_norm
     _batch(user, batch, findings)
     _precision(made, user, engine.zero_stage, precision, findings)
     _ownership(user, job, findings)
@@ -182,14 +182,14 @@ def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
         kind = block.get("type", "")
         findings.say(
             "deepspeed optimizer",
-            str(job.training["optim"]),
+            job.training.optim,
             f"{kind or 'the block'} of the file is this optimizer, its numbers the ones below; DeepSpeed is handed the optimizer ready-made",
         )
     block = user.get("scheduler")
     if isinstance(block, dict):
         findings.say(
             "deepspeed scheduler",
-            str(job.training["lr_scheduler_type"]),
+            job.training.lr_scheduler_type,
             f"{block.get('type', '')} of the file is read as this schedule; the learning rate of each step is handed to DeepSpeed",
         )
     if user.get("zero_force_ds_cpu_optimizer") is True:
@@ -218,7 +218,7 @@ def _activation_checkpointing(user: Mapping[str, Any], job: Job, findings: Findi
     if not isinstance(block, dict) or not any(value is True for value in block.values()):
         return
     asked = ", ".join(sorted(key for key, value in block.items() if value is True))
-    if job.training["gradient_checkpointing"]:
+    if job.training.gradient_checkpointing:
         why = "handed to DeepSpeed; layers are recomputed by torch (training.gradient_checkpointing), which keeps their inputs where they are"
     else:
         why = "handed to DeepSpeed, where it only says how its own recomputation stores; training.gradient_checkpointing: true turns recomputation on"

@@ -110,7 +110,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
             f"autotp_size: {tp}",
             f"autotp_size: {math.gcd(tp, job.ranks_per_node)}",
         )
-    if cp > 1 and job.parallelism.get("cp_method") == "allgather":
+    if cp > 1 and job.parallelism.cp_method == "allgather":
         why = "under DeepSpeed sequences are shared out by Ulysses; distributed_strategy: fsdp has allgather"
         findings.say(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.config.sections.training import TrainingSection
+
 KEY = "training.deepspeed"
 
 
-def user_config(training: Mapping[str, Any]) -> dict[str, Any]:
+def user_config(training: TrainingSection) -> dict[str, Any]:
     """The user's DeepSpeed settings; empty when none were given (the short forms zero1, zero2, zero3)."""
-    given = training.get("deepspeed")
-    return dict(given) if isinstance(given, dict) else {}
+    return dict(training.deepspeed) if isinstance(training.deepspeed, dict) else {}
 
 
 def zero_block(user: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
             f"offload with {sharding}",
             "fsdp: [full_shard, offload]",
         )
-    quantised = bool((job.lora or {}).get("quantization_bit"))
+    quantised = job.lora is not None and bool(job.lora.quantization_bit)
     engine = FsdpOptions(
         sharding=sharding,
         reshard_after_forward=sharding in ("full_shard", "hybrid_shard"),
@@ -130,9 +130,9 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
         backward_prefetch=asked.backward_prefetch,
         forward_prefetch=asked.forward_prefetch,
         meta_start=asked.meta_start and not quantised and mesh.pp == 1,
-        sequence_parallel=mesh.tp > 1 and bool(job.parallelism.get("sequence_parallel", False)),
+        sequence_parallel=mesh.tp > 1 and job.parallelism.sequence_parallel,
         loss_parallel=_loss_parallel(job, mesh, findings),
-        cp_method=str(job.parallelism.get("cp_method") or "ulysses"),
+        cp_method=job.parallelism.cp_method,
     )
     _say_main(engine, asked, job, mesh.pp > 1, findings)
     _say_axes(engine, mesh, job, findings)
@@ -142,7 +142,7 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
 
 def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
     """Whether head and loss stay shared out along the vocabulary: where tp divides it."""
-    if mesh.tp == 1 or not job.parallelism.get("loss_parallel", True):
+    if mesh.tp == 1 or not job.parallelism.loss_parallel:
         return False
     if job.shape is None or job.shape.vocab % mesh.tp == 0:
         return True
@@ -225,7 +225,7 @@ def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> 
         parts.append("norms along the sequence too" if engine.sequence_parallel else "norms are computed by each")
         parts.append("head and loss by vocabulary" if engine.loss_parallel else "logits are gathered for the loss")
         findings.say("tensor parallel", f"{mesh.tp} ranks", "; ".join(parts))
-    elif job.parallelism.get("sequence_parallel"):
+    elif job.parallelism.sequence_parallel:
         findings.say(f"{PARALLELISM}.sequence_parallel", "off", "it needs tp_size above 1", granted=False)
     if mesh.cp > 1:
         how = {

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.sections.training import TrainingSection
+
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 KEY, CONFIG = "training.fsdp", "training.fsdp_config"
 SIZE_BASED_DEFAULT = 100_000_000  # torch's own default of size_based_auto_wrap_policy
@@ -27,10 +29,10 @@ class FsdpAsked:
     settings: Mapping[str, Any]
 
 
-def read_fsdp(training: Mapping[str, Any]) -> FsdpAsked:
+def read_fsdp(training: TrainingSection) -> FsdpAsked:
     """What the config asks of FSDP."""
-    words = str(training.get("fsdp") or "").lower().split()
-    given = training.get("fsdp_config")
+    words = (training.fsdp or "").lower().split()
+    given = training.fsdp_config
     settings = {key: value for key, value in (given if isinstance(given, dict) else {}).items() if value is not None}
     classes = tuple(map(str, settings.get("transformer_layer_cls_to_wrap") or ()))
     smallest = int(settings.get("min_num_params") or 0)

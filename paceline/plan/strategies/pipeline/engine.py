@@ -16,8 +16,8 @@ MULTI_STAGE = {"interleaved": 2, "zero_bubble": 2, "zbv": 2}
 
 def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings) -> PipelineOptions:
     """``Plan.engine`` of a pipeline. The micro-batches of an optimizer step are the schedule's micro-batches."""
-    schedule = str(job.parallelism.get("pp_schedule") or "1f1b")
-    stages = job.parallelism.get("pp_stages_per_rank") or MULTI_STAGE.get(schedule, 1)
+    schedule = job.parallelism.pp_schedule
+    stages = job.parallelism.pp_stages_per_rank or MULTI_STAGE.get(schedule, 1)
     if mesh.pp == 1:
         findings.refuse(
             codes.PAR_PP_SIZE,
