@@ -28,7 +28,6 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("launch/start.py", ""): "a launcher",
     ("plan/choose.py", "role in"): "a role",
     ("plan/fastest.py", "('parallelism', "): "keys of training",
-    ("plan/resolve.py", "{**training, 'fsdp'"): "a key of training",
     ("verify/sides.py", "'distributed_strategy': against"): "keys of training",
     ("plan/hardware/probe.py", "'bitsandbytes'"): "packages",
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",
@@ -41,7 +40,8 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("watch/panels.py", "'reward' in names"): "a metric",
 }
 ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
-SECTIONS = {"model", "data", "training", "lora", "launch", "config"}
+#: What a ``Job`` has beside its config.
+OF_JOB = {"hardware", "world_size", "num_nodes", "launcher", "run_dir", "shape", "others", "needs_room", "model_shape"}
 
 
 @dataclass
@@ -172,7 +172,7 @@ class Follower:
         """The functions that it is handed to, ``make_plan`` included."""
         function = self._defined(path, name)
         assert function is not None
-        self._visit(function[0], function[1], {"config"})
+        self._visit(function[0], function[1], {"config", "job"})
         return sorted(f"{where}:{called}" for where, called in self.reached)
 
     def _defined(self, path: str, name: str) -> tuple[str, ast.FunctionDef] | None:
@@ -243,6 +243,8 @@ def _comes_from(node: ast.expr, held: set[str]) -> bool:
     while True:
         if isinstance(node, ast.Name):
             return node.id in held
+        if isinstance(node, ast.Attribute) and node.attr in OF_JOB:
+            return False
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             node = node.value
         elif isinstance(node, ast.BoolOp):
@@ -251,7 +253,12 @@ def _comes_from(node: ast.expr, held: set[str]) -> bool:
             node = node.func.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Job":
             return any(_comes_from(a, held) for a in [*node.args, *(k.value for k in node.keywords)])
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("dict", "replace")
+            and node.args
+        ):
             node = node.args[0]
         else:
             return False
