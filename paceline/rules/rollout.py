@@ -183,7 +183,7 @@ def groups(c: Context) -> Iterator[Diagnostic]:
             f"{_ROLLOUT}.filter_groups",
             hint="filter_groups: true, or max_redraws: 0",
         )
-    training = c.config.to_json()["training"]
+    training = c.config.training
     if not c.algorithm.compares_answers(training):
         if options.filter_groups:
             yield c.problem(
