@@ -9,7 +9,10 @@ from paceline.launch.spec import Cluster
 
 
 def argv(script: Sequence[str], cluster: Cluster, *, use_cpu: bool) -> tuple[str, ...]:
-    """Return the ``accelerate launch …`` command; ``script``: a file and its arguments, or ``-m module …``."""
+    """Return the ``accelerate launch …`` command.
+
+    ``script``: a file and its arguments, or ``-m module …``.
+    """
     rendezvous = (
         f"--machine_rank={cluster.node_rank}",
         f"--main_process_ip={cluster.master_addr}",

@@ -43,7 +43,7 @@ class Told:
         return {variable: value for variable, value in given.items() if value is not None}
 
     def thrown_away(self) -> dict[str, str]:
-        """Return each ignored option with the one it needs, unless accelerate's config file may set that one."""
+        """Return each ignored option with the one it needs, unless a config file may set that one."""
         if "config_file" in self.options or DEFAULT_FILE.exists():
             return {}
         found = {}

@@ -1,4 +1,4 @@
-"""Run ``python -m paceline.launch.entered MODULE …`` with signal handlers set before MODULE's slow imports."""
+"""Run ``python -m paceline.launch.entered MODULE …`` with signal handlers set before slow imports."""
 
 from __future__ import annotations
 

@@ -45,10 +45,7 @@ class Word:
 
 
 class Line:
-    """A worker's end of the socket. Without a launcher (started by torchrun, srun …) it does nothing.
-
-    ``held`` is False.
-    """
+    """A worker's end of the socket; without a launcher (torchrun, srun …) every method does nothing."""
 
     def __init__(self, link: socket.socket | None, on_word: Callable[[Word], None]) -> None:
         self._link = link

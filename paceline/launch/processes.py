@@ -78,7 +78,7 @@ def environments() -> Iterator[tuple[int, frozenset[str]]]:
 
 
 def end_all(leaders: Iterable[int], mark: str) -> None:
-    """End the groups led by ``leaders`` and every process with ``mark``: SIGTERM, ``GRACE_SECONDS``, SIGKILL."""
+    """End the groups of ``leaders`` and all processes with ``mark``: SIGTERM, ``GRACE_SECONDS``, SIGKILL."""
     leaders = list(leaders)
     rest = marked(mark)
     if not leaders and not rest:

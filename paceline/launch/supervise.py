@@ -1,5 +1,4 @@
-"""Start this node's processes, forward signals to them, collect their exit codes, and leave no process
-behind.
+"""Start this node's processes, forward signals, collect exit codes, and leave no process behind.
 
 Signals. The first SIGTERM, SIGHUP or Ctrl-C requests a graceful stop: SIGTERM to every *worker* (also behind
 torchrun's agent, which would itself kill them after a fixed time); a worker saves after its step and exits
@@ -40,7 +39,7 @@ from paceline.launch.record import Exit, Record
 from paceline.launch.spec import LaunchSpec
 
 WORD_SECONDS = 1.2  # for the other ranks to record which rank was killed, and exit
-NAMED_SECONDS = 8.0  # for the other ranks to hear of an error from the rank itself; then the launcher tells them
+NAMED_SECONDS = 8.0  # for the other ranks to hear of an error from the rank itself
 PEER_SECONDS = 20.0  # for the other ranks to detect a failure and report it
 WATCH_SECONDS = 1.0  # how often the cgroups of the ranks are looked up
 STACKS = getattr(signal, "SIGUSR1", None)  # makes a worker write all threads' stacks to its log

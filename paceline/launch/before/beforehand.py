@@ -74,7 +74,7 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
 
 
 def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
-    """Return the errors of a config that failed to load which hold whatever the keys in ``doubt`` are set to."""
+    """Return the errors of a config that failed to load that hold for any values of the keys in ``doubt``."""
     told, ended = _asked({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
     found = errors(_findings(told.get("looked", ())))
     return [*found, *([_unfinished(told, ended)] if ended else [])]

@@ -1,4 +1,4 @@
-"""When several ranks of a node start together, one of them runs the checks and the others reuse its findings."""
+"""One of several ranks of a node that start together runs the checks; the others reuse its findings."""
 
 from __future__ import annotations
 

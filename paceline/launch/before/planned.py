@@ -1,4 +1,4 @@
-"""From a Config to a Plan, with every check before the launch: number of processes, hardware, run directory."""
+"""From a Config to a Plan, with every check before the launch: processes, hardware, run directory."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def planned(
 
 
 def with_files(error: NotLoaded) -> ConfigError:
-    """Combine a config's loading errors with those of its rules and of the files that its sound part names."""
+    """Combine a config's loading errors with those of its rules and of the files named by its sound part."""
     from paceline.launch.before.beforehand import looked_in_doubt
     from paceline.rules import of_config
 
