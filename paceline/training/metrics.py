@@ -49,11 +49,11 @@ class Throughput:
         return {"mfu": share, "of_product": None} if self.peak.data_sheet else {"mfu": None, "of_product": share}
 
 
-def computed_parameters(shape: Any, adapter: Any, reference: str = "", trained: int = 1) -> int:
+def computed_parameters(shape: Any, adapter: Any, reference: str = "", trained: int = 1, forwards: int = 0) -> int:
     """Weights that count for MFU at 6 FLOP a token: under an adapter a weight has no gradient of its own, which leaves 4 of the 6; a reference
-    asked in every step adds the 2 of its forward; of ``trained`` models each counts."""
+    asked in every step adds the 2 of its forward, and so does each of the ``forwards`` over a window before it; of ``trained`` models each counts."""
     whole = int(shape.matmul_parameters) if shape else 0
-    sixths = (6 if adapter is None else 4) * trained + (2 if reference in ("live", "adapter") else 0)
+    sixths = (6 if adapter is None else 4) * trained + 2 * (forwards + (reference in ("live", "adapter")))
     return whole * sixths // 6
 
 

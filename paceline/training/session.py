@@ -204,7 +204,8 @@ class Session:
         save: Callable[[int], None] | None = None,
     ) -> Trainer:
         """Rates, seeds, clipping; when it evaluates and saves, and what is best."""
-        t, strategy = self.config.training, parts.runner.strategy
+        t, strategy, algorithm = self.config.training, parts.runner.strategy, parts.algorithm
+        forwards = 0 if algorithm.window_means is None else len(algorithm.window_means.roles)
         total = parts.epochs.total_steps
         shape = self.plan.shape
         peak = Peak.of(self.world.device, self.plan.precision.compute)
@@ -224,7 +225,9 @@ class Session:
                 t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank, piece
             ),
             throughput=Throughput(
-                computed_parameters(shape, self.plan.adapter, self.plan.reference, len(parts.algorithm.trains)),
+                computed_parameters(
+                    shape, self.plan.adapter, self.plan.reference, trained=len(algorithm.trains), forwards=forwards
+                ),
                 self.plan.world_size,
                 peak if shape else None,
             ),

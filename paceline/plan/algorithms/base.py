@@ -38,7 +38,8 @@ class AlgorithmSpec:
     starts from; ``asks``: what its forward must give (values of ``protocols.roles.Ask``), in training and evaluation.
 
     ``whole_answers``: its loss is of answers, not a sum over tokens that stand by themselves. ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
-    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other (``group_option``: where this key of its options is on);
+    ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with; ``further_forwards``: over all rows of a step, beside each
+    model's own one. ``value_model``: another one, trained beside, scores tokens. ``group_relative``: answers to one prompt are compared with each other (``group_option``: where this key of its options is on);
     ``num_generations``: how many there are where nothing is said. ``kl``, ``passes``: keys of its options for the weight that holds the policy to its
     reference, and for the passes over a rollout. ``beside``: options that the run goes by, not the class. ``lends_head``: frozen roles whose head every rank
     keeps whole; ``same_tokens``: those whose tokenizer must be the policy's. Of a user's own, named as ``module:SPEC``: ``implementation`` is its class, as ``module:Class``, and
@@ -54,6 +55,7 @@ class AlgorithmSpec:
     evaluated: tuple[str, ...] = ()
     frozen_beside: int = 0
     trained_beside: int = 0
+    further_forwards: int = 0
     value_model: bool = False
     group_relative: bool = False
     group_option: str = ""

@@ -33,6 +33,6 @@ class Kto(AlgorithmSpec):
 
 
 KTO = Kto(
-    "kto", "labelled", asks=("logprobs",), whole_answers=True, named={"reference": "ref_model"}, frozen_beside=1,
+    "kto", "labelled", asks=("logprobs",), whole_answers=True, named={"reference": "ref_model"}, frozen_beside=1, further_forwards=2,
     evaluated=("eval_loss", "eval_kl", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
 )  # fmt: skip

@@ -76,7 +76,7 @@ def speed_of(work: Work, c: SpeedCoefficients) -> Speed:
         bubble=bubble,
         optimizer=_optimizer(work, c),
         offload=_offload(work),
-        others=(compute + tensor + gather) * m * (work.frozen_models / 3 + work.trained_models),
+        others=(compute + tensor + gather) * m * (work.forwards_beside / 3 + work.trained_models),
         generation=_generation(work, c),
         step_tokens=work.step_tokens,
         world=work.world,

@@ -129,6 +129,11 @@ class Work:
         return frozen - 1 if self.adapter and frozen and "reference" in self.spec.named else frozen
 
     @property
+    def forwards_beside(self) -> int:
+        """Forwards without a backward over all rows of a step."""
+        return self.frozen_models + self.spec.further_forwards
+
+    @property
     def trained_models(self) -> int:
         """Models trained beside the first."""
         return self.spec.trained_beside

@@ -123,6 +123,18 @@ def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() 
     assert sent - whole == pytest.approx(pass_time(Group(8, 1), 4.0 * count, slow, S))
 
 
+def test_a_forward_over_the_rows_of_a_step_costs_a_third_of_its_products() -> None:
+    """KTO: the reference's, and both models' on answers to other prompts; with an adapter the reference is the model itself."""
+    for algorithm, adapter, forwards in (
+        ("sft", None, 0),
+        ("reward", None, 0),
+        ("kto", None, 3),
+        ("kto", Adapter(10**6), 2),
+    ):
+        found = speed_of(work(algorithm=algorithm, adapter=adapter), S)
+        assert found.others == pytest.approx(found.compute * forwards / 3), algorithm
+
+
 def test_a_group_over_nodes_is_as_fast_as_its_adapters() -> None:
     machine = cluster_of("64xH100").machine
     assert bandwidth(Group(8, 1), machine, S) == machine.inside * S.link_inside

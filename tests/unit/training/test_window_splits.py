@@ -1,0 +1,87 @@
+"""A loss with a mean over the whole batch inside: the same step and the same evaluation however the global batch is cut."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import write_labelled
+
+from paceline.algorithms.kto import KTO
+from paceline.config.load import load_config
+from paceline.data.kinds.base import row_kind
+from paceline.data.prepare import prepare
+from paceline.data.source import PackedSource
+from paceline.models.factory import HFModelFactory
+from paceline.plan.mesh import Mesh
+from paceline.plan.parts import OptimizerSpec
+from paceline.plan.strategies.options import NO_OPTIONS
+from paceline.protocols.roles import Role
+from paceline.protocols.window import StepResult
+from paceline.runtime.world import World
+from paceline.strategies.registry import make_strategy
+from paceline.strategies.runner import make_runner
+from paceline.training.evaluate import evaluate
+from paceline.training.windows import Cut, Epochs, WindowSource
+
+ROWS, GLOBAL = 22, 8
+MODEL = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 320, "max_position_embeddings": 256, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+class Run:
+    """Policy and reference of their own weights, in float64, on one process."""
+
+    def __init__(self, folder: Path, tokenizer: Path, *, packing: bool) -> None:
+        from types import SimpleNamespace
+
+        rows = write_labelled(folder / "rows.json", ROWS)
+        flags = {"model.config": MODEL, "model.tokenizer": str(tokenizer), "model.dtype": "float64", "data.train": str(rows), "data.max_length": 96}  # fmt: skip
+        config = load_config(None, flags=flags).config
+        prepared = prepare(config.data, config.model, seed=0, cache_dir=folder / "cache", kind=row_kind("labelled"))
+        made = {"seq_len": 96, "packing": packing, "seed": 3, "pad_token_id": prepared.pad_token_id}
+        self.rows, self.held_out = PackedSource(prepared.train, **made), PackedSource(prepared.train, **made, shuffle=False)  # fmt: skip
+        plan: Any = SimpleNamespace(config={"training": {}}, precision=SimpleNamespace(scaler=False), num_nodes=1, mesh=Mesh(), engine=NO_OPTIONS)  # fmt: skip
+        self.strategy = make_strategy("single", World.single(), plan)
+        kinds = {"compute_dtype": torch.float64, "master_dtype": torch.float64}
+        self.handles = {
+            role: self.strategy.prepare(role, HFModelFactory(config.model, role, seed=seed, **kinds), spec)
+            for role, seed, spec in ((Role.POLICY, 1, OptimizerSpec(name="sgd", learning_rate=0.1)), (Role.REFERENCE, 2, None))
+        }  # fmt: skip
+        self.algorithm, self.runner = KTO(beta=0.3, undesirable_weight=1.6), make_runner(self.strategy)
+
+    def step(self, number: int, micro: int) -> StepResult:
+        """One step of ``GLOBAL`` rows in micro-batches of ``micro``; its weights are put back."""
+        before = {n: p.detach().clone() for n, p in self.handles[Role.POLICY].root.named_parameters()}
+        cut = Cut(micro, GLOBAL // micro, 0, 1)
+        window = WindowSource(self.rows, cut, Epochs((3,), 3), 0, others="mismatched").window(number)
+        found = self.runner.train_window(self.handles, window.micro_batches, self.algorithm, lr=0.1, max_grad_norm=1.0)
+        for name, parameter in self.handles[Role.POLICY].root.named_parameters():
+            parameter.data.copy_(before[name])
+        return found
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_step_and_an_evaluation_are_the_same_under_every_split(tmp_path: Path, tokenizer_dir: Path, packing: bool) -> None:  # fmt: skip
+    run = Run(tmp_path, tokenizer_dir, packing=packing)
+    last = math.ceil(run.rows.num_rows(0) / GLOBAL) - 1  # partly fillers
+    baselines = []
+    for number in sorted({0, 1, last}):
+        whole = run.step(number, GLOBAL)
+        baselines.append(whole.extras["kl"])
+        assert whole.grad_norm and whole.grad_norm > 1e-3
+        for micro in (4, 1):
+            part = run.step(number, micro)
+            assert part.losses == pytest.approx(whole.losses, abs=1e-12) and part.weights == whole.weights
+            assert part.grad_norm == pytest.approx(whole.grad_norm, rel=1e-10)
+            assert part.extras == pytest.approx(whole.extras, abs=1e-11)
+    told = [evaluate(run.runner, run.handles, run.algorithm, run.held_out, Cut(m, 1, 0, 1)) for m in (1, 5, 32)]
+    baselines.append(told[0]["eval_kl"])
+    assert max(baselines) > 0.01, "it must do something"
+    assert told[0]["eval_rows"] == run.held_out.num_rows(0)
+    assert told[1] == pytest.approx(told[0], abs=1e-11) and told[2] == pytest.approx(told[0], abs=1e-11)
