@@ -1,1 +1,1 @@
-"""The command line: one thin file a verb, loaded when called. No torch here: what needs it is started as ``python -m paceline.…``."""
+"""The command line: one small module per verb, imported when called; verbs that need torch start a process."""

@@ -1,4 +1,4 @@
-"""What the command line's own flags ask for."""
+"""The command line's launch options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line's own flags ask for; None where they say nothing."""
+    """The command line's launch options; None where an option is not given."""
 
     nproc: int | None = None
     nnodes: int | None = None
@@ -19,7 +19,7 @@ class Asked:
     launcher: str | None = None
 
     def flags(self) -> dict[str, object]:
-        """The same as config keys: the command-line layer."""
+        """Return the given options as config keys: the command-line layer of the config."""
         asked = {
             "launch.nproc": self.nproc,
             "launch.nnodes": self.nnodes,

@@ -1,4 +1,4 @@
-"""Codes of the command line."""
+"""Diagnostic codes of the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The distributed training guide's commands: main.py, scripts/run_distributed.py and prepare_datasets.py with the guide's flags.
+"""Entry points with the distributed training guide's flags: main.py, run_distributed.py, prepare_datasets.py.
 
-Under a launcher (torchrun, torch.distributed.launch, accelerate, mpirun, srun) main.py becomes one worker of the job; alone it starts a
-job of one process, as ``paceline train --nproc 1`` does, unless the config says ``launch.nproc``.
+Under a launcher (torchrun, torch.distributed.launch, accelerate, mpirun, srun) main.py becomes one rank of
+the job. Otherwise it starts a job of one process, as ``paceline train --nproc 1`` does, unless the config
+sets ``launch.nproc``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ DeepSpeedOption = Annotated[
     typer.Option("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="Wins over training.deepspeed."),
 ]
 
-# Options of the launcher's that main.py has as config keys, and where a value ends.
+# Patterns of launch options that main.py has only as config keys, and of what follows a value.
 _NPROC, _PLACES, _END = (
     r"nproc(?:[-_]per[-_]node)?",
     r"nnodes|node[_-]rank|master[_-]addr|master[_-]port",
@@ -146,7 +147,7 @@ def prepare_datasets_command(overrides: OverridesArgument = None, config: Config
 
 
 def check_mode(mode: str) -> None:
-    """Only training is a mode. Raises ConfigError."""
+    """Raise ConfigError unless ``mode`` is ``train``, the only mode."""
     if mode != "train":
         raise ConfigError(
             codes.CLI_MODE(
@@ -156,7 +157,7 @@ def check_mode(mode: str) -> None:
 
 
 def deepspeed_settings(path: str | None) -> list[str]:
-    """``--deepspeed_config FILE`` as an override."""
+    """Return ``--deepspeed_config FILE`` as a config override."""
     return [] if path is None else [f"training.deepspeed={path}"]
 
 
@@ -174,7 +175,11 @@ def _run(command: Callable[..., Any], name: str) -> None:
 
 
 def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
-    """A finding with the options that this script has; main.py is one process, and says processes and nodes by config keys."""
+    """Return ``finding`` with the option names that script ``name`` has.
+
+    main.py has no options for the numbers of processes and nodes, so they become config keys or a torchrun
+    command.
+    """
 
     def told(text: str) -> str:
         if name != "main.py":

@@ -24,7 +24,10 @@ def explain(code: Annotated[str | None, typer.Argument(metavar="CODE", help=_HEL
 
 
 def explained(name: str) -> str:
-    """The explanation of the code called ``name``. Raises ConfigError with the nearest codes when there is none such."""
+    """Return the explanation of the code ``name``.
+
+    Raises ConfigError with the nearest codes when it is unknown.
+    """
     known = all_codes()
     if name in known:
         text = textwrap.fill(known[name].explanation, _COLUMNS, initial_indent="  ", subsequent_indent="  ")

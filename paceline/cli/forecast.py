@@ -1,4 +1,4 @@
-"""From the command line's questions to a forecast: of a named model, or of a config's plan."""
+"""Forecasts for ``paceline plan``: for a named model, or for a config's plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def forecast_of_model(
     algorithm: str = "sft",
     tokens: float | None = None,
 ) -> Forecast:
-    """What training ``model`` on ``hardware`` would take. Raises ConfigError with the nearest names of what is not known."""
+    """Forecast the training of ``model`` on ``hardware``.
+
+    ``seq_len``: tokens per row; ``rows``: rows per optimizer step; ``lora``: LoRA rank on all linear layers;
+    ``bits``: 4 for QLoRA; ``tokens``: tokens of the whole training. Raises ConfigError with the nearest names
+    for an unknown one.
+    """
     from paceline.core.tables import ALGORITHMS
     from paceline.plan.cost.from_plan import adapter_work
     from paceline.plan.cost.report import forecast
@@ -70,7 +75,11 @@ def forecast_of_model(
 
 
 def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
-    """The forecast of a config's job beside its own layout; None on a CPU, an unlisted card, or a model whose size is not known."""
+    """Forecast a config's job along with the layout its plan has chosen.
+
+    ``cluster`` None means this machine, corrected by its ledger. None on a CPU, an unlisted card, or for a
+    model of unknown size.
+    """
     from paceline.cli.lengths import epoch_lengths
     from paceline.core.tables import CHOOSERS
     from paceline.plan.cost.from_plan import ask_of, cluster_of_hardware, of_length, planned_candidate
@@ -98,7 +107,7 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
 
 
 def needs_one_subject(model: str | None) -> None:
-    """Raises ConfigError when a model is named beside a config."""
+    """Raise ConfigError when both a config and a model are given."""
     if model is not None:
         raise ConfigError(
             codes.PLAN_SUBJECT(

@@ -1,4 +1,4 @@
-"""``paceline train`` and its kin inside srun, mpirun, torchrun …: one command in N processes is one job of N ranks, not N jobs."""
+"""``paceline train`` inside srun, mpirun or torchrun: one command in N processes is one job of N ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _LATER_SECONDS = 2.0
 
 
 def rehearsed(asked: Asked) -> Asked:
-    """For what starts nothing (``plan``, ``--dry-run``): the processes that the launcher around has started as if the command asked for them.
+    """Return ``asked`` with the processes that the surrounding launcher has started.
 
-    All but rank 0 have nothing to show. Raises ConfigError where the command asks for others.
+    Used by commands that start nothing (``plan``, ``--dry-run``). Exits all ranks but 0, which alone prints.
+    Raises ConfigError where the options ask for other processes.
     """
     here = standing(os.environ)
     if here.size == 1 or drives_a_node(asked):
@@ -33,15 +34,16 @@ def rehearsed(asked: Asked) -> Asked:
     if here.rank != 0:
         raise SystemExit(int(ExitCode.OK))
     nodes = max(1, here.size // here.local_size)
-    port = whole(os.environ.get("MASTER_PORT", "")) or DEFAULT_PORT  # a rank may derive another from the job
+    # A rank may derive another port from the job's id
+    port = whole(os.environ.get("MASTER_PORT", "")) or DEFAULT_PORT
     address, port_of_nodes = (here.host or None, port) if nodes > 1 else (None, None)
     return replace(asked, nproc=here.local_size, nnodes=nodes, master_addr=address, master_port=port_of_nodes)
 
 
 def join(config: Path, overrides: Sequence[str], asked: Asked, local_rank: int | None = None) -> None:
-    """Become this process's rank when a launcher has started several; return when there is nothing to join.
+    """Become one rank of the job when a launcher has started several processes; otherwise return.
 
-    Raises ConfigError when it cannot be one of them: the command asks for processes of its own in each.
+    Raises ConfigError when the command asks for processes of its own in each of them.
     """
     from paceline.cli.process import become
     from paceline.cli.start import outside_arguments
@@ -56,7 +58,10 @@ def join(config: Path, overrides: Sequence[str], asked: Asked, local_rank: int |
 
 
 def on_its_node(asked: Asked) -> Asked:
-    """``asked`` with the node's number, where a launcher has started one of this command a node and the command does not say which it is."""
+    """Return ``asked`` with ``node_rank`` when a launcher has started this command once per node.
+
+    Unchanged when ``node_rank`` is given already.
+    """
     if asked.node_rank is not None or not drives_a_node(asked):
         return asked
     here = standing(os.environ)
@@ -64,7 +69,7 @@ def on_its_node(asked: Asked) -> Asked:
 
 
 def alone(what: str) -> None:
-    """Raises ConfigError where ``what`` would be done once in each of several processes of a launcher."""
+    """Raise ConfigError when a launcher has started several processes, each of which would do ``what``."""
     size = standing(os.environ).size
     if size > 1:
         launcher = started_by(os.environ)
@@ -74,13 +79,13 @@ def alone(what: str) -> None:
 
 
 def drives_a_node(asked: Asked) -> bool:
-    """Whether the command is a launcher of its own, once a node: as many nodes are asked for as processes were started."""
+    """Whether this command runs once per node and launches that node's ranks (``nnodes`` processes in all)."""
     here = standing(os.environ)
     return (asked.nnodes or 1) > 1 and asked.nnodes == here.size and here.local_size == 1
 
 
 def refuse_own_processes(asked: Asked, size: int) -> None:
-    """Raises ConfigError when the command asks for processes or nodes, and a launcher has started ``size`` of it already."""
+    """Raise ConfigError when the options ask for processes, but a launcher has started ``size`` already."""
     given = {"--nproc": asked.nproc, "--nnodes": asked.nnodes, "--node-rank": asked.node_rank}
     named = [f"{name} {value}" for name, value in given.items() if value is not None]
     if asked.launcher is not None:
@@ -95,7 +100,10 @@ def refuse_own_processes(asked: Asked, size: int) -> None:
 
 
 def _said_once(finding: Diagnostic) -> BaseException:
-    """What every process finds alike is told by rank 0; the others end with the same code, a little later: a launcher ends all when one has ended."""
+    """Return ``finding`` as an error on rank 0, and a silent exit with the same code on the others.
+
+    The others wait a little before they exit, since a launcher kills all processes once one has exited.
+    """
     if standing(os.environ).rank == 0:
         return ConfigError(finding)
     time.sleep(_LATER_SECONDS)
@@ -103,7 +111,7 @@ def _said_once(finding: Diagnostic) -> BaseException:
 
 
 def _of_the_config(asked: Asked) -> Asked:
-    """What a rank is told: where it stands it reads from the environment."""
+    """Drop the launch options, which a rank reads from its environment."""
     return replace(asked, nproc=None, nnodes=None, node_rank=None, master_addr=None, master_port=None)
 
 

@@ -1,4 +1,4 @@
-"""The ledger of this user: where it lies, what a finished run adds, what it says about this machine."""
+"""This user's ledger of predicted and measured runs: where it is, adding a run, corrections from it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.plan import Plan
 
-#: Where the ledger lies, or ``off``.
+#: Environment variable with the ledger's path, or ``off``.
 VARIABLE = "PACELINE_LEDGER"
 
 
 def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """``$PACELINE_LEDGER``, else the user's state folder; None when it is ``off``."""
+    """Return ``$PACELINE_LEDGER``, else a file in the user's state folder; None when it is ``off``."""
     given = environ.get(VARIABLE)
     if given == "off":
         return None
@@ -29,13 +29,13 @@ def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def machine_name(hardware: Hardware) -> str:
-    """Runs on one are compared with runs on another by this: the device and how many of it a node has."""
+    """Return the number of devices per node and their name; runs are compared by this key."""
     count = hardware.num_devices if hardware.device == "cuda" else hardware.cpu_count
     return f"{count} × {hardware.device_name}"
 
 
 def corrections_here(hardware: Hardware) -> tuple[float, float]:
-    """What this machine's own runs say: (factor on memory, factor on time)."""
+    """Return (memory factor, time factor) learnt from this machine's own runs; (1, 1) without a ledger."""
     from paceline.plan.cost.ledger import corrections, read
 
     path = ledger_path()
@@ -43,7 +43,10 @@ def corrections_here(hardware: Hardware) -> tuple[float, float]:
 
 
 def expected_here(plan: Plan) -> str:
-    """One line for a plan on this machine's CPU, where its own runs have told how far a guess at it is off; empty without such runs."""
+    """Return a line with the expected memory and speed on this machine's CPU, corrected by its own runs.
+
+    Empty without such runs or on a GPU.
+    """
     from paceline.plan.cost import ledger
     from paceline.plan.cost.from_plan import predictions
     from paceline.plan.hardware.probe import probe_hardware
@@ -61,7 +64,10 @@ def expected_here(plan: Plan) -> str:
 
 
 def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
-    """Add a finished run to the ledger. Whatever is missing or cannot be written leaves the ledger as it was: a run is never failed by it."""
+    """Append a finished run to the ledger.
+
+    Leaves the ledger unchanged when anything is missing or cannot be written: it never fails a run.
+    """
     from paceline.core.errors import PacelineError
     from paceline.core.private import written_for
     from paceline.core.rundir import RunDir
@@ -98,7 +104,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def told_ledger(as_json: bool) -> str:
-    """The text of ``paceline plan --ledger``."""
+    """Return the output of ``paceline plan --ledger``."""
     import json
 
     from paceline.plan.cost.ledger import read, table, to_json

@@ -1,4 +1,4 @@
-"""What prepared data says of a config's epochs, asked of another process: numbers are read where arrays may be."""
+"""Rows and tokens per epoch, read from prepared data in a subprocess, as it needs array libraries."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from paceline.config.schema import Config
 from paceline.core.secret_values import without_secrets
 
-SECONDS = 20.0  # a plan does not wait longer
+SECONDS = 20.0  # time limit: a plan does not wait longer
 
 
 def epoch_lengths(config: Config) -> tuple[int, int] | None:
-    """(rows, tokens) of an epoch of this config's data; None where it is not prepared, or nothing here can tell."""
+    """Return (rows, tokens) of an epoch of this config's data; None if not prepared or not readable."""
     from paceline.launch.environ import cache_folder
     from paceline.launch.spec import import_path, module_argv
     from paceline.plan.algorithms.base import algorithm_spec
@@ -23,7 +23,7 @@ def epoch_lengths(config: Config) -> tuple[int, int] | None:
     tokenizer = config.model.tokenizer or config.model.name_or_path
     measured = algorithm_spec(config.training.algorithm).measured
     if not measured or not tokenizer or not Path(tokenizer).expanduser().is_dir():
-        return None  # the other process would say so, a second later
+        return None  # the subprocess would find the same, a second later
     cache = Path(config.data.cache_dir or cache_folder(os.environ)).expanduser()
     if not (cache / "prepared").is_dir():
         return None

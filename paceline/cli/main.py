@@ -1,4 +1,7 @@
-"""``paceline VERB …``: a table of verbs. Help is printed from the table with the standard library alone; a verb's file is imported when called."""
+"""``paceline VERB …``: a table of verbs.
+
+``--help`` is printed from the table with the standard library alone; a verb's module is imported when called.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from paceline.core.errors import ExitCode
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 
-# verb -> one line of help. Each lives in paceline/cli/<verb>.py, which holds ``app``: a typer.Typer.
+# verb → one line of help. Its module paceline/cli/<verb>.py defines ``app``, a typer.Typer.
 VERBS = {
     "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
     "prepare": "tokenise and store the data ahead of training",
@@ -33,19 +36,19 @@ VERBS = {
 }
 STARTERS = ("demo", "verify", "bench")  # they start processes of their own
 HELP = ("-h", "--help", "help")
-FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # typer's reasons to write colours where no terminal is
+FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # make typer write colours without a terminal
 
 
 @redacted
 @ended
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The console script: runs a verb and exits with its code."""
+    """The console script: run a verb and exit with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(reported(lambda: dispatch(given)))
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run the verb that ``arguments`` begin with and answer the exit code."""
+    """Run the verb that ``arguments`` begin with and return the exit code."""
     if not arguments or arguments[0] in HELP:
         print(help_text())
         return int(ExitCode.OK if arguments else ExitCode.CONFIG)
@@ -64,13 +67,13 @@ def dispatch(arguments: Sequence[str]) -> int:
     if any(name in os.environ for name in FORCES_COLOUR):
         from typer import rich_utils
 
-        rich_utils.FORCE_TERMINAL = False  # what it prints is escaped: a colour would be seen as its code
+        rich_utils.FORCE_TERMINAL = False  # its output is escaped, so a colour code would be printed as text
     command = typer.main.get_command(import_module(f"paceline.cli.{verb}").app)
     try:
         command(args=rest, prog_name=f"paceline {verb}")  # exits by itself, with the verb's code
     except SystemExit as stop:
         cause: BaseException | None = stop
-        while cause is not None:  # typer makes an exit of Ctrl-C, without a word
+        while cause is not None:  # typer turns Ctrl-C into a silent exit
             if isinstance(cause, KeyboardInterrupt):
                 raise cause from None
             cause = cause.__cause__ or cause.__context__
@@ -79,14 +82,17 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _rank_last(arguments: Sequence[str]) -> Sequence[str]:
-    """``deepspeed --module paceline.cli.main train …`` puts ``--local_rank=0`` before the verb."""
+    """Move a ``--local_rank=N`` before the verb behind it.
+
+    ``deepspeed --module paceline.cli.main train …`` passes it first.
+    """
     if arguments[0].startswith(("--local_rank=", "--local-rank=")):
         return [*arguments[1:], arguments[0]] if arguments[1:2] == ["train"] else arguments[1:] or arguments
     return arguments
 
 
 def refuse(verb: str) -> int:
-    """Tell that there is no such verb, with the nearest one."""
+    """Print that there is no such verb, with the nearest one, and return the exit code."""
     from difflib import get_close_matches
 
     near = get_close_matches(verb, VERBS, n=1)
@@ -97,7 +103,7 @@ def refuse(verb: str) -> int:
 
 
 def help_text() -> str:
-    """The text of ``paceline --help``, as wide as the terminal (at most 120 columns)."""
+    """Return the text of ``paceline --help``, as wide as the terminal (60 to 120 columns)."""
     width = max(60, min(120, shutil.get_terminal_size().columns))
     indent = " " * 11
     verbs = [

@@ -1,4 +1,4 @@
-"""What several verbs share: the config from its layers, and the arguments that name it."""
+"""Shared by several verbs: common arguments, and loading the config."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory,
 def load(
     config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None, *, ruled: bool = True
 ) -> Loaded:
-    """The config of ``config`` under the environment (the guide's variables translated), ``key=value`` arguments and flags.
+    """Load ``config`` with the environment (the guide's variables translated), overrides and flags.
 
-    ``ruled`` False: the rules are asked later, when what they need of the machine is known. Raises ConfigError with all violations.
+    ``ruled`` False leaves the rules for later, when the machine's facts are known. Raises ConfigError with
+    all violations.
     """
     from paceline.config.load import NotLoaded, load_config
     from paceline.launch.environ import translate
@@ -63,7 +64,10 @@ def load(
 
 
 def load_to_start(config: Path, overrides: Sequence[str] | None, flags: Mapping[str, object] | None = None) -> Loaded:
-    """``load`` for a run on this machine: what is wrong with the files that the config names is told together with what is wrong with it."""
+    """``load`` for a run on this machine, without the rules.
+
+    Raises ConfigError with the problems of the config and of the files it names together.
+    """
     from paceline.config.load import NotLoaded
     from paceline.launch.before.planned import with_files
 
@@ -74,7 +78,10 @@ def load_to_start(config: Path, overrides: Sequence[str] | None, flags: Mapping[
 
 
 def existing_run(run: Path) -> Path:
-    """``run`` when it is a run directory. Raises ConfigError when it is not there or holds no run."""
+    """Return ``run`` when it is a run directory.
+
+    Raises ConfigError when it does not exist or holds no run.
+    """
     from paceline.core.rundir import RunDir
 
     if not run.is_dir():

@@ -71,7 +71,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")]
 
 @dataclass(frozen=True)
 class Told:
-    """What there is to say: text for a person, JSON, and the forecast where there is one."""
+    """The output: text for a person, the same as JSON, and the forecast if there is one."""
 
     text: str
     data: dict[str, Any]
@@ -98,12 +98,16 @@ def plan(
     imports: Imports = True,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a training would do, how much memory it needs and how fast it will be, and why. Starts nothing; only --simulate needs torch."""
+    """Show what a training would do, how much memory it needs and how fast it will be, and why.
+
+    Starts nothing; only --simulate needs torch.
+    """
     if ledger:
         from paceline.cli.ledger import told_ledger
 
         typer.echo(told_ledger(as_json), nl=as_json)
         return
+    # A forecast of a named model, or the plan of a config
     if config is None:
         from paceline.cli.forecast import forecast_of_model
 
@@ -111,6 +115,7 @@ def plan(
         told = _of_model(found, str(model), lora, bits, simulate)
     else:
         told = _of_config(config, overrides, nproc, nnodes, hardware, model, simulate, imports)
+    # Print it, and draw the forecast
     if as_json:
         typer.echo(json.dumps(told.data, indent=2, ensure_ascii=False))
     else:

@@ -29,12 +29,15 @@ def prepare(
         ),
     ] = None,
 ) -> None:
-    """Tokenise and store the data ahead of training, once; training with the same data, tokenizer, template and length starts at once."""
+    """Tokenise and store the data ahead of training.
+
+    Later trainings with the same data, tokenizer, template and length then start at once.
+    """
     raise typer.Exit(prepare_data(config, overrides or [], cache))
 
 
 def prepare_data(config: Path, overrides: Sequence[str], cache: Path | None = None) -> int:
-    """Prepare what ``config`` describes and answer the exit code."""
+    """Prepare the data that ``config`` describes and return the exit code."""
     from paceline.launch.environ import cache_folder
 
     loaded = load(config, overrides)

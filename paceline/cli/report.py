@@ -1,4 +1,4 @@
-"""Errors on the command line: diagnostics to stderr and an exit code, never a bare traceback for what a user can mend."""
+"""Error reporting of the command line: diagnostics on stderr and an exit code, not a traceback."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.launch.ending import READER_GONE, Ended, reader_gone
 
 
 def reported(run: Callable[[], Any]) -> int:
-    """Call ``run`` and answer its exit code; whatever it raises is told on stderr."""
+    """Call ``run`` and return its exit code; report anything it raises on stderr."""
     try:
         return _as_code(run())
     except Ended:
-        raise  # ``ended`` says by what
+        raise  # the decorator ``ended`` reports the signal
     except SystemExit as stop:
         return _as_code(stop.code)
     except PacelineError as error:
@@ -27,7 +27,7 @@ def reported(run: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output (head, less) has gone: nothing to tell, and nobody to tell it
+    except BrokenPipeError:  # the reader of our output (head, less) has exited
         reader_gone()
         return READER_GONE
     except OSError as error:
@@ -56,7 +56,7 @@ def tell(diagnostics: Iterable[Diagnostic]) -> None:
 
 
 def _defect(error: Exception) -> Diagnostic:
-    """An exception nobody foresaw: a line for the user, the traceback in a file for whoever mends it."""
+    """Return a diagnostic for an unexpected exception, and write its traceback to a file for a bug report."""
     import tempfile
     import traceback
 

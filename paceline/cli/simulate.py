@@ -1,4 +1,7 @@
-"""``paceline plan --simulate``: the plan of a config, or of a named model's fastest layout, run on fake tensors in another process."""
+"""``paceline plan --simulate``: run a plan on fake tensors in a subprocess.
+
+The plan is a config's, or the fastest layout of a named model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Simulated:
-    """A plan's rows, simulated beside the closed form, and what was left out and why."""
+    """A plan's terms, simulated and in closed form, with the reason for any that were not simulated."""
 
     def __init__(self, layout: str, rows: list[Compared], reason: str) -> None:
         self.layout, self.rows, self.reason = layout, rows, reason
@@ -34,14 +37,17 @@ class Simulated:
         return {"layout": self.layout, "rows": [row.to_json() for row in self.rows], "not_simulated": self.reason}
 
     def text(self) -> str:
-        """For a person."""
+        """Return the comparison as text for a person."""
         from paceline.plan.cost.simulation import table
 
         return f"Simulation of {self.layout}\n{table(self.rows, self.reason)}"
 
 
 def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) -> Simulated:
-    """``plan`` on fake tensors beside ``candidate``, its closed form. Raises ConfigError ``plan.no_torch`` without torch."""
+    """Simulate ``plan`` on fake tensors and compare it with ``candidate``, its closed form.
+
+    Raises ConfigError (``plan.no_torch``) without torch.
+    """
     from paceline.plan.cost.simulation import compare, partly, why_not
 
     layout = f"{plan.strategy}, {plan.mesh}, micro-batch {plan.batch.micro_batch} of {plan.seq_len} tokens"
@@ -78,7 +84,10 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster: Cluster | None) -> Simulated:
-    """A config's plan; its closed form is the forecast's, or that of a guess at this machine's CPU. Raises ConfigError where the model is not here."""
+    """Simulate a config's plan; the closed form is the forecast's, or an estimate for this machine's CPU.
+
+    Raises ConfigError when the plan has no closed form, or the model's config is not available.
+    """
     from paceline.plan.cost.from_plan import ask_of, cluster_of_cpu, planned_candidate
     from paceline.plan.hardware.probe import probe_hardware
     from paceline.plan.model.catalogue import known_models, named_config
@@ -106,7 +115,7 @@ def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster:
 
 
 def simulated_model(told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None) -> Simulated:
-    """The fastest layout of a forecast that fits and that torch can simulate, as a plan of its own."""
+    """Simulate the fastest layout of a forecast that fits and that torch can simulate."""
     from paceline.plan.cost.from_plan import ask_of, planned_candidate
     from paceline.plan.cost.simulation import why_not
 

@@ -1,4 +1,4 @@
-"""Starting a run from the command line: config → plan → run directory → processes → exit code."""
+"""Start a run from the command line: config → plan → run directory → processes → exit code."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ T = TypeVar("T")
 def start(
     config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run: bool = False, one_process: bool = False
 ) -> int:
-    """Run a training to its end and answer its exit code. Raises ConfigError before any process when it cannot work.
+    """Run a training to its end and return its exit code. Raises ConfigError before any process starts.
 
-    ``one_process``: one where the config does not say ``launch.nproc``, whatever the machine has.
+    ``one_process``: use one process unless the config sets ``launch.nproc``, whatever the machine has.
     """
     from paceline.launch.before.beforehand import check_bytes
     from paceline.launch.claim import check_claim, claim
@@ -41,6 +41,7 @@ def start(
     from paceline.plan.explain import explain
     from paceline.plan.hardware.probe import cpu_count
 
+    # Everything that can be refused is refused here, before any process starts or a file is written
     loaded = load_to_start(config_file, overrides, asked.flags())
     if one_process and loaded.config.launch.nproc is None:
         asked = replace(asked, nproc=1)
@@ -50,18 +51,20 @@ def start(
         raise ConfigError(*refused)
     cluster = cluster_of(loaded.config, plan)
     launcher, cores = launcher_for(cluster, asked.launcher), cpu_count()
-    make_specs(launcher, worker_argv(), cluster, environ=os.environ, cores=cores)  # what cannot be started is said now
+    make_specs(launcher, worker_argv(), cluster, environ=os.environ, cores=cores)  # raises if it cannot start
     training = loaded.config.training
     run_dir, resume = RunDir.at(plan.run_dir), bool(training.resume_from_checkpoint)
     if cluster.node_rank == 0:
         check_claim(run_dir, overwrite=training.overwrite_output_dir, resume=resume)
+    # Print the plan; a dry run ends here
     tell((*loaded.notes, *warnings))
     print(explain(plan), end="", flush=True)
     settings = roomy_heap(os.environ) if plan.device == "cpu" else {}
-    if dry_run:  # no plan.json is written, so the lines name the YAML: they can be started as they stand
+    if dry_run:  # no plan.json is written: the printed commands read the YAML
         arguments = outside_arguments(config_file, overrides, replace(asked, node_rank=None))
         print_commands(launcher, worker_argv(*arguments), cluster, cores, settings)
         return 0
+    # Verify the checkpoint to resume from, and claim the run directory
     if resume and cluster.node_rank == 0:
         with_lines(lambda: check_bytes(str(training.resume_from_checkpoint), run_dir), loaded.provenance)
     if plan.num_nodes == 1:
@@ -75,6 +78,7 @@ def start(
                 redact=Redactor.of(os.environ),
             )
         tell(notes)
+    # Start the workers, wait for them, and record the run
     worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
     code = with_lines(
         lambda: launch(
@@ -90,7 +94,7 @@ def start(
 
 
 def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:
-    """What ``do`` answers; what it refuses with the line of the YAML. Raises ConfigError."""
+    """Return ``do()``, adding the YAML line to the findings of a ConfigError it raises."""
     try:
         return do()
     except ConfigError as error:
@@ -98,14 +102,18 @@ def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:
 
 
 def worker_arguments(config_file: Path, overrides: Sequence[str], asked: Asked, plan: Plan) -> list[str]:
-    """What the workers are told. On one node they read our plan; on several each reads the YAML, and rank 0's plan goes to all."""
+    """Return the arguments of the workers.
+
+    On one node they read our plan.json. On several nodes each worker reads the YAML, and rank 0 broadcasts
+    its plan.
+    """
     if plan.num_nodes == 1:
         return ["--plan", str(RunDir.at(plan.run_dir).plan_json)]
     return outside_arguments(config_file, overrides, replace(asked, node_rank=None))
 
 
 def outside_arguments(config_file: Path, overrides: Sequence[str], asked: Asked) -> list[str]:
-    """The arguments of a worker that reads the YAML itself."""
+    """Return the arguments of a worker that reads the YAML itself."""
     settings = [*overrides, *(f"{key}={value}" for key, value in asked.flags().items())]
     return ["--config", str(config_file), *(part for setting in settings for part in ("--set", setting))]
 
@@ -113,7 +121,7 @@ def outside_arguments(config_file: Path, overrides: Sequence[str], asked: Asked)
 def print_commands(
     launcher: str, worker: Sequence[str], cluster: Cluster, cores: int, settings: Mapping[str, str]
 ) -> None:
-    """What would be started on this node, as lines for a shell."""
+    """Print the commands that would be started on this node, as shell lines."""
     from paceline.launch.ports import resolve_port
     from paceline.launch.start import make_specs
 

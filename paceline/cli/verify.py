@@ -40,7 +40,10 @@ def verify(
     probe: Annotated[bool, typer.Option(help="Also cut one global batch as 8×1, 4×2 and 2×4.")] = True,
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Keep the runs and verify.json there.")] = None,
 ) -> None:
-    """Does the chosen strategy compute what the reference computes? The config's model made small, a few steps on both, held side by side."""
+    """Check that the chosen strategy computes what a reference strategy computes.
+
+    Trains a small version of the config's model for a few steps under both, and compares the results.
+    """
     import tempfile
 
     loaded = load(config, overrides, {"launch.nproc": nproc} if nproc else {}, ruled=False)
@@ -58,7 +61,8 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
     from paceline.verify.sides import TOLERANCES, probes, reference_for, sides
     from paceline.verify.verdict import judge, judge_probe
 
-    plan, warnings = planned(loaded, needs_room=False)  # its model is made small
+    # Plan the given job, and derive both sides from it with a shrunken model
+    plan, warnings = planned(loaded, needs_room=False)  # the full model need not fit
     tell((*loaded.notes, *warnings))
     small = model_config(loaded.config.model, os.environ)
     asked, reference = sides(plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder))
@@ -67,6 +71,7 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
         f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps} steps in {plan.precision.compute}, "
         f"{_size(asked.config['model']['config'])}"
     )
+    # Train both, and compare their parameters
     _train(reference, folder)
     _train(asked, folder)
     verdict = judge(_compare(reference, asked, "param"), tolerance)
@@ -78,6 +83,7 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
         **verdict.to_json(),
     }
     agree = verdict.agrees
+    # Train on one global batch under several splits, and compare the averaged gradients (Adam's exp_avg)
     if probe:
         cuts = probes(asked, str(folder))
         for cut in cuts:
@@ -100,7 +106,10 @@ def _size(config: Mapping[str, Any]) -> str:
 
 
 def _train(side: Side, folder: Path) -> None:
-    """One run to its end, quietly. Raises PacelineError with what it said when it fails."""
+    """Run one side to its end with its output captured.
+
+    Raises PacelineError with the end of its stderr on failure.
+    """
     file = folder / f"{Path(side.config['training']['output_dir']).name}.yaml"
     file.write_text(json.dumps(side.config, indent=1), encoding="utf-8")
     done = _run("paceline.cli.main", "train", str(file), "--nproc", str(side.nproc))

@@ -1,1 +1,1 @@
-"""Words that every room shares: errors, diagnostics, the registry, the run directory. Standard library only."""
+"""What every room uses: errors, diagnostics, the registry, the run directory. Standard library only."""

@@ -1,4 +1,4 @@
-"""Limits for a program that somebody else wrote and this process runs (a chat template): memory by the kernel, time by a clock of CPU seconds."""
+"""Memory and CPU-time limits for untrusted code that runs in this process, such as a chat template."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-CPU_SECONDS = 10.0  # of one conversation; the slowest of the published templates takes milliseconds
-MEMORY_BYTES = 1 << 30  # beyond what the process holds when it begins
+CPU_SECONDS = 10.0  # per conversation; the slowest published template takes milliseconds
+MEMORY_BYTES = 1 << 30  # on top of what the process has mapped on entry
 
 
 class SpentError(BaseException):
-    """The clock ran out. No Exception: Jinja's compiler passes over those while it works out constants."""
+    """The CPU time is used up.
+
+    Not an ``Exception``: Jinja's compiler swallows those while it folds constants.
+    """
 
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Allocations beyond MEMORY_BYTES more than now raise MemoryError inside (where the system tells what is held: Linux)."""
+    """Raise MemoryError inside the block once the process maps MEMORY_BYTES more than on entry.
+
+    Works through RLIMIT_AS on Linux; does nothing where ``/proc/self/statm`` cannot be read.
+    """
     try:
         held = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
@@ -37,7 +43,11 @@ def bounded_memory() -> Iterator[None]:
 
 @contextmanager
 def bounded_time() -> Iterator[Callable[[], None]]:
-    """SpentError inside after CPU_SECONDS of this process's own work (in its main thread; signals reach no other). What it gives starts the clock anew."""
+    """Raise SpentError inside the block after CPU_SECONDS of this process's CPU time.
+
+    Yields a function that restarts the timer. Has no effect outside the main thread, since only that one
+    receives signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
@@ -51,7 +61,8 @@ def bounded_time() -> Iterator[Callable[[], None]]:
 
 
 def _start() -> None:
-    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)  # again and again: one ring can be lost in a destructor
+    # It repeats every 0.1 s: an exception raised inside a destructor is lost
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)
 
 
 def _ring(number: int, frame: FrameType | None) -> None:

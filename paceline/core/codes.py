@@ -1,4 +1,4 @@
-"""Codes of what every room shares: a class or function of one's own, code of models, names."""
+"""Diagnostic codes used by several rooms: user-defined classes and functions, remote code, unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diagnostic: one finding, the only shape of "something is wrong" anywhere in Paceline."""
+"""Diagnostics: the one type by which every part of Paceline reports a problem."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One finding, made by its ``Code``.
+    """One finding; created by calling its ``Code``.
 
-    ``code`` is that one's name; ``where`` is ``file:line`` or a
-    key path; ``found`` is what stood there; ``hint`` is what to write or do instead; ``evidence`` holds extra facts (JSON types only).
+    ``code`` is the code's name; ``what`` is what is wrong; ``where`` is ``file:line`` or a key path;
+    ``found`` is the value found there; ``hint`` is what to write or do instead; ``evidence`` holds extra
+    facts (JSON types only).
     """
 
     code: str
@@ -35,18 +36,18 @@ class Diagnostic:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def render(self) -> str:
-        """The finding as text: a headline, then one indented line each for place, found and fix."""
+        """Return the finding as text: a headline, then an indented line each for the value found and the fix."""
         place = f"{self.where}: " if self.where else ""
         parts = [f"{self.severity.value}[{self.code}] {place}{self.what}"]
         if self.found:
             parts.append(f"    found: {self.found}")
         if self.hint:
             parts.append(f"    write: {self.hint}" if self.severity is Severity.ERROR else f"    hint:  {self.hint}")
-        # What was found may have lines of its own: below the first they cannot pass for another finding
+        # A multi-line value is indented and marked, so that its lines cannot pass for another finding
         return "\n".join(line for part in parts for line in _indented(part))
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as a dict of plain JSON types."""
+        """Return the finding as a dict of plain JSON types."""
         return {**asdict(self), "severity": self.severity.value, "evidence": dict(self.evidence)}
 
     @staticmethod
@@ -57,9 +58,10 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class Code:
-    """What a finding is called (``room.short_name``, stable), and what it means and what to do, in sentences. Called, it makes the finding.
+    """A diagnostic code: a stable ``name`` (``room.short_name``) and an ``explanation`` of cause and fix.
 
-    Each stands once, in the ``codes.py`` of its room: ``paceline explain`` and the reference print what stands there.
+    Calling a code creates a ``Diagnostic``. Each code is defined once, in its room's ``codes.py``; ``paceline
+    explain`` and ``docs/config.md`` print the explanation.
     """
 
     name: str
@@ -74,12 +76,12 @@ class Code:
         severity: Severity = Severity.ERROR,
         evidence: Mapping[str, Any] | None = None,
     ) -> Diagnostic:
-        """The finding; the arguments are the fields of a ``Diagnostic``."""
+        """Return a ``Diagnostic`` with this code's name; the arguments are its other fields."""
         return Diagnostic(self.name, what, where, found, hint, severity, {} if evidence is None else evidence)
 
 
 def all_codes() -> dict[str, Code]:
-    """Name → code, of every room: imports their ``codes.py``, and no torch."""
+    """Return every room's codes by name. Imports each ``codes.py``, but not torch."""
     rooms = sorted(path.parent.name for path in Path(__file__).parents[1].glob("*/codes.py"))
     tables = [vars(import_module(f"paceline.{room}.codes")) for room in rooms]
     return {code.name: code for table in tables for code in table.values() if isinstance(code, Code)}
@@ -91,10 +93,10 @@ def _indented(text: str) -> list[str]:
 
 
 def errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Those findings that stop a start."""
+    """Return the findings of severity ERROR."""
     return tuple(d for d in diagnostics if d.severity is Severity.ERROR)
 
 
 def render_all(diagnostics: Iterable[Diagnostic]) -> str:
-    """All findings as text, one after the other."""
+    """Return all findings as text, one after the other."""
     return "\n".join(d.render() for d in diagnostics)

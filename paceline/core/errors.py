@@ -16,20 +16,20 @@ from paceline.core.diagnostics import Diagnostic, render_all
 
 
 class ExitCode(IntEnum):
-    """What a Paceline process answers to whoever started it."""
+    """Exit codes of Paceline's processes."""
 
     OK = 0
-    FAILED = 1  # an error during the run; it was named
-    CONFIG = 2  # refused before anything was started
-    CLOSING = 70  # the result is durable, but a process died while closing
-    STOPPED = 75  # stopped on request (SIGTERM, first Ctrl-C) after a checkpoint: resume goes on (EX_TEMPFAIL)
-    PEER_FAILED = 76  # this rank was ended because another rank failed
-    PEER_SILENT = 77  # another rank, or the place where the ranks meet, has given no sign of life for ddp_timeout
-    INTERRUPTED = 130  # second Ctrl-C: ended at once
+    FAILED = 1  # an error during the run, with a diagnostic
+    CONFIG = 2  # refused before any process was started
+    CLOSING = 70  # the result is durable, but a process died during shutdown
+    STOPPED = 75  # stopped on request (SIGTERM, first Ctrl-C) with a checkpoint: resumable (EX_TEMPFAIL)
+    PEER_FAILED = 76  # this rank was terminated because another rank failed
+    PEER_SILENT = 77  # no heartbeat from another rank or from the rendezvous store for ddp_timeout
+    INTERRUPTED = 130  # second Ctrl-C: terminated at once
 
 
 class PacelineError(Exception):
-    """An error with a name: one or more diagnostics."""
+    """Base class of Paceline's errors; carries one or more diagnostics."""
 
     exit_code = ExitCode.FAILED
 
@@ -47,7 +47,7 @@ class ConfigError(PacelineError):
 
 
 class DataError(PacelineError):
-    """Data that cannot be used as asked."""
+    """Rows, files or tokens that cannot be used."""
 
     exit_code = ExitCode.CONFIG
 

@@ -1,4 +1,4 @@
-"""Opening a file that somebody else named: it is a file, or it is refused; nothing that waits for a writer or has no end."""
+"""Open files by user-given paths safely: a FIFO, socket or device is refused, since reading it may never end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def no_file(path: Path) -> str | None:
-    """What stands at ``path`` in place of a file (``a FIFO``, …), links followed; None for a file, a folder, or nothing. Raises no OSError."""
+    """Return what special file ``path`` is (``a FIFO``, …); None for a file, a folder or no entry.
+
+    Follows links; never raises OSError.
+    """
     try:
         return _KINDS.get(stat.S_IFMT(path.stat().st_mode))
     except OSError:
@@ -21,9 +24,12 @@ def no_file(path: Path) -> str | None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """The bytes of a file. Raises OSError; for a FIFO, a socket or a device too, whose opening or reading would never come to an end."""
+    """Open a regular file for reading bytes.
+
+    Raises OSError, also for a FIFO, a socket or a device, whose opening or reading might block forever.
+    """
     refuse_special(path)
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # non-blocking: it may have been replaced since
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # non-blocking: a FIFO may replace it
     try:
         mode = os.fstat(number).st_mode
         if stat.S_ISDIR(mode):
@@ -37,25 +43,34 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def open_text(path: Path) -> TextIO:
-    """``open_file`` as UTF-8, with or without a mark at its start; lines end as they stand."""
+    """Open a file as UTF-8 text, with or without a BOM; line ends are not translated.
+
+    Raises as ``open_file``.
+    """
     return io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="")
 
 
 def read_text(path: Path) -> str:
-    """All of a file, as UTF-8. Raises OSError as ``open_file`` does, and ValueError for other bytes."""
+    """Read a whole file as UTF-8.
+
+    Raises OSError as ``open_file`` does, and ValueError when it is not UTF-8.
+    """
     with open_file(path) as file:
         return file.read().decode("utf-8")
 
 
 def refuse_special(path: Path) -> None:
-    """Raises OSError for what is there and neither a file nor a folder."""
+    """Raise OSError when ``path`` exists but is neither a file nor a folder."""
     kind = no_file(path)
     if kind is not None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
 
 
 def _is_there(path: Path) -> bool:
-    """Whether something stands there, a link to nothing too. Raises OSError where nothing ever can: too long a name."""
+    """Whether ``path`` exists, counting a dangling link.
+
+    Raises OSError for an impossible path (name too long).
+    """
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -64,13 +79,13 @@ def _is_there(path: Path) -> bool:
 
 
 def not_writable(folder: Path) -> str | None:
-    """Why ``folder``, there or still to be made, cannot be written into, in words; None where nothing speaks against it."""
+    """Return why files cannot be written into ``folder`` (which may not exist yet); None when they can."""
     try:
         there = next((p for p in (folder, *folder.parents) if _is_there(p)), Path("/"))
         if not there.exists():
             return f"{there} is a link to nothing"
         real = there.resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # too long a name, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # name too long, circular links
         return getattr(error, "strerror", None) or str(error)
     if not there.is_dir():
         return f"{there} is not a folder"
@@ -80,7 +95,7 @@ def not_writable(folder: Path) -> str | None:
 
 
 def special_files(folder: Path) -> list[str]:
-    """``name: a FIFO`` for everything in ``folder`` that is neither a file nor a folder; empty when it cannot be listed."""
+    """List the special files in ``folder`` as ``name: a FIFO``; empty when the folder cannot be listed."""
     try:
         inside = sorted(folder.iterdir())
     except OSError:

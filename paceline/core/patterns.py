@@ -1,4 +1,4 @@
-"""Whether a text is meant as a regular expression."""
+"""Tell regular expressions from module names."""
 
 from __future__ import annotations
 
@@ -6,5 +6,8 @@ _MARKS = frozenset("()[]{}|*+?^$\\")
 
 
 def is_pattern(text: str) -> bool:
-    """True when ``text`` has a character that no module's name has and regular expressions are made of (a dot does not count)."""
+    """Whether ``text`` contains a regular-expression metacharacter.
+
+    A dot does not count: module names have it.
+    """
     return any(mark in text for mark in _MARKS)

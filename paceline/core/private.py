@@ -1,4 +1,4 @@
-"""What is learnt from is the user's own: folders and files that a run writes are open to nobody else, unless a team's folder or the config says so."""
+"""File permissions of a run: readable by the owner only, unless the folder or the config shares them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _MASKS = {PRIVATE: 0o077, GROUP: 0o007, UMASK: 0}
 
 @contextmanager
 def written_for(folder: Path, access: str = PRIVATE) -> Iterator[None]:
-    """What this process and its children write meanwhile below ``folder`` is for the user alone (``private``; for the group too where the nearest
-    folder that exists bears the setgid bit, as a team's does), for the group (``group``), or as the umask says (``umask``). Never for more than that."""
+    """Set the umask for files that this process and its children write below ``folder`` inside the block.
+
+    ``private``: owner only, or owner and group if the nearest existing folder has the setgid bit (a shared
+    team folder); ``group``: owner and group; ``umask``: unchanged. Never widens the umask of the process.
+    """
     before = os.umask(0o077)
     os.umask(before | _MASKS[GROUP if access == PRIVATE and _is_of_a_team(folder) else access])
     try:
@@ -26,7 +29,7 @@ def written_for(folder: Path, access: str = PRIVATE) -> Iterator[None]:
 
 @contextmanager
 def written_into(folder: Path) -> Iterator[None]:
-    """What is written meanwhile is at most as open as ``folder``, where it goes."""
+    """Set the umask so that files written inside the block are at most as accessible as ``folder``."""
     mode = stat.S_IMODE(folder.stat().st_mode) if folder.is_dir() else 0o700
     before = os.umask(0o077)
     os.umask(before | ~mode & 0o077)
@@ -37,7 +40,7 @@ def written_into(folder: Path) -> Iterator[None]:
 
 
 def open_to_strangers(folder: Path) -> str:
-    """Why somebody else could replace what is written into ``folder`` (or into the nearest of its parents that is there); empty when nobody can."""
+    """Return why another user could replace files in ``folder``, or its nearest existing parent; else empty."""
     place = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     info = place.stat()
     if info.st_uid not in (os.geteuid(), 0):

@@ -1,4 +1,4 @@
-"""What the operating system refused, in words: a disk that is full, read-only or gone is named the same everywhere."""
+"""Reasons and hints for OS errors of the file system: disk full, read-only, stale handle and others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _WRITE = "give this user write permission, or put training.output_dir elsewhere"
 
 @dataclass(frozen=True)
 class Refusal:
-    """``kind``: disk_full, no_inodes, quota, read_only, permission, too_large, too_many_files, gone, broken. ``of_the_disk``: every file there meets it."""
+    """Why the operating system refused a file operation.
+
+    ``kind``: disk_full, no_inodes, quota, read_only, permission, too_large, too_many_files, gone or broken.
+    ``of_the_disk``: whether every file on that file system is affected.
+    """
 
     kind: str
     reason: str
@@ -37,7 +41,7 @@ _NO_INODES = Refusal("no_inodes", "the disk has no room for another file (its in
 
 
 def refusal_of(error: OSError, where: Path | None = None) -> Refusal | None:
-    """The words for ``error`` at ``where``; None for one that is nothing of a disk's (a connection, a process)."""
+    """Return the refusal for ``error`` at ``where``; None when it is no file-system error (e.g. a socket's)."""
     found = _BY_ERRNO.get(error.errno or 0)
     if found is not None and error.errno == errno.ENOSPC and where is not None and _without_inodes(where):
         return _NO_INODES
@@ -45,7 +49,7 @@ def refusal_of(error: OSError, where: Path | None = None) -> Refusal | None:
 
 
 def _without_inodes(where: Path) -> bool:
-    """Whether the file system of ``where``, or of the nearest of its folders that is there, has space left but no inodes."""
+    """Whether the file system of ``where`` (or its nearest existing parent) has no free inodes."""
     for place in (where, *where.parents):
         try:
             info = os.statvfs(place)

@@ -1,4 +1,4 @@
-"""Names to objects, lazily: ``name -> "module:attr"``, so that listing names imports nothing heavy."""
+"""A lazy registry ``name -> "module:attr"``: listing the names imports none of the modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_attr(target: str) -> Any:
         )
     try:
         module = importlib.import_module(module_name)
-    except Exception as exc:  # somebody's own module may raise anything
+    except Exception as exc:  # a user's module may raise anything
         there = not isinstance(exc, ModuleNotFoundError) or exc.name not in (module_name, module_name.split(".")[0])
         raise ConfigError(
             codes.CORE_TARGET_MODULE(
@@ -48,7 +48,10 @@ def load_attr(target: str) -> Any:
 
 
 def is_assigned(target: str) -> bool:
-    """Whether ``module:attr`` is a value that the module assigns, by its source: nothing of it is imported. False where there is no such source."""
+    """Whether the module's source assigns ``attr`` at top level, found without importing it.
+
+    False when there is no readable Python source.
+    """
     module_name, _, attr = target.partition(":")
     places, origin = None, None
     for end in (i for i, letter in enumerate(module_name + ".") if letter == "."):
@@ -64,7 +67,7 @@ def is_assigned(target: str) -> bool:
 
 
 class Registry:
-    """A closed table of built-in names plus the open door ``module:attr`` for a user's own."""
+    """Built-in names, and ``module:attr`` for user-defined objects."""
 
     def __init__(self, kind: str, unknown: Code, entries: Mapping[str, str]) -> None:
         self.kind = kind
@@ -76,7 +79,10 @@ class Registry:
         return tuple(self._entries)
 
     def load(self, name: str) -> Any:
-        """The object behind a built-in name or ``module:attr``. Raises ConfigError with the nearest name."""
+        """Import the object of a built-in name or ``module:attr``.
+
+        Raises ConfigError with the nearest name.
+        """
         if name in self._entries:
             return load_attr(self._entries[name])
         if ":" in name:

@@ -1,4 +1,4 @@
-"""Python that comes with a model: what would run, and whether it is what was read."""
+"""Python code shipped with a model (``trust_remote_code``): which files would run, and are they pinned?"""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class RemoteCode:
-    """The Python of a folder: the sha256 of all of it, its files with the time of their last change, the newest first, and the other repositories
-    that its configs name for more."""
+    """The Python code of a model folder.
+
+    ``digest``: sha256 over all of it, hexadecimal; ``files``: names with modification times, newest first;
+    ``elsewhere``: other repositories that ``auto_map`` loads code from.
+    """
 
     digest: str
     files: tuple[str, ...]
@@ -35,7 +38,7 @@ class RemoteCode:
 
 @dataclass(frozen=True)
 class Unpinned:
-    """Why code may not run: what is wrong, what was found, what to write."""
+    """Why code may not run: the problem, the value found, and what to write instead."""
 
     what: str
     found: str
@@ -43,8 +46,11 @@ class Unpinned:
 
 
 def unpinned(name: str, revision: str | None) -> Unpinned | None:
-    """Why the code of model ``name`` may not run with ``revision`` as its pin; None when it may. A hub name is pinned by its commit, a folder by the
-    digest of its code: a commit says nothing about files that lie here."""
+    """Return why the code of model ``name`` may not run with ``revision`` as its pin; None when it may.
+
+    A hub name is pinned by its commit, a local folder by the digest of its code, since a commit does not
+    determine the files on this disk.
+    """
     folder = Path(name).expanduser()
     if not name or not folder.is_dir():
         if COMMIT.fullmatch(revision or ""):
@@ -74,14 +80,17 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
 
 
 def check_code(name: str, revision: str | None) -> None:
-    """Raises ConfigError unless the code of model ``name`` is what ``revision`` pins: asked once more by whoever is about to run it."""
+    """Raise ConfigError unless ``revision`` pins the code of model ``name``.
+
+    Call it again just before loading it.
+    """
     wrong = unpinned(name, revision)
     if wrong is not None:
         raise ConfigError(codes.SEC_TRUST_REMOTE_CODE(wrong.what, "model.revision", wrong.found, wrong.hint))
 
 
 def read_code(folder: Path) -> RemoteCode:
-    """What of ``folder`` Transformers may run: every Python file, and what its JSON files say of them (``auto_map``)."""
+    """Hash the code that Transformers may run from ``folder``: Python files, and ``auto_map`` of JSON files."""
     parts: list[tuple[str, str]] = []
     found: list[tuple[float, str]] = []
     elsewhere: set[str] = set()
@@ -101,7 +110,7 @@ def read_code(folder: Path) -> RemoteCode:
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """Below ``folder``, links followed, each folder once."""
+    """Yield all Python files below ``folder``, following links, visiting each folder once."""
     seen: set[str] = set()
     count = 0
     for place, inner, names in os.walk(folder, followlinks=True):
@@ -120,11 +129,11 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _auto_maps(path: Path) -> Iterator[Any]:
-    """Every ``auto_map`` in a JSON file, at any depth."""
+    """Yield every non-empty ``auto_map`` in a JSON file, at any depth; nothing when it cannot be parsed."""
     try:
         todo = [json.loads(read_text(path))] if path.stat().st_size <= _CONFIG_BYTES else []
     except (OSError, ValueError, RecursionError):
-        return  # no config of a model
+        return  # not a model's config
     while todo:
         value = todo.pop()
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The run directory: a folder that describes itself. Nobody else joins paths inside it."""
+"""Paths inside a run directory. No other module joins them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunDir:
-    """Names of everything a run leaves behind. Pure: constructing it touches nothing on disk."""
+    """Paths of everything a run writes. Constructing it does not touch the disk."""
 
     root: Path
 
     @staticmethod
     def at(path: str | Path) -> RunDir:
-        """The run directory at ``path`` (made absolute, not created)."""
+        """Return the run directory at ``path``, made absolute but not created."""
         return RunDir(Path(path).expanduser().absolute())
 
     @property
     def config_yaml(self) -> Path:
-        """A copy of the user's YAML as it was given."""
+        """An unchanged copy of the user's YAML."""
         return self.root / "config.yaml"
 
     @property
@@ -38,7 +38,7 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        """Held by the run that writes here."""
+        """Lock file, held by the running job."""
         return self.root / ".lock"
 
     @property
@@ -64,7 +64,7 @@ class RunDir:
         return self.events_dir / f"rank-{rank:05d}.heartbeat"
 
     def exits(self, node_rank: int = 0) -> Path:
-        """How the ranks of a node have ended, written by the launcher there."""
+        """How a node's ranks exited; written by that node's launcher."""
         return self.events_dir / ("exits.json" if node_rank == 0 else f"exits-node-{node_rank}.json")
 
     @property
@@ -76,7 +76,7 @@ class RunDir:
 
     @property
     def latest(self) -> Path:
-        """A hint that names the newest published checkpoint; resume scans and verifies."""
+        """Names the newest published checkpoint; only a hint, as resume scans the folder and verifies."""
         return self.checkpoints / "latest"
 
     @property
@@ -89,7 +89,7 @@ class RunDir:
 
     @property
     def rollout_weights(self) -> Path:
-        """The policy's weights on their way to a server that writes answers."""
+        """The policy's weights, written for a generation server to load."""
         return self.root / "rollout-weights"
 
     @property
@@ -98,7 +98,7 @@ class RunDir:
 
     @property
     def answers_json(self) -> Path:
-        """Held-out questions with the model's answers before and after."""
+        """Held-out questions with the model's answers before and after training."""
         return self.root / "answers.json"
 
     def exists(self) -> bool:

@@ -1,4 +1,4 @@
-"""Secrets by the variables that hold them: what the environment says is not for everybody."""
+"""Find secrets in environment variables by the variables' names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
-MIN_LENGTH = 8  # a shorter value ("true", "1") would blot out ordinary words
-_LINE_LENGTH = 20  # of a line of a secret that has several (a private key)
+MIN_LENGTH = 8  # redacting shorter values ("true", "1") would hide ordinary words
+_LINE_LENGTH = 20  # shortest line that is redacted by itself in a multi-line secret (a private key)
 _WORDS = (
     r"TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|CREDENTIALS"
     r"|AUTH|AUTHORIZATION|BEARER|PAT|DSN|COOKIE"
@@ -26,10 +26,11 @@ _WORKING_FOLDERS = ("PWD", "OLDPWD")
 
 
 def secrets_in(environ: Mapping[str, str], *, certain: bool = False) -> tuple[str, ...]:
-    """Values of variables whose name speaks of a token, key, secret or password, passwords inside URLs, and lines of longer ones.
+    """Return the secret values in ``environ``, sorted.
 
-    A name that may speak of something else too (``PROJECT_KEY``, ``AUTH_TYPE``) is believed when the value is no plain words, and under ``certain`` when it looks
-    drawn at random. The path of a file that exists is none.
+    These are values of variables named like a token, key, secret or password, the lines of multi-line ones,
+    and passwords inside URLs. Under an ambiguous name (``PROJECT_KEY``, ``AUTH_TYPE``) a value counts unless
+    it is plain words; with ``certain`` only if it looks random. The path of an existing file is no secret.
     """
     found: set[str] = set()
     for name, value in environ.items():
@@ -44,7 +45,7 @@ def secrets_in(environ: Mapping[str, str], *, certain: bool = False) -> tuple[st
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child that needs none of them."""
+    """Return ``environ`` without the variables that contain a secret, for a child process that needs none."""
     secrets = secrets_in(environ)
     return {name: value for name, value in environ.items() if not any(secret in value for secret in secrets)}
 

@@ -1,10 +1,10 @@
-"""Secrets by their shape: what a token looks like, whatever the name of the key that holds it."""
+"""Recognise secrets by their format, whatever the name of the key that holds them."""
 
 from __future__ import annotations
 
 import re
 
-# One shape a line: who issues it, and what it looks like. A shape must not fit a path, a model's name or a commit.
+# What it is → its format. No format may match a path, a model name or a commit hash.
 SHAPES: dict[str, str] = {
     "a Hugging Face token": r"(?:hf|api_org|hf_oauth)_[A-Za-z0-9]{30,}",
     "an API key of OpenAI's form": r"sk-(?:(?:proj|ant|or|svcacct|admin|lf)-[A-Za-z0-9_-]{20,}|[A-Za-z0-9]{32,})",
@@ -24,14 +24,14 @@ SHAPES: dict[str, str] = {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
 }
 _ANY = re.compile("|".join(f"(?P<s{i}>{shape})" for i, shape in enumerate(SHAPES.values())))
-#: Any of the shapes inside a text, not in the middle of a longer word.
+#: Matches any of the formats, but not inside a longer word.
 SHAPED = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(SHAPES.values())})")
 _NAMES = tuple(SHAPES)
 _BARE_KEY = re.compile(r"[0-9a-f]{40}")
 
 
 def shape_of_secret(text: str) -> str | None:
-    """What kind of secret stands in ``text``, by its shape; None when there is none."""
+    """Return which kind of secret ``text`` contains (a key of ``SHAPES``), or None."""
     found = SHAPED.search(text)
     if found is None:
         return None
@@ -40,5 +40,8 @@ def shape_of_secret(text: str) -> str | None:
 
 
 def is_bare_key(text: str) -> bool:
-    """Whether the whole text is 40 hexadecimal digits: an older Weights & Biases key, or a commit (its key's name tells)."""
+    """Whether ``text`` is 40 hexadecimal digits: an older Weights & Biases key, or a commit.
+
+    The name of its config key tells which.
+    """
     return _BARE_KEY.fullmatch(text.strip()) is not None

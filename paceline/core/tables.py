@@ -1,7 +1,7 @@
-"""What strategies and algorithms there are: name → (spec, class), both as ``module:attr`` and imported when asked for.
+"""Tables of the strategies and algorithms: name → (spec, class), both ``module:attr`` and imported on demand.
 
-A spec says what the thing *is*, without torch, and is asked by rules, plan and pages; the class does it, in the processes of a run. Nobody outside
-compares with a name.
+A spec describes the strategy or algorithm without importing torch; rules, the plan and the generated pages
+read it. The class implements it in the worker processes. Code elsewhere never compares with a name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.core.registry import Registry, load_attr
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: where the spec stands, where the class does, and of an algorithm the section of its options (empty: it has none)."""
+    """One row of a table: ``module:attr`` of the spec, the class and an algorithm's options (empty: none)."""
 
     spec: str
     implementation: str
@@ -25,7 +25,7 @@ class Row:
 
 
 class Table:
-    """The built-in names of one kind, and the open door ``module:attr`` for a user's own."""
+    """The built-in names of one kind, and ``module:attr`` for user-defined ones."""
 
     def __init__(self, kind: str, unknown: Code, rows: Mapping[str, Row]) -> None:
         self._rows = dict(rows)
@@ -38,19 +38,22 @@ class Table:
         return tuple(self._rows)
 
     def spec(self, name: str) -> Any:
-        """The spec of a built-in name, imported without torch. Raises ConfigError with the nearest name."""
+        """Import the spec of a built-in name, without torch. Raises ConfigError with the nearest name."""
         return self._specs.load(name)
 
     def load(self, name: str) -> Any:
-        """The class behind a built-in name or ``module:Class``. Raises ConfigError with the nearest name."""
+        """Import the class of a built-in name or ``module:Class``.
+
+        Raises ConfigError with the nearest name.
+        """
         return self._classes.load(name)
 
     def sections(self) -> dict[str, Any]:
-        """The section of ``training`` that holds the options of each built-in name that has any: names, types, defaults."""
+        """Return the options model (a section of ``training``) of each built-in name that has one."""
         return {name: load_attr(target) for name, target in self._options.items()}
 
     def section(self, name: str) -> Any:
-        """That of one name; None where it has no options."""
+        """Return the options model of one name; None when it has no options."""
         return load_attr(self._options[name]) if name in self._options else None
 
 
@@ -82,20 +85,23 @@ STRATEGIES = Table(
 
 @dataclass(frozen=True)
 class Chooser:
-    """A value of ``distributed_strategy`` that leaves the choice to the plan: by the config's sections (``sections``, keys of ``training``) and the
-    model's size, or, where there are none, by a search of every layout."""
+    """A value of ``distributed_strategy`` that leaves the choice to the planner.
+
+    With ``sections`` (keys of ``training``) it chooses by the sections given and the model's size; without,
+    it searches all layouts.
+    """
 
     name: str
     sections: frozenset[str] = frozenset()
 
     @property
     def searches(self) -> bool:
-        """Whether every layout is searched, so that nothing of one may be given."""
+        """Whether the planner searches all layouts, so that the config may not fix any part of one."""
         return not self.sections
 
 
 CHOOSERS = {c.name: c for c in (Chooser("auto", frozenset({"fsdp", "deepspeed"})), Chooser("fastest"))}
-#: What a row of the data can be; an algorithm's spec names one.
+#: Kinds of data rows; an algorithm's spec names one.
 ROW_KINDS = {
     "documents": "paceline.data.kinds.documents:DOCUMENTS",
     "pairs": "paceline.data.kinds.pairs:PAIRS",

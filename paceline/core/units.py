@@ -1,4 +1,4 @@
-"""Numbers for people: bytes, counts, durations."""
+"""Format bytes, counts and durations for people."""
 
 from __future__ import annotations
 

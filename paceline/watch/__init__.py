@@ -1,1 +1,1 @@
-"""Looking at runs from outside: reads run directories only, imports no torch."""
+"""Plots of runs and forecasts. Reads run directories only; imports no torch."""

@@ -1,4 +1,4 @@
-"""What the panels of a run's picture share: colours, names, frames, ticks."""
+"""Helpers for the panels of a run's plot: colours, titles, frames, ticks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLUE, ORANGE, GREEN, PURPLE, RED = "#2f6db3", "#e07b21", "#2a9d5c", "#7a56b3", "
 
 
 def raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
-    """Every step faintly, their running mean on top."""
+    """Plot every step faintly and the running mean over it."""
     if not curve:
         return
     few = len(curve.y) < 20
@@ -31,7 +31,7 @@ def raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
 
 
 def frame(ax: Any, history: History, last: int | None) -> None:
-    """What all panels share: grid, ticks, legend; with ``last`` (the last step of the x axis) steps, and marks of restarts."""
+    """Draw the grid, ticks and legend; with ``last``, the last step, also a step axis with restarts marked."""
     ax.grid(True, color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -49,12 +49,12 @@ def frame(ax: Any, history: History, last: int | None) -> None:
 
 
 def title(ax: Any, title: str) -> None:
-    """A panel's name."""
+    """Set a panel's title."""
     ax.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
 
 
 def say_last(ax: Any, curve: Curve, colour: str, pattern: str) -> None:
-    """The last value at the end of its curve."""
+    """Write the last value at the end of its curve."""
     if curve.y:
         place = {"xytext": (-4, 7), "textcoords": "offset points", "ha": "right"}
         ax.annotate(
@@ -68,26 +68,26 @@ def say_last(ax: Any, curve: Curve, colour: str, pattern: str) -> None:
 
 
 def say_if_empty(ax: Any, has_content: bool, words: str) -> None:
-    """Words in an empty panel."""
+    """Write ``words`` into a panel without content."""
     if not has_content:
         ax.set_yticks([])
         ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", fontsize=11, color=QUIET)
 
 
 def metric(metrics: Mapping[str, float], name: str) -> float:
-    """A number by name; NaN where it is not told."""
+    """Return a metric by name; NaN when it was not reported."""
     return metrics.get(name, math.nan)
 
 
 def percents(ax: Any, axis: str = "y") -> None:
-    """Shares as percent on one axis."""
+    """Label one axis in percent."""
     from matplotlib.ticker import PercentFormatter
 
     (ax.yaxis if axis == "y" else ax.xaxis).set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def thousands(ax: Any) -> None:
-    """Thousands with separators on the y axis."""
+    """Label the y axis with thousands separators."""
     from matplotlib.ticker import FuncFormatter
 
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -1,4 +1,4 @@
-"""Codes of pictures."""
+"""Diagnostic codes of plots."""
 
 from __future__ import annotations
 

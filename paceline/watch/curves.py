@@ -1,4 +1,4 @@
-"""Curves: points without what is not a number, and their running mean."""
+"""Curves: finite points, and their running mean."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Curve:
-    """Finite points in the order of x."""
+    """Finite points in ascending order of x."""
 
     x: list[int]
     y: list[float]
@@ -24,7 +24,10 @@ class Curve:
 
 
 def running_mean(values: list[float]) -> list[float]:
-    """The mean over a centred window of about a twentieth of the curve, shrinking towards both ends so that it lags nowhere."""
+    """Return the mean over a centred window of about 1/20 of the curve.
+
+    The window shrinks towards both ends, so that the mean does not lag there.
+    """
     half = max(1, len(values) // 40)
     sums = [0.0]
     for value in values:

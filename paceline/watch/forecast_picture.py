@@ -1,4 +1,4 @@
-"""A forecast as a picture: memory by strategy, stacked by term, against the card's line; speed beside it."""
+"""Plot a forecast: peak memory by strategy, stacked by term, against the card's capacity; and throughput."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.plan.cost.search import GIB, MARGIN, Candidate
 from paceline.watch import codes
 
 INK, QUIET, GRID = "#22272e", "#6b7683", "#e4e8ec"
-#: Terms of ``Peak`` that are drawn as one, with their colour.
+#: (label, terms of ``Peak`` that are summed under it, colour).
 STACK = (
     ("weights", ("parameters",), "#2f6db3"),
     ("gradients", ("gradients",), "#7fb0e0"),
@@ -28,10 +28,14 @@ FASTEST, SLOWER = "#2a9d5c", "#a9b4c0"
 
 
 def draw(forecast: Forecast, target: Path) -> Path:
-    """Write the picture into ``target`` (PNG), replaced atomically. Raises ConfigError when it cannot be written."""
+    """Write the plot to ``target`` (PNG), replacing it atomically.
+
+    Raises ConfigError when it cannot be written.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Two axes that share the rows: memory on the left, throughput on the right
     rows = list(forecast.rows)
     height = 2.3 + 0.42 * len(rows)
     figure = Figure(figsize=(12, height), facecolor="white")
@@ -59,8 +63,9 @@ def draw(forecast: Forecast, target: Path) -> Path:
 
 
 def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
-    width = 1.55 * card
+    width = 1.55 * card  # GiB; longer bars are cut off there
     for label, terms, colour in STACK:
+        # This term's bars start where the earlier terms' end
         starts, sizes = [], []
         for row in rows:
             before = sum(
@@ -71,6 +76,7 @@ def _memory(axes: Any, rows: list[Candidate], card: float) -> None:
         axes.barh(range(len(rows)), sizes, left=starts, height=0.68, color=colour, label=label)
     axes.axvline(card, color="#c8372d", linewidth=1.4)
     axes.axvline(card * MARGIN, color="#c8372d", linewidth=0.8, linestyle=(0, (4, 3)))
+    # Totals: after the bar, or inside it with an arrow where it is cut off
     for place, row in enumerate(rows):
         total = row.bytes / GIB
         beyond = total > width

@@ -1,4 +1,7 @@
-"""The third column of a run's picture: what its algorithm is judged by. Preferences: calibration and margins; rollouts: rewards and where the time goes."""
+"""The third column of a run's plot, by algorithm.
+
+Preference training: calibration and margins. On-policy training: rewards, and the time spent per phase.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ _PHASES = (("sync", PURPLE), ("generate", BLUE), ("score", ORANGE), ("ask", RED)
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture; ``by_step``: its x axis counts steps."""
+    """One panel; ``by_step``: whether its x axis counts steps."""
 
     draw: Callable[[Any, History], None]
     by_step: bool = True
 
 
 def panels_of(history: History) -> Sequence[Panel]:
-    """The two panels of a run beside the four that every run has; none for supervised training."""
+    """Return the two algorithm-specific panels of a run; none for supervised training."""
     names = {name for e in history.steps.values() for name in e.extras}
     if names & set(_MARGINS):
         binned = any(e.bins for e in history.evals.values())
@@ -47,9 +50,10 @@ def panels_of(history: History) -> Sequence[Panel]:
 
 
 def reliability(ax: Any, history: History) -> None:
-    """How often a reward model is right against how sure it is, at its last evaluation; a disc's area is its bin's share of the pairs.
+    """Draw the reliability diagram of a reward model's last evaluation: accuracy over confidence per bin.
 
-    Bradley-Terry's confidence of a pair is σ(|r_chosen - r_rejected|), from 0.5 on (Guo et al. 2017, arXiv:1706.04599, figure 1).
+    The Bradley-Terry confidence of a pair is σ(|r_chosen - r_rejected|), at least 0.5 (Guo et al. 2017,
+    arXiv:1706.04599, figure 1). A marker's area grows with its bin's share of the pairs.
     """
     title(ax, "Calibration on held-out pairs")
     last = next(e for _, e in sorted(history.evals.items(), reverse=True) if e.bins)
@@ -76,13 +80,13 @@ def reliability(ax: Any, history: History) -> None:
 
 
 def bin_rows(event: Eval) -> list[tuple[float, float, float]]:
-    """(share of pairs, mean confidence, share ranked right) of each bin, in order of confidence."""
+    """Return (share of pairs, mean confidence, accuracy) of each bin, in ascending order of confidence."""
     ks = sorted({int(name.partition("/")[0]) for name in event.bins})
     return [(event.bins[f"{k}/share"], event.bins[f"{k}/confidence"], event.bins[f"{k}/correct"]) for k in ks]
 
 
 def margins(ax: Any, history: History) -> None:
-    """By how much chosen answers are ahead of rejected ones."""
+    """Draw the margin of chosen over rejected answers."""
     title(ax, "Margin, chosen over rejected")
     name = next(n for n in _MARGINS if any(n in e.extras for e in history.steps.values()))
     raw_and_mean(ax, Curve.of({s: metric(e.extras, name) for s, e in history.steps.items()}), BLUE, "training")
@@ -93,7 +97,7 @@ def margins(ax: Any, history: History) -> None:
 
 
 def likelihoods(ax: Any, history: History) -> None:
-    """Log-probabilities of the answers: whether chosen ones gain, or both only lose."""
+    """Draw the log-probabilities of chosen and rejected answers."""
     title(ax, "Log-probability of an answer")
     for name, colour in (("chosen", GREEN), ("rejected", RED)):
         raw_and_mean(
@@ -103,7 +107,7 @@ def likelihoods(ax: Any, history: History) -> None:
 
 
 def rewards(ax: Any, history: History) -> None:
-    """The mean score of a rollout's answers, and each reward function's own."""
+    """Draw the mean reward of a rollout's answers, that of each reward function, and the entropy."""
     title(ax, "Reward of sampled answers")
     names = sorted({n for e in history.steps.values() for n in e.extras if n.startswith("reward/")})
     total = Curve.of({s: metric(e.extras, "reward") for s, e in history.steps.items()})
@@ -122,7 +126,7 @@ def rewards(ax: Any, history: History) -> None:
 
 
 def phases(ax: Any, history: History) -> None:
-    """Seconds of a step by what they were spent on."""
+    """Draw the seconds of a step, by phase."""
     title(ax, "Seconds of a step")
     steps = [s for s, e in history.steps.items() if "time/rollout" in e.extras]
     parts = [

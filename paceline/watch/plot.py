@@ -1,4 +1,4 @@
-"""``python -m paceline.watch.plot RUN [--to FILE]``: one picture of a run: loss, accuracy, throughput, memory."""
+"""``python -m paceline.watch.plot RUN [--to FILE]``: plot a run's loss, accuracy, throughput and memory."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ from paceline.watch.panels import panels_of
 
 _OUTCOME_COLOUR = {"completed": GREEN, "early_stopped": GREEN, "stopped": ORANGE, "failed": RED, "running": BLUE}
 GIB = 1024**3
-_RANKED = ("accuracy", "rewards/accuracies")  # of preference pairs, told of every step
+_RANKED = ("accuracy", "rewards/accuracies")  # accuracy on preference pairs, reported every step
 
 
 def plot_run(run: RunDir, to: Path | None = None) -> Path:
-    """Draw ``run`` (finished, failed or still going) into ``to`` (default ``RUN/plot.png``), replaced atomically.
+    """Plot ``run`` (finished, failed or still running), replacing the file atomically; return its path.
 
-    Raises ConfigError when the run has no event yet, or the file cannot be written.
+    ``to`` defaults to ``RUN/plot.png``. Raises ConfigError when the run has no events yet, or the file cannot
+    be written.
     """
     history = load_history(run)
     if history.started is None and not history.steps:
@@ -130,6 +131,7 @@ def _loss(ax: Any, history: History) -> None:
     held_out = Curve.of({s: metric(e.metrics, "eval_loss") for s, e in history.evals.items()})
     if held_out:
         ax.plot(held_out.x, held_out.y, "o-", color=ORANGE, linewidth=1.6, markersize=4, label="held out")
+    # Steps whose loss is not finite: crosses on the bottom edge
     lost = [s for s, e in history.steps.items() if not math.isfinite(e.loss)]
     if lost:
         ax.plot(
@@ -142,11 +144,13 @@ def _loss(ax: Any, history: History) -> None:
             label="not a number",
             clip_on=False,
         )
+    # A log scale when losses span more than a factor of 30
     values = curve.y + held_out.y
     if values and min(values) > 0 and max(values) / min(values) > 30:
         ax.set_yscale("log")
     elif values and 0 <= min(values) < 0.6 * max(values):
         ax.set_ylim(bottom=0)
+    # Checkpoints: triangles on the axis; restarts are drawn by ``frame``
     saved = [s for s in history.checkpoints if s <= history.last_step]
     if saved:
         ax.plot(
@@ -169,6 +173,7 @@ def _accuracy(ax: Any, history: History) -> None:
     ranked = Curve.of({s: metric(e.extras, n) for s, e in history.steps.items() for n in _RANKED if n in e.extras})
     title(ax, "Accuracy" if ranked else "Accuracy on held-out data")
     raw_and_mean(ax, ranked, BLUE, "training pairs")
+    # Up to four shares of the evaluations, exact match first
     names = sorted(
         {n for e in history.evals.values() for n in e.metrics if is_share(n)}, key=lambda n: ("exact" not in n, n)
     )
@@ -177,6 +182,7 @@ def _accuracy(ax: Any, history: History) -> None:
         curve = Curve.of({s: metric(e.metrics, name) for s, e in history.evals.items()})
         label = f"{name.removeprefix('eval_').replace('_', ' ')} {curve.y[-1] if curve else math.nan:.1%}"
         ax.plot(curve.x, curve.y, "o-", color=colour, linewidth=1.8, markersize=4, label=label)
+    # Share of correct answers to the held-out questions, unless an evaluation reports it
     answered = Curve.of(
         {s: sum(bool(r.get("correct")) for r in a.rows) / len(a.rows) for s, a in history.answers.items() if a.rows}
     )
@@ -224,7 +230,7 @@ def _memory(ax: Any, history: History) -> None:
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw as asked; the exit code (``core.errors.ExitCode``)."""
+    """Plot the run named in ``argv`` and return the exit code (``core.errors.ExitCode``)."""
     parser = argparse.ArgumentParser(prog="paceline plot", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", help="a run directory")
     parser.add_argument("--to", type=Path, default=None, metavar="PNG", help="the file to write [RUN/plot.png]")
