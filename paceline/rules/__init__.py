@@ -1,4 +1,4 @@
-"""Rules: each a function with a code, all of them asked, all findings given."""
+"""Rules over the config: functions that yield diagnostics; all rules run, and all findings are reported."""
 
 from __future__ import annotations
 
@@ -46,22 +46,26 @@ RULES: tuple[Rule, ...] = (
 def check(
     config: Config, facts: Facts, *, starting: bool = False, provenance: Mapping[str, Source] | None = None
 ) -> list[Diagnostic]:
-    """All findings about a config with what is known; ``starting`` adds what only a start needs (a model, data, files that exist)."""
+    """Run all rules and return their findings.
+
+    ``starting`` adds checks that only matter when a run starts (a model, data, files that exist);
+    ``provenance`` lets findings name ``file:line``.
+    """
     context = Context(config, facts, starting, provenance or {})
     return [finding for rule in RULES for finding in rule(context)]
 
 
 def of_config(config: Config, provenance: Mapping[str, Source]) -> tuple[Diagnostic, ...]:
-    """The errors that need no knowledge of the machine."""
+    """Return the errors that can be found without knowing the machine."""
     return errors(check(config, Facts(), provenance=provenance))
 
 
-#: Findings with which a plan can still be looked at, and nothing started.
+#: Warnings that allow ``paceline plan`` but not a start.
 AT_START = frozenset({codes.XLA_NOT_RUN.name, codes.MODEL_OFFLINE.name})
 
 
 def at_start(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The findings that stop a start: errors, and the warnings of ``AT_START`` as errors."""
+    """Return the findings that stop a start: errors, and the warnings of ``AT_START`` turned into errors."""
     return tuple(
         replace(item, severity=Severity.ERROR)
         for item in found

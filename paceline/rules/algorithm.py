@@ -1,4 +1,4 @@
-"""Options of an algorithm of one's own: each is one that its spec names, with a value of the default's type."""
+"""Options of a user-defined algorithm, and the checks of the algorithm's spec."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def options(c: Context) -> Iterator[Diagnostic]:
 
 
 def _fits(value: object, default: object) -> bool:
-    """Whether a value is of its default's type; a whole number will do for a broken one, anything for None."""
+    """Whether ``value`` has the type of ``default``; an int fits a float, and anything fits None."""
     if default is None or (isinstance(default, float) and type(value) is int):
         return True
     return type(value) is type(default)
 
 
 def of_the_spec(c: Context) -> Iterable[Diagnostic]:
-    """What the algorithm's own spec has to say of the job."""
+    """Run the checks of the algorithm's own spec."""
     return c.algorithm.check(c)
 
 

@@ -1,4 +1,4 @@
-"""Strategy, backend, mesh and launch."""
+"""Rules for the strategy, the process-group backend and the launch."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
     if chooser is None:
         return
     sections = chooser.sections
+    # A section of another engine than the strategy's
     if t.deepspeed and "deepspeed" not in sections:
         yield c.problem(
             codes.BACK_STRATEGY_VS_FILE,
@@ -68,6 +69,7 @@ def strategy_against_file(c: Context) -> Iterator[Diagnostic]:
             "training.fsdp",
             hint="distributed_strategy: fsdp, or remove fsdp (fsdp: null)",
         )
+    # A ZeRO stage other than the one in the strategy's name
     stage = (
         t.deepspeed.get("zero_optimization", {}).get("stage")
         if isinstance(t.deepspeed, dict) and isinstance(t.deepspeed.get("zero_optimization"), dict)
@@ -87,6 +89,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
     """back.distributed_flag, back.distributed_alone, back.one_process"""
     t, spec = c.config.training, c.named_strategy
     alone = spec is not None and spec.one_process
+    # The flag against the strategy
     if t.distributed is False and spec is not None and not alone:
         yield c.problem(
             codes.BACK_DISTRIBUTED_FLAG,
@@ -103,6 +106,7 @@ def distributed_flag(c: Context) -> Iterator[Diagnostic]:
             _STRATEGY,
             hint="distributed_strategy: ddp, or distributed: false",
         )
+    # The flag and the strategy against the number of processes
     world = c.facts.world_size
     if world == 1 and t.distributed is True and not alone:
         yield c.problem(
@@ -169,7 +173,7 @@ def backend_built(c: Context) -> Iterator[Diagnostic]:
 
 
 def xla(c: Context) -> Iterator[Diagnostic]:
-    """xla.not_run: a plan may be looked at; ``at_start`` makes it an error."""
+    """xla.not_run: a warning here, so that a plan can be shown; ``at_start`` makes it an error."""
     config = c.config.training.fsdp_config
     if not c.starting or not isinstance(config, dict) or config.get("xla") is not True:
         return

@@ -1,4 +1,4 @@
-"""What a rule sees, and how one is declared."""
+"""The type of a rule, and the context it receives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from paceline.plan.strategies.base import StrategySpec, strategy_spec
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about machine, model and run. None means unknown: rules that need it stay silent. ``launch.before.facts`` and ``plan.choose``
-    fill every field; a test holds that each is filled and read.
+    """Known facts of the machine, the model and the run.
 
-    ``backends``: process-group backends that this torch has;
-    ``code_sandbox``: why programs of the model cannot be shut in here, empty where they can;
-    ``config_fields``, ``config_words``: the keys that the family of ``model.config`` declares, and every word of its code;
-    ``pretrained_dtype``: by torch's name, of the weights that training starts from; ``infiniband``: this node has such a device, and NCCL may use it.
+    None means unknown: rules that need the fact stay silent.
+
+    ``launch.before.facts`` and ``plan.choose`` fill every field; a test checks that each is filled and read.
+
+    ``backends``: process-group backends of this torch build; ``code_sandbox``: why model-written programs
+    cannot be sandboxed here, empty if they can; ``config_fields``, ``config_words``: the keys that the model
+    family of ``model.config`` declares, and all words of its code; ``pretrained_dtype``: torch's name for the
+    dtype of the pretrained weights; ``infiniband``: this node has such a device, and NCCL may use it.
     """
 
     device: str | None = None
@@ -57,7 +60,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Context:
-    """Config, facts, and who set what."""
+    """What a rule receives: the config, the known facts, and which layer set each key."""
 
     config: Config
     facts: Facts
@@ -66,7 +69,11 @@ class Context:
 
     @property
     def algorithm(self) -> AlgorithmSpec:
-        """What this run's algorithm is. Raises ConfigError, at its line, for a user's own that cannot be had: nothing else can be told of that job."""
+        """The spec of this run's algorithm.
+
+        Raises ConfigError, at the key's line, when a user-defined one cannot be loaded: no other rule could
+        run then.
+        """
         try:
             return algorithm_spec(self.config.training.algorithm)
         except ConfigError as error:
@@ -85,18 +92,24 @@ class Context:
 
     @property
     def own_options(self) -> Any:
-        """The section of this run's algorithm, where one was given; an algorithm without options has none."""
+        """The options section of this run's algorithm, if given; None for an algorithm without options."""
         return getattr(self.config.training, self.config.training.algorithm, None)
 
     @property
     def named_strategy(self) -> StrategySpec | None:
-        """The ``StrategySpec`` of the strategy that the config names; None where it leaves it to the plan, names a class of its own or nothing known."""
+        """The spec of the built-in strategy that the config names.
+
+        None for ``auto`` and ``fastest``, for a user-defined class and for an unknown name.
+        """
         name = self.config.training.distributed_strategy
         return strategy_spec(name) if name in STRATEGIES.names() else None
 
     @property
     def strategy(self) -> StrategySpec | None:
-        """``named_strategy``, or what ``auto`` takes for the sake of a section that the config has; None where that is open."""
+        """``named_strategy``, or the strategy that ``auto`` chooses because of a config section.
+
+        None where the choice is still open.
+        """
         t = self.config.training
         chooser = CHOOSERS.get(t.distributed_strategy)
         if chooser is None or chooser.searches:
@@ -121,14 +134,14 @@ class Context:
         return found
 
     def place(self, *paths: str) -> str:
-        """``file:line`` of the keys that were set, else the first key's name."""
+        """Return ``file:line`` of those keys that were set; if none was, the first key's name."""
         places = [self.provenance[p].place() for p in paths if self.given(p)]
         return " and ".join(dict.fromkeys(places)) or paths[0]
 
     def problem(
         self, code: Code, what: str, *paths: str, hint: str, found: str = "", severity: Severity = Severity.ERROR
     ) -> Diagnostic:
-        """A finding about some keys: their values are what was found."""
+        """Return a finding about some keys; ``found`` defaults to their values."""
         text = found or ", ".join(f"{path.split('.', 1)[1]}: {shown(path, _plain(self.value(path)))}" for path in paths)
         return code(what, where=self.place(*paths), found=text, hint=hint, severity=severity)
 

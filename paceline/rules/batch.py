@@ -1,4 +1,4 @@
-"""Batch, steps and schedule."""
+"""Rules for batch sizes, steps and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
     if not isinstance(total, int) or isinstance(total, bool) or world is None or not isinstance(t.deepspeed, dict):
         return
     if not {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} <= set(t.deepspeed):
-        return  # what is left out follows from the total
+        return  # DeepSpeed derives the missing one from the total
     world //= _model_ranks(c)
     micro, steps = t.per_device_train_batch_size, t.gradient_accumulation_steps
     if total != micro * steps * world:
@@ -36,7 +36,7 @@ def deepspeed_triple(c: Context) -> Iterator[Diagnostic]:
 
 
 def _model_ranks(c: Context) -> int:
-    """Ranks that see the same rows: those of AutoTP and Ulysses."""
+    """Return the number of ranks that share the same rows: DeepSpeed's AutoTP times Ulysses."""
     t = c.config.training
     ds = t.deepspeed if isinstance(t.deepspeed, dict) else {}
     block = ds.get("tensor_parallel")

@@ -1,4 +1,4 @@
-"""What shares one model or one row out over ranks, by any of the keys that can say so."""
+"""Keys that split one model or one row over ranks: pipeline, context and tensor parallelism, AutoTP, Ulysses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from paceline.rules.strategy import deepspeed_section
 
 
 def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:
-    """The keys of this config that cut a model or its rows: ``training.parallelism``'s sizes of ``axes`` (pp, cp, tp), DeepSpeed's
-    own AutoTP and Ulysses, and engines that do nothing else."""
+    """Return the keys of this config that split a model or its rows over ranks.
+
+    These are the sizes above 1 in ``training.parallelism`` for ``axes`` (pp, cp, tp), DeepSpeed's AutoTP and
+    Ulysses, and strategies that always split.
+    """
     sizes, file = c.config.training.parallelism, deepspeed_section(c)
     found = [f"training.parallelism.{axis}_size" for axis in axes if sizes and getattr(sizes, f"{axis}_size") > 1]
     tensor = file.get("tensor_parallel")
@@ -26,18 +29,21 @@ def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:
 
 
 def axes_that_cut(c: Context, *, scores: bool) -> tuple[str, ...]:
-    """The axes that cut whole answers apart; ``scores``: a head of one number judges them, which no axis cuts."""
+    """Return the axes that an algorithm on whole answers cannot use.
+
+    ``scores``: a scalar head scores the answers; no strategy supports splitting that model.
+    """
     across = frozenset() if scores or c.strategy is None else c.strategy.score_axes
     return tuple(axis for axis in ("pp", "cp", "tp") if axis not in across)
 
 
 def in_words(keys: Iterable[str]) -> str:
-    """``pp_size and autotp_size``: the keys as a sentence names them."""
+    """Return ``pp_size and autotp_size``: the keys' last parts as a phrase."""
     return " and ".join(key.rpartition(".")[2] for key in keys)
 
 
 def places(keys: Iterable[str]) -> tuple[str, ...]:
-    """Where in the YAML they stand."""
+    """Return the keys' dotted paths in the YAML."""
     return tuple(key.partition(":")[0] for key in keys)
 
 

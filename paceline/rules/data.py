@@ -1,4 +1,4 @@
-"""Data and loading."""
+"""Rules for data and data loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host: limits and interfaces; and files a start needs."""
+"""Rules for the host: resource limits, network interfaces, and files needed to start."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def locked_memory(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-CONNECTIONS = 2  # a process keeps so many open to node 0's store: that of the world and that of its alarm
-OTHER_FILES = 64  # what node 0's own processes have open beside them
+CONNECTIONS = 2  # per process to node 0's store: the process group's and the alarm's
+OTHER_FILES = 64  # other files that node 0's processes have open
 
 
 def open_files(c: Context) -> Iterator[Diagnostic]:

@@ -1,4 +1,4 @@
-"""Model, tokenizer, recomputation, remote code."""
+"""Rules for the model, the tokenizer, activation checkpointing and remote code."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def given(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-#: Keys of ``model.config`` that say where a config.json came from, and nothing about the model.
+#: Keys of ``model.config`` that record where a config.json came from and do not describe the model.
 _BOOKKEEPING = frozenset({"model_type", "_name_or_path", "transformers_version", "architectures"})
-#: Keys that Transformers' config classes take and a model made from scratch does not: what to write instead.
+#: Keys of Transformers' config classes that have no effect on a model made from scratch → what to use.
 _ELSEWHERE = {
     "attn_implementation": "model.attn_implementation", "_attn_implementation": "model.attn_implementation", "dtype": "training.mixed_precision",
     "torch_dtype": "training.mixed_precision", "quantization_config": "lora.quantization_bit", "auto_map": "model.name_or_path with model.trust_remote_code",
@@ -66,6 +66,7 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
     shape, fields, words = c.config.model.config, c.facts.config_fields, c.facts.config_words
     if shape is None or fields is None or words is None:
         return
+    # Keys of the config and of its text_config that nothing in the model family's code reads
     inner = shape.get("text_config")
     written = [key for part in (shape, inner if isinstance(inner, dict) else {}) for key in part]
     unread = []
@@ -83,6 +84,7 @@ def shape_keys(c: Context) -> Iterator[Diagnostic]:
             )
         else:
             unread.append(key)
+    # Those without a similar known key are reported together
     if unread:
         instead = dict.fromkeys(_ELSEWHERE[key] for key in unread if key in _ELSEWHERE)
         yield c.problem(
@@ -161,6 +163,7 @@ def recompute(c: Context) -> Iterator[Diagnostic]:
             found=", ".join(unknown),
             hint="use_reentrant",
         )
+    # Set twice, or given while it is off
     if options and not t.gradient_checkpointing:
         yield c.problem(
             codes.TRAIN_RECOMPUTE_OFF, "options of recomputation are given, and it is off", "training.gradient_checkpointing_kwargs", "training.gradient_checkpointing",

@@ -1,4 +1,4 @@
-"""The optimizer, the schedule, and the metric that decides: whether what is named is built, and takes the options given."""
+"""Rules for the optimizer, the schedule and ``metric_for_best_model``: supported names and options."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def best_metric(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-_SMALLEST = 1e-9  # below it a float32 weight of 0.02 stays as it is
+_SMALLEST = 1e-9  # a smaller update does not change a float32 weight of 0.02
 _RATE, _CLIP = "training.learning_rate", "training.max_grad_norm"
 
 

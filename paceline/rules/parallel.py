@@ -1,4 +1,4 @@
-"""The mesh: its sizes, and what they must divide."""
+"""Rules for the device mesh: its sizes, and what they must divide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STRATEGY = "training.distributed_strategy"
 
 
 def _usable(c: Context) -> Parallelism | None:
-    """The sizes, when they were given and count something."""
+    """Return the mesh sizes if they are given and all positive."""
     sizes = c.config.training.parallelism
     return sizes if sizes is not None and min(_by_name(sizes).values()) >= 1 else None
 
@@ -49,7 +49,7 @@ def product(c: Context) -> Iterator[Diagnostic]:
     if sizes is None or world is None:
         return
     held = math.prod(_by_name(sizes).values())
-    open_data_axes = sizes.dp_replicate_size == sizes.dp_shard_size == 1  # the plan gives them what is left
+    open_data_axes = sizes.dp_replicate_size == sizes.dp_shard_size == 1  # the plan assigns the other ranks
     hybrid = str(c.config.training.fsdp or "").startswith("hybrid") or sizes.dp_replicate_size > 1
     if held == world or (world % held == 0 and (open_data_axes or (hybrid and _one_open(sizes)))):
         return

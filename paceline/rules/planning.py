@@ -1,4 +1,4 @@
-"""A plan with everything that rules say of the job: one pass of them, when all facts are known."""
+"""Make a plan together with the findings of all rules, in one pass, once all facts are known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.rules.base import Facts
 
 @dataclass(frozen=True)
 class Tried:
-    """``plan``: None where something stands against it. ``ruled``: what rules have found; ``problems``: what planning has, beside that."""
+    """A plan (None when there are errors), the rules' findings, and further problems from planning."""
 
     plan: Plan | None
     ruled: tuple[Diagnostic, ...]
@@ -31,7 +31,7 @@ class Tried:
 
 
 def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: str, shape: ModelShape | None) -> Facts:
-    """What rules may know of machine, job and model, without looking at this one."""
+    """Return the facts that follow from the arguments, without inspecting this machine."""
     return Facts(
         device=hardware.device,
         device_name=hardware.device_name,
@@ -48,8 +48,12 @@ def facts_of(hardware: Hardware, *, world_size: int, num_nodes: int, launcher: s
 
 
 def try_plan(job: Job, *, provenance: Mapping[str, Source] | None = None, facts: Facts | None = None) -> Tried:
-    """``resolved_plan`` and the rules; ``facts`` where more is known than the job tells, ``provenance`` lets findings name ``file:line``."""
-    job = replace(job, shape=attempt(job.model_shape, []))  # resolved_plan tells what is wrong with it
+    """Run the rules and ``resolved_plan``.
+
+    ``facts`` replaces the facts that follow from the other arguments; ``provenance`` lets findings name
+    ``file:line``.
+    """
+    job = replace(job, shape=attempt(job.model_shape, []))  # resolved_plan reports its errors
     known = facts or facts_of(
         job.hardware, world_size=job.world_size, num_nodes=job.num_nodes, launcher=job.launcher, shape=job.shape
     )
@@ -67,7 +71,7 @@ def try_plan(job: Job, *, provenance: Mapping[str, Source] | None = None, facts:
 
 
 def make_plan(job: Job, *, provenance: Mapping[str, Source] | None = None) -> Plan:
-    """``try_plan``'s plan. Raises ConfigError with every finding at once."""
+    """Return ``try_plan``'s plan. Raises ConfigError with all errors at once."""
     tried = try_plan(job, provenance=provenance)
     if tried.plan is None:
         raise ConfigError(*errors(tried.ruled), *tried.problems)

@@ -1,4 +1,4 @@
-"""Number formats, and what the device can do."""
+"""Rules for number formats, and which of them the device supports."""
 
 from __future__ import annotations
 

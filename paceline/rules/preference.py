@@ -1,4 +1,4 @@
-"""What algorithms that score whole answers cannot be combined with, and options that would do nothing."""
+"""Rules for preference training: unsupported combinations, and options without effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What algorithms that learn from the model's own answers cannot be combined with, and settings of theirs that would learn nothing."""
+"""Rules for on-policy algorithms: unsupported combinations, and settings under which nothing is learnt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.rules.base import Context, Rule
 from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
 
 _ROLLOUT = "training.rollout"
-MODEL = "model"  # the reward that is a model, and its option
+MODEL = "model"  # name of the reward that is a model, and of its option
 
 
 def _rollout(c: Context) -> RolloutOptions | None:
@@ -26,7 +26,7 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
     options, spec = _rollout(c), c.algorithm
     if options is None:
         return
-    scores = spec.value_model or any(r.name == MODEL for r in options.rewards)  # a head of one number is not cut
+    scores = spec.value_model or any(r.name == MODEL for r in options.rewards)  # a scalar head cannot be split
     wrong = cutting_keys(c, axes_that_cut(c, scores=scores))
     if wrong:
         who = spec.name if spec.value_model or not scores else f"{spec.name} with a reward model"

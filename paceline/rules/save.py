@@ -1,4 +1,4 @@
-"""Evaluation, saving, resuming, trackers."""
+"""Rules for evaluation, saving, resuming and trackers."""
 
 from __future__ import annotations
 

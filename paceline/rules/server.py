@@ -1,4 +1,4 @@
-"""What a server that writes answers can be given: whole weights, over an address that makes sense."""
+"""Rules for a generation server: its address, and that it can receive whole weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy cannot be combined with, and the nearest thing that works."""
+"""Rules for what a strategy cannot be combined with, each naming the nearest alternative."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
     """strategy.data_parallel"""
     t = c.config.training
     if t.fsdp or t.deepspeed:
-        return  # back.strategy_vs_file tells it
+        return  # reported by back.strategy_vs_file
     if c.named_strategy is not None and c.named_strategy.multi_device:
         yield c.problem(
             codes.STRATEGY_DATA_PARALLEL,
@@ -130,7 +130,7 @@ def threads_of_one_process(c: Context) -> Iterator[Diagnostic]:
 
 
 def of_the_spec(c: Context) -> Iterable[Diagnostic]:
-    """What the strategy's own spec has to say of the job; of a user's own, why it cannot be had."""
+    """Run the checks of the strategy's own spec; for a user-defined one that cannot be loaded, say why."""
     name = c.config.training.distributed_strategy
     try:
         spec = strategy_spec(name) if ":" in name else c.strategy
