@@ -15,6 +15,7 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.plan import codes
+from paceline.plan.codec import from_json
 from paceline.plan.cost.work import Machine
 from paceline.plan.hardware.probe import Hardware, peak_flops
 
@@ -94,31 +95,52 @@ class Cluster:
         )
 
 
+@dataclass(frozen=True)
+class _Row:
+    """One of the table as it is written; None for what nobody has measured or printed. ``sources`` and ``note`` are for readers."""
+
+    name: str
+    aliases: tuple[str, ...]
+    memory_gb: float
+    usable_gib: float | None
+    tflops: float
+    bf16: bool
+    reached_tflops: float | None
+    hbm_gbps: float
+    nvlink_gbps: float | None
+    pcie_gbps: float
+    capability: str | None
+    fabric_gbps: float
+    cards_per_node: int
+    unverified: tuple[str, ...]
+    sources: Mapping[str, str | list[str]]
+    note: str | None
+
+    def card(self) -> Card:
+        """With what follows where nobody has measured."""
+        return Card(
+            name=self.name,
+            memory_gb=self.memory_gb,
+            usable=self.usable_gib * GIB if self.usable_gib else self.memory_gb * GIB * USABLE,
+            tflops=self.tflops,
+            reached_tflops=self.reached_tflops or 0.8 * self.tflops,
+            bf16=self.bf16,
+            hbm_gbps=self.hbm_gbps,
+            inside_gbps=self.nvlink_gbps or self.pcie_gbps / 2,
+            fabric_gbps=self.fabric_gbps,
+            pcie_gbps=self.pcie_gbps,
+            cards_per_node=self.cards_per_node,
+            capability=float(self.capability) if self.capability else None,
+            aliases=self.aliases,
+            unverified=self.unverified,
+        )
+
+
 @cache
 def cards() -> Mapping[str, Card]:
     """The catalogue by the cards' names."""
     data = json.loads(resources.files("paceline.plan").joinpath("data/hardware.json").read_text(encoding="utf-8"))
-    return {row["name"]: _card(row) for row in data["cards"]}
-
-
-def _card(row: Mapping[str, Any]) -> Card:
-    usable = row["usable_gib"] * GIB if row["usable_gib"] else row["memory_gb"] * GIB * USABLE
-    return Card(
-        name=row["name"],
-        memory_gb=row["memory_gb"],
-        usable=usable,
-        tflops=row["tflops"],
-        reached_tflops=row["reached_tflops"] or 0.8 * row["tflops"],
-        bf16=row["bf16"],
-        hbm_gbps=row["hbm_gbps"],
-        inside_gbps=row["nvlink_gbps"] or row["pcie_gbps"] / 2,
-        fabric_gbps=row["fabric_gbps"],
-        pcie_gbps=row["pcie_gbps"],
-        cards_per_node=row["cards_per_node"],
-        capability=float(row["capability"]) if row["capability"] else None,
-        aliases=tuple(row["aliases"]),
-        unverified=tuple(row["unverified"]),
-    )
+    return {row.name: row.card() for row in (from_json(_Row, written) for written in data["cards"])}
 
 
 def card_named(name: str, where: str = "--hardware") -> Card:

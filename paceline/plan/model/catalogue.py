@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -13,23 +14,37 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
+from paceline.plan.codec import from_json
 from paceline.plan.model.read_shape import ModelShape, config_from_path, shape_from_config, trained_shape
 
 _DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
 
 
+@dataclass(frozen=True)
+class KnownModel:
+    """One of the list: its ``config.json``, and the published number of parameters."""
+
+    config: Mapping[str, Any]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class _Table:
+    note: str
+    models: Mapping[str, KnownModel]
+
+
 @cache
-def known_models() -> Mapping[str, Mapping[str, Any]]:
-    """``config.json`` fields and the published number of parameters, by name."""
-    data = json.loads(resources.files("paceline.plan").joinpath("data/models.json").read_text(encoding="utf-8"))
-    found: dict[str, Mapping[str, Any]] = data["models"]
-    return found
+def known_models() -> Mapping[str, KnownModel]:
+    """By name."""
+    text = resources.files("paceline.plan").joinpath("data/models.json").read_text(encoding="utf-8")
+    return from_json(_Table, json.loads(text)).models
 
 
 def known_shape(name: str) -> ModelShape | None:
     """The shape of a model of the list by its name or a hub name (organisation, "-Instruct" and the like left aside); None when unknown."""
     model = _by_plain_name().get(_plain(name))
-    return shape_from_config(model["config"], name) if model else None
+    return shape_from_config(model.config, name) if model else None
 
 
 def model_shape(given: str) -> ModelShape:
@@ -44,8 +59,7 @@ def named_config(given: str) -> Mapping[str, Any]:
         return config_from_path(path)
     found = _by_plain_name().get(_plain(given))
     if found is not None:
-        config: Mapping[str, Any] = found["config"]
-        return config
+        return found.config
     plain = {_plain(name): name for name in known_models()}
     near = difflib.get_close_matches(_plain(given), plain, n=4, cutoff=0.4) or ["llama38b", "qwen257b", "gpt2"]
     hint = f"nearest: {', '.join(plain[n] for n in near)}; or a folder with a config.json"
@@ -53,7 +67,7 @@ def named_config(given: str) -> Mapping[str, Any]:
 
 
 @cache
-def _by_plain_name() -> Mapping[str, Mapping[str, Any]]:
+def _by_plain_name() -> Mapping[str, KnownModel]:
     return {_plain(name): model for name, model in known_models().items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.plan.model.supported import families
+from paceline.plan.model.supported import Family, families
 
 # Transformers' names for the same size in its families.
 SIZE_NAMES: dict[str, tuple[str, ...]] = {
@@ -63,4 +63,4 @@ LARGEST = {"layers": 10_000, "vocab": 2**26, "max_positions": 2**40}
 
 def family_sizes(family: str) -> dict[str, Any]:
     """The sizes that this family's config class takes by itself; none for a family that Transformers does not register."""
-    return dict(FAMILY_SIZES.get(family) or families().get(family, {}).get("sizes", {}))
+    return dict(FAMILY_SIZES.get(family) or families().get(family, Family()).sizes)

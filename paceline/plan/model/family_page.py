@@ -17,9 +17,9 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     table = families()
-    trained = {kind: row for kind, row in table.items() if "rows" in row}
-    packed = [kind for kind, row in trained.items() if row["rows"] == "packed"]
-    counted = [kind for kind, row in trained.items() if row.get("counted")]
+    trained = {kind: row for kind, row in table.items() if row.trained}
+    packed = [kind for kind, row in trained.items() if row.rows == "packed"]
+    counted = [kind for kind, row in trained.items() if row.counted]
     yield from (
         "# Families of models",
         "",
@@ -37,10 +37,10 @@ def _lines() -> Iterator[str]:
         "",
         "| `model_type` | rows | size in the plan |",
         "| --- | --- | --- |",
-        *(f"| {kind} | {row['rows']} | {'exact' if row.get('counted') else 'about'} |" for kind, row in sorted(trained.items())),
+        *(f"| {kind} | {row.rows} | {'exact' if row.counted else 'about'} |" for kind, row in sorted(trained.items())),
         "",
         f"({len(counted)} are counted exactly.) A family with state beside its parameters is not trained under a pipeline: "
-        f"{', '.join(sorted(kind for kind, row in trained.items() if row.get('buffers')))}.",
+        f"{', '.join(sorted(kind for kind, row in trained.items() if row.buffers))}.",
         "",
         "Rotary embeddings whose factor follows the length (dynamic NTK, LongRoPE) are computed for each document by itself; they do not go with context",
         "parallelism. Falcon with ALiBi: Transformers' `eager` adds the bias twice, its `sdpa` once; Paceline computes the latter, and refuses the former.",
@@ -51,7 +51,7 @@ def _lines() -> Iterator[str]:
         "",
         "| `model_type` | why |",
         "| --- | --- |",
-        *(f"| {kind} | {_plain(str(row['refused']))} |" for kind, row in sorted(table.items()) if "refused" in row),
+        *(f"| {kind} | {_plain(row.refused)} |" for kind, row in sorted(table.items()) if row.refused),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
-from paceline.plan.model.supported import families
+from paceline.plan.model.supported import Family, families
 
 # Names that Transformers' families have for the same number; a folder may hold any of them, whatever its family writes by itself.
 COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -82,7 +82,7 @@ def _dense(config: Mapping[str, Any], layers: int, where: str) -> tuple[int, ...
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
     """The first of ``names`` that the config has, else that its family's class takes by itself: a whole number from 0 up; 0: none."""
-    defaults = families().get(str(config.get("model_type")), {}).get("defaults", {})
+    defaults = families().get(str(config.get("model_type")), Family()).defaults
     for values in (config, defaults):
         for name in names:
             value = values.get(name)

@@ -16,7 +16,7 @@ from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SI
 from paceline.plan.model.mixtures import latent_of, mixture_of
 from paceline.plan.model.rope import by_length
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape
-from paceline.plan.model.supported import families, obstacle, unsupported
+from paceline.plan.model.supported import Family, families, obstacle, unsupported
 from paceline.plan.model.weights_files import MAX_CONFIG_BYTES, read_json, weights_findings
 from paceline.plan.model.weights_sizes import other_sizes
 
@@ -200,7 +200,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         max_positions=sizes.get("max_positions", 0),
     )
     mixture = mixture_of(config, sizes["layers"], intermediate, where)
-    latent = latent_of(config, where)
+    latent, known = latent_of(config, where), families().get(family, Family())
     shape = ModelShape(
         model_type=family,
         hidden_size=hidden,
@@ -214,14 +214,14 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         max_position_embeddings=_positions(full["max_positions"], config),
         num_parameters=0,
         matmul_parameters=0,
-        exact=bool(families().get(family, {}).get("counted")) and not config.get("use_qk_norm"),
+        exact=known.counted and not config.get("use_qk_norm"),
         attention_bias=bool(config.get("attention_bias", family in ("gpt_neox", "bloom", "opt", "gpt_oss"))),
         mlp_bias=bool(config.get("mlp_bias", False)),
         mixture=mixture,
         latent=latent,
         rows=PACKED if obstacle(config) is None else PADDED,
         rope_by_length=by_length(config),
-        buffers=bool(families().get(family, {}).get("buffers")),
+        buffers=known.buffers,
     )
     return counted(shape)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
+from paceline.plan.codec import from_json
 
 LIST = "docs/families.md"
 _TOWERS = ("vision", "audio", "image", "speech", "visual", "vq", "vit", "perceiver", "qformer")
@@ -18,28 +20,51 @@ _WEIGHTS_OF_TOWERS = ("vision", "visual", "audio", "speech", "image", "mm_projec
 _STATEFUL = "full_attention", "sliding_attention"  # the kinds of layers that carry nothing but keys and values
 
 
+@dataclass(frozen=True)
+class Family:
+    """The verdict on one. ``refused``: why it is not trained (empty: it is); ``rows``: ``packed`` or ``padded``; ``sizes``, ``defaults``: what its
+    configuration class takes for itself; ``counted``: its parameters are counted exactly; ``buffers``: it has state beside its parameters."""
+
+    refused: str = ""
+    rows: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    counted: bool = False
+    buffers: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is."""
+        return bool(self.rows)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """``transformers``: the version that the verdicts are about."""
+
+    transformers: str
+    families: Mapping[str, Family]
+
+
 @cache
-def _table() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(
-        resources.files("paceline.plan").joinpath("data/families.json").read_text(encoding="utf-8")
-    )
-    return found
+def _table() -> _Table:
+    text = resources.files("paceline.plan").joinpath("data/families.json").read_text(encoding="utf-8")
+    return from_json(_Table, json.loads(text))
 
 
-def families() -> Mapping[str, Mapping[str, Any]]:
-    """Model type -> ``{"refused": why}``, or ``{"rows": "packed" or "padded", "sizes": …}`` with ``counted`` and ``buffers`` where they are so."""
-    found: Mapping[str, Mapping[str, Any]] = _table()["families"]
-    return found
+def families() -> Mapping[str, Family]:
+    """By model type."""
+    return _table().families
 
 
 def verdicts_of() -> str:
     """The version of Transformers that the verdicts are about."""
-    return str(_table()["transformers"])
+    return _table().transformers
 
 
 def supported() -> tuple[str, ...]:
     """The model types that are trained."""
-    return tuple(sorted(kind for kind, verdict in families().items() if "rows" in verdict))
+    return tuple(sorted(kind for kind, family in families().items() if family.trained))
 
 
 def unsupported(
@@ -56,9 +81,9 @@ def unsupported(
     kind = config.get("model_type")
     if found or not isinstance(kind, str) or own_code:
         return found
-    verdict = families().get(kind)
-    if verdict is None or "refused" in verdict:
-        found.append(_family(kind, "" if verdict is None else str(verdict["refused"]), where))
+    family = families().get(kind, Family())
+    if not family.trained:
+        found.append(_family(kind, family.refused, where))
     return found
 
 
@@ -77,7 +102,6 @@ def lost_tensors(names: Iterator[str] | list[str], where: str) -> list[Diagnosti
 def obstacle(config: Mapping[str, Any]) -> str | None:
     """Why attention alone does not keep the documents of a row apart, or None. A family that is not on the list is taken for one that it does."""
     kind = config.get("model_type")
-    verdict = families().get(str(kind), {})
     layers = config.get("layer_types") or ()
     other = sorted({str(x) for x in layers} - set(_STATEFUL)) if isinstance(layers, (list, tuple)) else []
     if other:
@@ -86,7 +110,7 @@ def obstacle(config: Mapping[str, Any]) -> str | None:
         return f"model_type {kind} uses chunked attention"
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         return f"model_type {kind} is set to bidirectional attention"
-    if verdict.get("rows") == "padded":
+    if families().get(str(kind), Family()).rows == "padded":
         return f"documents of a row of model_type {kind} would change each other's losses"
     return None
 

@@ -75,7 +75,7 @@ def test_every_layout_that_fits_is_one_that_the_plan_accepts(model: str, hardwar
             continue
         path = config_at(tmp_path, **row["config"])
         values = yaml.safe_load(path.read_text())
-        values["model"] = {"config": dict(known_models()[model]["config"]), "tokenizer": "./tokenizer"}
+        values["model"] = {"config": dict(known_models()[model].config), "tokenizer": "./tokenizer"}
         values["data"]["max_length"] = 1024
         path.write_text(yaml.safe_dump(values))
         made = json.loads(asked(str(path), "--hardware", hardware, "--json"))

@@ -20,7 +20,7 @@ def test_a_model_beyond_this_machine_is_refused_to_train_and_not_to_verify(
         "paceline.launch.before.beforehand._asked", lambda job: ({}, "")
     )  # no look at files that are not there
     path = tmp_path / "c.yaml"
-    model = {"config": known_models()["llama-3.1-405b"]["config"], "tokenizer": "./t"}
+    model = {"config": known_models()["llama-3.1-405b"].config, "tokenizer": "./t"}
     path.write_text(
         yaml.safe_dump(
             {"model": model, "data": {"train": "x.jsonl", "max_length": 64}, "training": {"use_cpu": True, "save_strategy": "no", "output_dir": str(tmp_path)}}

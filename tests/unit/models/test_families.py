@@ -34,11 +34,11 @@ def loader_threads_end() -> Iterator[None]:
 def held(kind: str) -> None:
     """The verdict of a trial in small is the table's, but for families that are refused for what the plan cannot count."""
     found, row = examine(kind).to_json(), families()[kind]
-    if "rows" in found and "refused" in row:
-        assert "counted" in row["refused"], f"{kind} trains, and is refused: {row['refused']}"
+    if "rows" in found and row.refused:
+        assert "counted" in row.refused, f"{kind} trains, and is refused: {row.refused}"
         return
-    assert found.get("rows") == row.get("rows"), f"{kind}: {found} is not the table's {row}"
-    assert bool(found.get("buffers")) == bool(row.get("buffers"))
+    assert found.get("rows", "") == row.rows, f"{kind}: {found} is not the table's {row}"
+    assert bool(found.get("buffers")) == row.buffers
 
 
 @pytest.mark.parametrize("kind", FEW)
@@ -59,7 +59,7 @@ def test_the_table_is_about_every_family_of_this_transformers() -> None:
 
 @pytest.mark.parametrize("kind", COUNTED)
 def test_parameters_are_counted_as_transformers_does(kind: str) -> None:
-    assert families()[kind].get("counted") and miscounted(kind) == (True, 1.0)
+    assert families()[kind].counted and miscounted(kind) == (True, 1.0)
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_parameters_are_counted_as_transformers_does(kind: str) -> None:
 def test_every_supported_family_is_counted_as_the_table_says(kind: str) -> None:
     found = miscounted(kind)
     assert found is not None
-    assert found[0] if families()[kind].get("counted") else 0.8 <= found[1] <= 1.25
+    assert found[0] if families()[kind].counted else 0.8 <= found[1] <= 1.25
 
 
 def test_the_page_is_the_table_s() -> None:

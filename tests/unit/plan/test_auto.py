@@ -30,7 +30,7 @@ def auto(
     cluster = cluster_of(hardware) if isinstance(hardware, str) else None
     config = Config.model_validate(
         {
-            "model": {"config": known_models()[model]["config"], "tokenizer": "none"},
+            "model": {"config": known_models()[model].config, "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 1024},
             "training": {"mixed_precision": "bf16", "per_device_train_batch_size": 1, "gradient_checkpointing": True, **training},
             **({"lora": lora} if lora else {}),
@@ -113,7 +113,7 @@ def test_a_cpu_without_room_shares_more_out() -> None:
 
 def test_the_rule_is_one_for_a_config_and_for_a_model_s_page() -> None:
     for name in ("gpt2", "llama-3.2-3b", "llama-3-8b"):
-        shape = shape_from_config(known_models()[name]["config"])
+        shape = shape_from_config(known_models()[name].config)
         rule, _ = size_rule(shape.num_parameters)
         ask = Ask(shape, cluster_of("64xH100"), 2048)
         taken, steps = escalated(ask, search(ask))

@@ -82,7 +82,7 @@ def test_it_is_not_offered_where_a_row_may_not_be_cut() -> None:
 def plan_of(max_length: int, **model: object) -> Plan:
     config = Config.model_validate(
         {
-            "model": {"config": {**known_models()["llama-3-8b"]["config"], "max_position_embeddings": 1 << 20}, "tokenizer": "none", **model},
+            "model": {"config": {**known_models()["llama-3-8b"].config, "max_position_embeddings": 1 << 20}, "tokenizer": "none", **model},
             "data": {"train": "none.jsonl", "max_length": max_length},
             "training": {"distributed_strategy": "fastest", "per_device_train_batch_size": 1},
         }

@@ -19,7 +19,7 @@ from paceline.rules.planning import make_plan
 def config_of(**training: Any) -> Config:
     return Config.model_validate(
         {
-            "model": {"config": dict(known_models()["llama-3-8b"]["config"]), "tokenizer": "none"},
+            "model": {"config": dict(known_models()["llama-3-8b"].config), "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 4096},
             "training": {"distributed_strategy": "fastest", "gradient_accumulation_steps": 8, **training},
         }

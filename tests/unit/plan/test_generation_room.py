@@ -16,7 +16,7 @@ def plan_of(model: str, cards: str = "8xH100", **training: object) -> Plan:
     rollout = {"rewards": "length", "max_completion_length": 512, **training.pop("rollout", {})}  # type: ignore[dict-item]
     config = Config.model_validate(
         {
-            "model": {"config": known_models()[model]["config"], "tokenizer": "none"},
+            "model": {"config": known_models()[model].config, "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 1024},
             "training": {
                 "algorithm": "grpo", "mixed_precision": "bf16", "distributed_strategy": "zero3", "rollout": rollout, **training

@@ -13,11 +13,11 @@ from paceline.plan.model.catalogue import known_models, known_shape, model_shape
 
 @pytest.mark.parametrize("name", sorted(known_models()))
 def test_the_sizes_give_the_published_number_of_parameters(name: str) -> None:
-    assert model_shape(name).num_parameters == known_models()[name]["parameters"]
+    assert model_shape(name).num_parameters == known_models()[name].parameters
 
 
 def test_the_list_has_the_families_and_both_kinds_of_experts() -> None:
-    families = {model["config"]["model_type"] for model in known_models().values()}
+    families = {model.config["model_type"] for model in known_models().values()}
     assert families >= {
         "llama",
         "qwen2",

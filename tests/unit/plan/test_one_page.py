@@ -51,7 +51,7 @@ def page(folder: Path, model: str, job: dict[str, Any], hardware: str) -> Any:
     precision = {} if hardware != "4xV100" else {"mixed_precision": "fp16"}
     path = folder / "c.yaml"
     whole = {
-        "model": {"config": dict(known_models()[model]["config"]), "tokenizer": str(folder)},
+        "model": {"config": dict(known_models()[model].config), "tokenizer": str(folder)},
         "data": {"train": str(folder / "rows.jsonl"), "max_length": 1024},
         **job,
         "training": {"output_dir": str(folder / "out"), **precision, **job.get("training", {})},
@@ -145,7 +145,7 @@ def test_of_a_file_s_batch_everything_says_what_runs(
     file.write_text(json.dumps({**given, "zero_optimization": {"stage": 2}}))
     (tmp_path / "rows.jsonl").write_text('{"text": "a b c"}\n' * 4)
     path = tmp_path / "c.yaml"
-    model = {"config": dict(known_models()["gpt2"]["config"]), "tokenizer": str(tokenizer_dir)}
+    model = {"config": dict(known_models()["gpt2"].config), "tokenizer": str(tokenizer_dir)}
     values = {"model": model, "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 64}, "launch": {"nproc": 2},
               "training": {"use_cpu": True, "output_dir": str(tmp_path / "o"), "deepspeed": str(file)}}  # fmt: skip
     path.write_text(yaml.safe_dump(values))

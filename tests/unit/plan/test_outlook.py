@@ -61,7 +61,7 @@ def test_the_table_and_the_json_have_it() -> None:
 def plan_of(**training: object) -> Plan:
     config = Config.model_validate(
         {
-            "model": {"config": dict(known_models()["llama-3-8b"]["config"]), "tokenizer": "none"},
+            "model": {"config": dict(known_models()["llama-3-8b"].config), "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 4096},
             "training": {"distributed_strategy": "zero3", "gradient_accumulation_steps": 2, **training},
         }

@@ -33,7 +33,7 @@ def plan_of(
     cluster = cluster_of(hardware) if isinstance(hardware, str) else None
     config = Config.model_validate(
         {
-            "model": {"config": known_models()[model]["config"], "tokenizer": "none"},
+            "model": {"config": known_models()[model].config, "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 512},
             "training": {"mixed_precision": "bf16", **training},
             **({"lora": lora} if lora else {}),
@@ -121,7 +121,7 @@ def test_offloaded_states_are_counted_on_the_host() -> None:
     found = refusal("llama-3-8b", node, 8, deepspeed={"zero_optimization": OFFLOADED})
     assert found[0] == "plan.states_host" and "of 100.00 GiB of host memory" in found[1]
     room = room_of(plan_of("llama-3-8b", "8xH100", deepspeed={"zero_optimization": OFFLOADED}), node)
-    shape = shape_from_config(known_models()["llama-3-8b"]["config"])
+    shape = shape_from_config(known_models()["llama-3-8b"].config)
     assert room is not None and room.states_host is not None and room.states_card == 0
     assert room.states_host - 8 * INTERPRETER == pytest.approx(18 * shape.num_parameters, rel=0.02)
 
@@ -140,13 +140,13 @@ def test_frozen_models_are_made_beside_the_first() -> None:
     hardware = cluster_of("8xH100").hardware()
     both, one = room_of(plan, hardware), room_of(alone, hardware)
     assert both is not None and one is not None
-    shape = shape_from_config(known_models()["llama-3-8b"]["config"])
+    shape = shape_from_config(known_models()["llama-3-8b"].config)
     assert one.start_card == 4 * shape.num_parameters
     assert both.start_card == pytest.approx((4 + 6 / 8) * shape.num_parameters, rel=0.01)
 
 
 def test_the_search_leaves_out_what_cannot_start_and_says_so() -> None:
-    shape = shape_from_config(known_models()["llama-3-70b"]["config"])
+    shape = shape_from_config(known_models()["llama-3-70b"].config)
     found = search(Ask(shape, cluster_of("64xH100"), 2048))
     for candidate in found:
         whole = candidate.work.start is CARD

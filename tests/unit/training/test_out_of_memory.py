@@ -25,7 +25,7 @@ CPU = replace(probe_hardware({}, use_cpu=True), packages=None)
 def plan_of(model: str, hardware: Hardware, ranks: int, **training: Any) -> Plan:
     config = Config.model_validate(
         {
-            "model": {"config": known_models()[model]["config"], "tokenizer": "none"},
+            "model": {"config": known_models()[model].config, "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 1024},
             "training": {"mixed_precision": "bf16" if hardware.device == "cuda" else "no", **training},
         }
