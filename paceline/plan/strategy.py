@@ -12,7 +12,6 @@ from paceline.core.tables import CHOOSERS
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.mesh import AXES
 from paceline.plan.size_rule import size_rule
 from paceline.plan.strategies.base import StrategySpec, missing_package, strategy_spec
 from paceline.plan.strategies.job import Job
@@ -64,16 +63,16 @@ def startable(name: str, by_size: Chosen, hardware: Hardware) -> Chosen:
 
 def _by_rule(job: Job) -> Chosen:
     """``auto``: sections for an engine first, then one process, then the size rule (<1B DDP, 1 to 7B ZeRO-2, above ZeRO-3)."""
-    sizes, shape = {axis: job.axis(axis) for axis in AXES}, job.shape
+    shape = job.shape
     if job.training.deepspeed:
         return Chosen("deepspeed", "auto: the config has training.deepspeed")
-    if sizes["pp"] > 1:
+    if job.axis("pp") > 1:
         return Chosen("pipeline", "auto: training.parallelism.pp_size is above 1")
     if job.training.fsdp:
         return Chosen("fsdp", "auto: the config has training.fsdp")
-    if any(sizes[axis] > 1 for axis in ("dp_shard", "cp", "tp")):
+    if any(job.axis(axis) > 1 for axis in ("dp_shard", "cp", "tp")):
         return Chosen("fsdp", "auto: training.parallelism shards the model or the sequence")
-    if sizes["dp_replicate"] > 1:
+    if job.axis("dp_replicate") > 1:
         return Chosen("ddp", "auto: training.parallelism only replicates the model")
     if job.world_size == 1:
         return Chosen("single", "auto: one process")

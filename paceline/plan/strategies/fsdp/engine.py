@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.config import codes as config_codes
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.families import NO_TENSOR_PLAN
-from paceline.plan.strategies.fsdp.options import CONFIG, KEY, FsdpAsked, read_fsdp
+from paceline.plan.strategies.fsdp.options import CONFIG, FIXED, KEY, FsdpAsked, read_fsdp
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import FsdpOptions, Wrap
 
@@ -16,12 +18,11 @@ PARALLELISM = "training.parallelism"
 def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
     """``pp × dp_replicate × dp_shard × cp × tp``. Data-parallel sizes that were left at 1 take what the other axes leave of the processes."""
     asked = read_fsdp(job.training)
-    sizes = {axis: job.axis(axis) for axis in ("pp", "cp", "tp")}
+    sizes = Mesh(pp=job.axis("pp"), cp=job.axis("cp"), tp=job.axis("tp"))
     replicate, shard = job.axis("dp_replicate"), job.axis("dp_shard")
-    model = sizes["pp"] * sizes["cp"] * sizes["tp"]
-    if job.world_size % model:
+    if job.world_size % sizes.model_copies:
         return Mesh(dp_shard=job.world_size)  # par.product tells it
-    left = job.world_size // model
+    left = job.world_size // sizes.model_copies
     hybrid = (asked.sharding or "").startswith("hybrid")
     if (replicate, shard) == (1, 1):
         replicate, shard = _data_axes(asked, hybrid, left, sizes, job, findings)
@@ -30,20 +31,18 @@ def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
     elif replicate > 1 and shard == 1 and asked.sharding != "no_shard" and (hybrid or left > replicate):
         shard = left // replicate if left % replicate == 0 else 1
     _check_sharding(asked, replicate, shard, findings)
-    _check_width(sizes["tp"], job, findings)
-    mesh = Mesh(dp_replicate=replicate, dp_shard=shard, **sizes)
+    _check_width(sizes.tp, job, findings)
+    mesh = replace(sizes, dp_replicate=replicate, dp_shard=shard)
     return mesh if mesh.size == job.world_size else Mesh(dp_shard=job.world_size)
 
 
-def _data_axes(
-    asked: FsdpAsked, hybrid: bool, left: int, sizes: dict[str, int], job: Job, findings: Findings
-) -> tuple[int, int]:
+def _data_axes(asked: FsdpAsked, hybrid: bool, left: int, sizes: Mesh, job: Job, findings: Findings) -> tuple[int, int]:
     """(dp_replicate, dp_shard) when the config leaves both open: ``left`` ranks are to be shared out."""
     if asked.sharding == "no_shard":
         return left, 1
     if not hybrid:
         return 1, left
-    inside = max(1, job.ranks_per_node // (sizes["cp"] * sizes["tp"]))
+    inside = max(1, job.ranks_per_node // (sizes.cp * sizes.tp))
     if left % inside:
         inside = left
     if inside == left:
@@ -215,7 +214,7 @@ def _say_start(meta_start: bool, asked: FsdpAsked, pipeline: bool, findings: Fin
     why = "every rank reads the whole model before it is cut"
     if asked.meta_start:
         why += ", to keep its own stages" if pipeline else ": quantised weights cannot be made without their data"
-    named = asked.settings.get("cpu_ram_efficient_loading") is True
+    named = asked.cpu_ram_efficient_loading is True
     findings.say("fsdp start", "all ranks read", why, granted=not (asked.meta_start and named))
 
 
@@ -239,16 +238,9 @@ def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> 
 
 def _say_settings(asked: FsdpAsked, job: Job, findings: Findings) -> None:
     """Keys of ``fsdp_config`` without a knob of their own here: what happens instead."""
-    settings = asked.settings
-    fixed = {
-        "use_orig_params": "FSDP2 keeps every parameter under its own name",
-        "limit_all_gathers": "FSDP2 frees gathered weights in stream order, so they never pile up",
-        "sync_module_states": "every rank begins with rank 0's weights",
-    }
-    for key, why in fixed.items():
-        if key in settings:
-            findings.say(f"fsdp_config.{key}", "true", why, granted=settings[key] is True)
-    state = str(settings.get("state_dict_type") or "")
+    for key, granted in asked.fixed.items():
+        findings.say(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
+    state = asked.state_dict_type
     if state == "local_state_dict":
         findings.refuse(codes.FSDP2_LOCAL_STATE, "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict")
     elif state:

@@ -10,12 +10,19 @@ from paceline.config.sections.training import TrainingSection
 
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 KEY, CONFIG = "training.fsdp", "training.fsdp_config"
+#: Settings that are as they are here, whatever is asked: why.
+FIXED = {
+    "use_orig_params": "FSDP2 keeps every parameter under its own name",
+    "limit_all_gathers": "FSDP2 frees gathered weights in stream order, so they never pile up",
+    "sync_module_states": "every rank begins with rank 0's weights",
+}
 SIZE_BASED_DEFAULT = 100_000_000  # torch's own default of size_based_auto_wrap_policy
 
 
 @dataclass(frozen=True)
 class FsdpAsked:
-    """``sharding`` and ``wrap`` (transformer, size, none) are None when nothing said how; ``version`` is 1 or 2 as it was asked for."""
+    """``sharding`` and ``wrap`` (transformer, size, none) are None when nothing said how; ``version`` is 1 or 2 as it was asked for;
+    ``fixed``: which of ``FIXED`` were named, and whether as they are."""
 
     sharding: str | None
     offload: bool
@@ -26,7 +33,9 @@ class FsdpAsked:
     forward_prefetch: bool
     meta_start: bool
     version: int | None
-    settings: Mapping[str, Any]
+    cpu_ram_efficient_loading: bool | None
+    state_dict_type: str
+    fixed: Mapping[str, bool]
 
 
 def read_fsdp(training: TrainingSection) -> FsdpAsked:
@@ -56,5 +65,7 @@ def read_fsdp(training: TrainingSection) -> FsdpAsked:
         forward_prefetch=settings.get("forward_prefetch") is True,
         meta_start=settings.get("cpu_ram_efficient_loading", True) is not False,
         version=settings.get("version"),
-        settings=settings,
+        cpu_ram_efficient_loading=settings.get("cpu_ram_efficient_loading"),
+        state_dict_type=str(settings.get("state_dict_type") or ""),
+        fixed={key: settings[key] is True for key in FIXED if key in settings},
     )
