@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.config.sections.training import TrainingSection
 from paceline.plan.codec import UNLESS_DEFAULT
 from paceline.plan.model.shape import ModelShape
 
@@ -48,6 +49,30 @@ class AdapterSpec:
     use_rslora: bool = False
     start: str | None = None
     quantization: Quantization | None = None
+
+
+@dataclass(frozen=True)
+class EngineKnobs:
+    """Single keys of ``training`` that torch's own engines take by these names: DistributedDataParallel's, and the last ZeroRedundancyOptimizer's."""
+
+    bucket_cap_mb: int | None = None
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool | None = None
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = True
+    parameters_as_bucket_view: bool = False
+
+    @staticmethod
+    def of(training: TrainingSection) -> EngineKnobs:
+        """As they are written."""
+        return EngineKnobs(
+            training.ddp_bucket_cap_mb,
+            bool(training.ddp_find_unused_parameters),
+            training.ddp_broadcast_buffers,
+            training.ddp_static_graph,
+            training.gradient_as_bucket_view,
+            training.parameters_as_bucket_view,
+        )
 
 
 @dataclass(frozen=True)

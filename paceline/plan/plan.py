@@ -14,7 +14,7 @@ from paceline.plan import codec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_shape import ModelShape
-from paceline.plan.parts import AdapterSpec, Memory, OptimizerSpec, OtherModel
+from paceline.plan.parts import AdapterSpec, EngineKnobs, Memory, OptimizerSpec, OtherModel
 from paceline.plan.strategies.options import NO_OPTIONS, EngineOptions, options_from_json
 
 #: What a decision's ``choice`` begins with that only warns.
@@ -46,7 +46,7 @@ class Precision:
 class Plan:
     """Config and hardware resolved.
 
-    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``config`` is what was resolved. ``world_size`` counts processes over all nodes.
+    ``strategy`` is never "auto"; ``timeout_seconds`` is the process group's; ``seq_len`` counts tokens of a row; ``config`` is what was resolved, for the planner and for checkpoints: below the worker its values come by the attributes and properties here. ``world_size`` counts processes over all nodes.
     ``engine`` holds the strategy's own resolved options (``plan.engine_options``), ``adapter`` those of LoRA or None (``plan.adapter``).
     ``reference`` says where DPO's comes from: ``live``, ``adapter`` (switched off), ``cached``, or empty (``plan.roles``).
     ``models`` are the other models of the algorithm by role, ``memory`` the model states a rank (``plan.memory``; None before they are counted).
@@ -81,6 +81,26 @@ class Plan:
     memory: Memory | None = None
     reference: str = ""
     models: Mapping[str, OtherModel] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+        return self.config.training.seed
+
+    @property
+    def model_key(self) -> str:
+        """The key that names what training starts from."""
+        return "model.config" if self.config.model.config else "model.name_or_path"
+
+    @property
+    def strategy_options(self) -> Mapping[str, object]:
+        """Of a strategy of the user's own, as they are written."""
+        return self.config.training.strategy_options
+
+    @property
+    def knobs(self) -> EngineKnobs:
+        """What torch's own engines are given."""
+        return EngineKnobs.of(self.config.training)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

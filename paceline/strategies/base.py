@@ -50,7 +50,7 @@ class Strategy(ABC):
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
         self.plan = plan
-        self.options: dict[str, object] = dict(plan.config.training.strategy_options)
+        self.options: dict[str, object] = dict(plan.strategy_options)
         self.data_parallel_rank = plan.mesh.data_parallel_rank(world.rank)
         self.data_parallel_size = plan.mesh.data_parallel_size
         self.loss_copies = plan.mesh.tp

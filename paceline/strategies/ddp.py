@@ -30,12 +30,7 @@ class DDP(Strategy):
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
-        training = plan.config.training
-        self.bucket_cap_mb = training.ddp_bucket_cap_mb
-        self.find_unused_parameters = bool(training.ddp_find_unused_parameters)
-        self.broadcast_buffers = training.ddp_broadcast_buffers
-        self.static_graph = training.ddp_static_graph
-        self.gradient_as_bucket_view = training.gradient_as_bucket_view
+        self.knobs = plan.knobs
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """The root in DDP (which sends rank 0's parameters to all)."""
@@ -44,11 +39,11 @@ class DDP(Strategy):
         return DistributedDataParallel(
             root,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
-            bucket_cap_mb=self.bucket_cap_mb or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
-            find_unused_parameters=self.find_unused_parameters,
-            forward_sync_buffers=self.broadcast_buffers,  # torch 2.13's name of the guide's knob
-            static_graph=self.static_graph,
-            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            bucket_cap_mb=self.knobs.bucket_cap_mb or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
+            find_unused_parameters=self.knobs.find_unused_parameters,
+            forward_sync_buffers=self.knobs.broadcast_buffers,  # torch 2.13's name of the guide's knob
+            static_graph=self.knobs.static_graph,
+            gradient_as_bucket_view=self.knobs.gradient_as_bucket_view,
         )
 
     def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
@@ -62,8 +57,8 @@ class DDP(Strategy):
 
         With unused parameters they are freed all the same: None is how the optimizer knows to leave a parameter alone.
         """
-        views = isinstance(handle.module, DistributedDataParallel) and self.gradient_as_bucket_view
-        in_place = views and not self.find_unused_parameters and self.plan.batch.accumulation > 1
+        views = isinstance(handle.module, DistributedDataParallel) and self.knobs.gradient_as_bucket_view
+        in_place = views and not self.knobs.find_unused_parameters and self.plan.batch.accumulation > 1
         handle.stepper.zero_grad(set_to_none=not in_place)
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.shard import Shard, ShardReader
-from paceline.runtime.world import World
 from paceline.strategies import state
 from paceline.strategies.ddp import DDP
 from paceline.strategies.handle import Handle
@@ -26,10 +24,6 @@ class ZeroRedundancy(DDP):
     writes the moments it keeps, under plain names.
     """
 
-    def __init__(self, world: World, plan: Plan) -> None:
-        super().__init__(world, plan)
-        self.parameters_as_bucket_view = plan.config.training.parameters_as_bucket_view
-
     def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:
         if self.world.world_size == 1:
             return super()._make_optimizer(spec, root)
@@ -37,7 +31,7 @@ class ZeroRedundancy(DDP):
         made = ZeroRedundancyOptimizer(
             recipe.groups,
             optimizer_class=recipe.cls,
-            parameters_as_bucket_view=self.parameters_as_bucket_view,
+            parameters_as_bucket_view=self.knobs.parameters_as_bucket_view,
             **recipe.kwargs,
         )
         made.state = made.optim.state  # its own stays empty: moments are in the local optimizer

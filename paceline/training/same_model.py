@@ -105,5 +105,4 @@ def _sizes(saved: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
     found = ", ".join(f"{name} {getattr(before, name)} in the checkpoint, {getattr(plan.shape, name)} now" for name in other)  # fmt: skip
     what = "the checkpoint is of a model of other sizes"
     hint = "the model it was made with, or a new run in another training.output_dir"
-    key = "model.config" if plan.config.model.config else "model.name_or_path"
-    return [codes.RESUME_OTHER_MODEL(what, key, found, hint)]
+    return [codes.RESUME_OTHER_MODEL(what, plan.model_key, found, hint)]

@@ -43,7 +43,7 @@ def run_state(
         "global_batch": plan.batch.global_batch,
         "seq_len": plan.seq_len,
         "packing": plan.packing,
-        "seed": plan.config.training.seed,
+        "seed": plan.seed,
         "world_size": plan.world_size,
         "data_parallel_size": plan.batch.data_parallel_size,
         "strategy": plan.strategy,

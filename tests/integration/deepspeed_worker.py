@@ -17,10 +17,10 @@ from engine_stub import engine_of
 from safetensors.torch import load_file, save_file
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
-from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import EngineKnobs
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -77,7 +77,8 @@ def plan(wanted: dict[str, Any], world: World) -> Any:
     compute = wanted.get("compute", "float32")
     return SimpleNamespace(
         strategy=wanted["strategy"],
-        config=Config(),
+        strategy_options={},
+        knobs=EngineKnobs(),
         precision=SimpleNamespace(scaler=False, compute=compute, master="float32", reduce="float32"),
         num_nodes=1,
         mesh=mesh,

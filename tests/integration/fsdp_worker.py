@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import Checkpointer
-from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import EngineKnobs
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -55,7 +55,8 @@ def factory(dtype: str, recompute: bool = False, **config: Any) -> HFModelFactor
 def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
     wide = "float64" if dtype == "float64" else "float32"
     return SimpleNamespace(
-        config=Config(),
+        strategy_options={},
+        knobs=EngineKnobs(),
         precision=SimpleNamespace(scaler=dtype == "float16", compute=dtype, master=wide, reduce=wide),
         num_nodes=1,
         mesh=mesh,

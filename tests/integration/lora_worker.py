@@ -15,10 +15,10 @@ import torch
 from engine_stub import engine_of
 from tiny_parts import MemoryReader, TinyObjective, make_batch
 
-from paceline.config.schema import Config
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import EngineKnobs
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard
@@ -49,7 +49,8 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
     compute, master = cell.get("compute", "float32"), cell.get("master", "float32")
     plan: Any = SimpleNamespace(
         strategy=cell["strategy"],
-        config=Config(),
+        strategy_options={},
+        knobs=EngineKnobs(),
         precision=SimpleNamespace(scaler=False, compute=compute, master=master, reduce=master),
         num_nodes=1,
         mesh=mesh,

@@ -15,11 +15,11 @@ import torch
 from engine_stub import engine_of
 from lora_worker import LR, SOURCE, gathered, parameters
 
-from paceline.config.schema import Config
 from paceline.core.tables import ALGORITHMS
 from paceline.models.factory import HFModelFactory
 from paceline.plan.batch import split_batch
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import EngineKnobs
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.optimizer import OptimizerSpec
 from paceline.protocols.roles import Role
@@ -69,7 +69,8 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
     dtype = cell.get("dtype", "float32")
     plan: Any = SimpleNamespace(
         strategy=cell["strategy"],
-        config=Config(),
+        strategy_options={},
+        knobs=EngineKnobs(),
         precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
         num_nodes=1,
         mesh=mesh,

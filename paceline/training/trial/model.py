@@ -55,7 +55,7 @@ def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
         roots = [
             _build(config, plan, role, tokens)
             for role in algorithm_class(plan.algorithm).trains
-            if _is_here(plan, role)
+            if _is_here(config, plan, role)
         ]
         for root in roots:
             trained_parameters(root.plain_named_parameters())
@@ -133,9 +133,9 @@ def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> Any:
     return models.trained(role)(BuildOptions(device=torch.device("meta"), fused=False, engine_casts=True))
 
 
-def _is_here(plan: Plan, role: Role) -> bool:
+def _is_here(config: Config, plan: Plan, role: Role) -> bool:
     """Whether the model that is named for a role lies here; one on the hub is left to its download."""
-    named = algorithm_spec(plan.algorithm).model_named(plan.config.training, role.value)
+    named = algorithm_spec(plan.algorithm).model_named(config.training, role.value)
     return named is None or Path(named).expanduser().is_dir()
 
 

@@ -25,7 +25,6 @@ from paceline.config.schema import Config
 from paceline.core.rundir import RunDir
 from paceline.core.tables import ALGORITHMS
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.mesh import Mesh
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.protocols.roles import Role
@@ -294,7 +293,7 @@ def device(tree: Tree) -> Any:
 def options_of_own_strategy(tree: Tree) -> Any:
     from paceline.strategies.single import Single
 
-    return Single(WORLD, SimpleNamespace(config=Config.from_json(plain(tree)), mesh=Mesh())).options  # type: ignore[arg-type]
+    return Single(WORLD, plan_of(Config.from_json(plain(tree)))).options  # type: ignore[arg-type]
 
 
 def run_directory(tree: Tree) -> Any:

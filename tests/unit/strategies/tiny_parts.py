@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from paceline.config.schema import Config
+from paceline.config.sections.training import TrainingSection
 from paceline.plan.mesh import Mesh
+from paceline.plan.parts import EngineKnobs
 from paceline.plan.strategies.options import NO_OPTIONS
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import RootModule
@@ -124,8 +125,10 @@ def window(step: int, rank: int, world_size: int, rows_per_step: int = 16, accum
 
 def plan(scaler: bool = False, world_size: int = 1, accumulation: int = 2, **training: object) -> SimpleNamespace:
     """As much of a Plan as a strategy reads."""
+    section = TrainingSection.model_validate(training)
     return SimpleNamespace(
-        config=Config.model_validate({"training": training}),
+        strategy_options=section.strategy_options,
+        knobs=EngineKnobs.of(section),
         precision=SimpleNamespace(scaler=scaler),
         num_nodes=1,
         mesh=Mesh(dp_replicate=world_size),
