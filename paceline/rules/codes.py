@@ -49,7 +49,7 @@ STRATEGY_FP16_OFFLOAD = Code("strategy.fp16_offload", "A loss scale needs gradie
 STRATEGY_FP16_PIPELINE = Code("strategy.fp16_pipeline", "Pipeline schedules run backwards on their own, without a loss scale. bf16 needs none.")
 STRATEGY_PIPELINE_RECOMPUTE = Code("strategy.pipeline_recompute", "A schedule that splits the backward cannot be combined with computing activations again.")
 STRATEGY_PAIRS = Code("strategy.pairs", "Reward models, DPO and others score answers as wholes, each on one rank: no pipeline, no context parallelism, no nn.DataParallel; tensor parallelism under fsdp alone, and not for reward models.")
-STRATEGY_ROLLOUTS = Code("strategy.rollouts", "GRPO and PPO write answers token by token, for which every rank needs the whole model for a while: single, ddp, zero_redundancy, fsdp (with tensor parallelism) and ZeRO can give it.")
+STRATEGY_ROLLOUTS = Code("strategy.rollouts", "Algorithms that learn from the model's own answers write them token by token, for which every rank needs the whole model for a while: single, ddp, zero_redundancy, fsdp (with tensor parallelism) and ZeRO can give it.")
 STRATEGY_DATA_PARALLEL = Code("strategy.data_parallel", "nn.DataParallel works, and costs a copy of the model in every step.")
 
 BACK_FSDP_DS = Code("back.fsdp_ds", "FSDP and DeepSpeed both shard the model; one run uses one of them.")
@@ -74,8 +74,8 @@ PAR_CP_ATTENTION = Code("par.cp_attention", "Context parallel exchanges heads or
 
 ROLLOUT_NO_REWARDS = Code("rollout.no_rewards", "Algorithms that learn from the model's own answers need to be told which are good: `training.rollout.rewards`, built-in names or a function of your own.")
 ROLLOUT_LENGTH = Code("rollout.length", "`data.max_length` is prompt and answer together; `max_completion_length` has to leave room for a prompt.")
-ROLLOUT_ONE_ANSWER = Code("rollout.one_answer", "GRPO compares the answers to one prompt with each other. With one answer there is nothing to compare: every advantage is 0.")
-ROLLOUT_FILTER_GROUPS = Code("rollout.filter_groups", "filter_groups leaves out prompts whose answers score the same, because GRPO learns nothing of them. PPO values each answer by itself.")
+ROLLOUT_ONE_ANSWER = Code("rollout.one_answer", "GRPO, RLOO and REINFORCE++ with group_baseline compare the answers to one prompt with each other. With one answer there is nothing to compare: every advantage is 0.")
+ROLLOUT_FILTER_GROUPS = Code("rollout.filter_groups", "filter_groups leaves out prompts whose answers score the same, because nothing is learnt of them where answers to one prompt are compared. PPO, and REINFORCE++ without group_baseline, value each answer by itself.")
 ROLLOUT_MAX_REDRAWS = Code("rollout.max_redraws", "max_redraws says how often prompts whose answers score the same are replaced by others; without filter_groups they are kept and trained on.")
 ROLLOUT_GREEDY = Code("rollout.greedy", "At temperature 0 every answer to a prompt is the same one, and every advantage is 0.")
 ROLLOUT_CORRECTION = Code("rollout.correction", "rollout_correction compares the log-probabilities of sampling with those of training; old_logprobs: sampling says that they are the same.")
@@ -95,7 +95,7 @@ REWARDS_NO_CODE = Code("rewards.no_code", "`training.rollout.allow_unsandboxed_c
 
 PPO_KL_ESTIMATOR = Code("ppo.kl_estimator", "The gradient of k1 = log π - log π_ref is that of log π, whose mean under π is 0. In the loss k2 and k3 stand for the KL; in the reward each of the three does.")
 PPO_ADAPTIVE_KL = Code("ppo.adaptive_kl", "The adaptive controller multiplies kl_coef; one of 0 would stay 0.")
-PPO_NO_KL = Code("ppo.no_kl", "A reference is only asked for the KL; with kl_coef: 0 there is none.")
+PPO_NO_KL = Code("ppo.no_kl", "A reference is only asked for the KL; where its weight (kl_coef, beta) is 0 there is none.")
 
 STRATEGY_DIVERGENCE = Code("strategy.divergence", "Distillation compares distributions over the whole vocabulary, for which every rank has both heads whole: no tensor parallelism and no pipeline. Rows may be cut (context parallelism).")
 DPO_REFERENCE = Code("dpo.reference", "reference_free leaves the reference out, so that nothing can be asked of it or computed of it beforehand.")
@@ -127,7 +127,7 @@ RESUME_OVERWRITE = Code("resume.overwrite", "overwrite_output_dir and resume_fro
 DATA_MISSING = Code("data.missing", "data.train names what is trained on, and nothing is named or nothing lies there. Give the path of a file or folder, or a name on the hub (owner/name).")
 DATA_PREFETCH = Code("data.prefetch", "dataloader_prefetch_factor is for loading threads; dataloader_num_workers is 0.")
 DATA_MAX_POS = Code("data.max_pos", "Sequences are longer than the positions that the model knows.")
-DATA_PACKING_EVAL = Code("data.packing_eval", "Packed rows are for data sets; PPO and GRPO make their rows from rollouts. Preference pairs are packed with both halves in one row.")
+DATA_PACKING_EVAL = Code("data.packing_eval", "Packed rows are for data sets; algorithms that learn from the model's own answers make their rows from rollouts. Preference pairs are packed with both halves in one row.")
 DATA_VALIDATION_SPLIT = Code("data.validation_split", "validation_split is a share between 0 and 1, or a number of rows.")
 DATA_TWO_EVALS = Code("data.two_evals", "data.eval and data.validation_split both name evaluation data.")
 DATA_ONE_WEIGHT = Code("data.one_weight", "Weights mix several data sets; there is one.")

@@ -135,7 +135,7 @@ def kl_in_loss(c: Context) -> Iterator[Diagnostic]:
 
 
 def ppo(c: Context) -> Iterator[Diagnostic]:
-    """ppo.adaptive_kl, ppo.no_kl"""
+    """ppo.adaptive_kl"""
     own = c.own_options
     if not isinstance(own, PpoOptions):
         return
@@ -147,13 +147,23 @@ def ppo(c: Context) -> Iterator[Diagnostic]:
             "training.ppo.adap_kl_ctrl",
             hint="kl_coef: 0.05, or adap_kl_ctrl: false",
         )
-    if own.ref_model and not own.kl_coef:
+
+
+def no_kl(c: Context) -> Iterator[Diagnostic]:
+    """ppo.no_kl"""
+    spec, training = c.algorithm, c.config.training
+    if (
+        spec.on_policy
+        and spec.kl
+        and not spec.options_of(training)[spec.kl]
+        and spec.model_named(training, "reference")
+    ):
         yield c.problem(
             codes.PPO_NO_KL,
             "without a KL nothing is asked of the reference",
-            "training.ppo.ref_model",
-            "training.ppo.kl_coef",
-            hint="kl_coef: 0.05, or remove ref_model",
+            f"{spec.key}.{spec.named['reference']}",
+            f"{spec.key}.{spec.kl}",
+            hint=f"{spec.kl}: 0.05, or remove {spec.named['reference']}",
         )
 
 
@@ -277,6 +287,7 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
     reward_models,
     kl_in_loss,
     ppo,
+    no_kl,
     lengths,
     groups,
     old_logprobs,

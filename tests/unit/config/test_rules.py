@@ -201,6 +201,8 @@ CASES = [
     case("ppo.kl_estimator", _t(algorithm="ppo", ppo={"kl_in": "loss"}), _t(algorithm="ppo", ppo={"kl_in": "loss", "kl_estimator": "k3"})),
     case("ppo.kl_estimator", _t(algorithm="reinforce_plus_plus", reinforce_plus_plus={"kl_in": "loss"}), _t(algorithm="reinforce_plus_plus", reinforce_plus_plus={"kl_in": "loss", "beta": 0})),
     case("ppo.adaptive_kl", _t(algorithm="ppo", ppo={"kl_coef": 0, "adap_kl_ctrl": True}), _t(algorithm="ppo", ppo={"kl_coef": 0.1, "adap_kl_ctrl": True})),
+    case("ppo.no_kl", _t(algorithm="rloo", rloo={"beta": 0, "ref_model": "a/b"}), _t(algorithm="rloo", rloo={"ref_model": "a/b"})),
+    case("ppo.no_kl", _t(algorithm="grpo", grpo={"ref_model": "a/b"}), _t(algorithm="grpo", grpo={"beta": 0.04, "ref_model": "a/b"})),
     case("ppo.no_kl", _t(algorithm="ppo", ppo={"kl_coef": 0, "ref_model": "a/b"}), _t(algorithm="ppo", ppo={"ref_model": "a/b"})),
     case("train.algorithm_section", _t(algorithm="grpo", ppo={"lam": 0.9}), _t(algorithm="ppo", ppo={"lam": 0.9}), severity=WARNING),
     case("rollout.one_answer", _t(algorithm="grpo", rollout={"num_generations": 1}), _t(algorithm="grpo", rollout={"num_generations": 2}), severity=WARNING),
