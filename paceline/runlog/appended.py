@@ -1,4 +1,7 @@
-"""A file that only grows: each line is handed to the kernel at once, and what the kernel refuses is counted and told, never raised."""
+"""An append-only file: each line goes to the kernel at once.
+
+Write errors are counted and reported, not raised.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ OnRefusal = Callable[[Path, OSError], None]
 
 
 class Appended:
-    """One line a call, never half of one beside the next. Not thread-safe: who uses it holds a lock.
+    """Append whole lines; a failed write leaves no partial line. Not thread-safe: callers hold a lock.
 
-    ``on_refusal(path, error)`` hears of every line that was refused (FileNotFoundError: the file was deleted; it is made again where its
-    folder's folder is still there). ``lost`` lines so far. Raises OSError when it cannot be opened.
+    ``on_refusal(path, error)`` is called for every line that was refused (FileNotFoundError: the file was
+    deleted; it is created again if its folder's parent still exists). ``lost``: lines lost so far. Raises
+    OSError if it cannot be opened.
     """
 
     def __init__(self, path: Path, on_refusal: OnRefusal | None = None) -> None:
@@ -29,13 +33,16 @@ class Appended:
         return self._fd is not None
 
     def append(self, line: bytes, *, counts: bool = True) -> bool:
-        """Write ``line``, which ends in a newline; visible to readers when the call returns. False when it is lost."""
+        """Write ``line``, which ends in a newline, visible to readers on return; return False if it was lost.
+
+        ``counts`` False: a loss is not counted in ``lost``.
+        """
         if self._fd is None:
             return False
         try:
             if os.fstat(self._fd).st_nlink == 0:
                 self._begin_again()
-            self._write(b"\n" + line if self._torn else line)  # close a torn line first: only that one is lost
+            self._write(b"\n" + line if self._torn else line)  # end an incomplete line first
         except OSError as error:
             self.lost += counts
             self._refused(error)
@@ -43,14 +50,14 @@ class Appended:
         return True
 
     def close(self, *, durable: bool = False) -> None:
-        """Close the file; with ``durable`` it is on the disk before. Calling it twice is harmless."""
+        """Close the file, with ``durable`` after an fsync. Safe to call twice."""
         fd, self._fd = self._fd, None
         if fd is None:
             return
         try:
             if durable:
                 os.fsync(fd)
-        except OSError as error:  # told, and not raised: it must not hide the error that ended the run
+        except OSError as error:  # reported, not raised: it must not hide the error that ended the run
             self._refused(error)
         finally:
             os.close(fd)
@@ -63,12 +70,15 @@ class Appended:
                 total += os.write(self._fd, view[total:])
         except OSError:
             if total:
-                os.ftruncate(self._fd, before)  # no half a line for readers
+                os.ftruncate(self._fd, before)  # leave no partial line for readers
             raise
         self._torn = False
 
     def _begin_again(self) -> None:
-        """The file was deleted. What was in it is lost; what comes goes into a new one, unless the run's folder is gone too."""
+        """Continue in a new file after the old one was deleted, unless the run's folder is gone too.
+
+        The old content is lost.
+        """
         self._refused(FileNotFoundError(2, "deleted while it was written", str(self.path)))
         if not self.path.parent.parent.is_dir():
             return

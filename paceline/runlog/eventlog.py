@@ -1,4 +1,4 @@
-"""Writing and reading the event files: one JSON object a line, appended and handed to the kernel at once."""
+"""Write and read event files: one JSON object per line, appended and flushed to the kernel at once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.runlog import codes
 from paceline.runlog.appended import Appended, OnRefusal
 from paceline.runlog.events import Event, Notice, from_json, json_safe, to_json
 
-MAX_LINE_BYTES = 4 * 1024 * 1024  # a longer line is not ours
+MAX_LINE_BYTES = 4 * 1024 * 1024  # longer lines are skipped
 
 
 @dataclass(frozen=True)
 class Record:
-    """An event with the time it was written (unix seconds) and the rank that wrote it."""
+    """An event, the time it was written (unix seconds), and the rank that wrote it."""
 
     time: float
     rank: int
@@ -29,8 +29,11 @@ class Record:
 
 
 class EventLog:
-    """The event file of one rank. Thread-safe. A full disk does not end the run: ``on_refusal`` hears of it, and losses are told in the file when
-    writing works again."""
+    """The event file of one rank. Thread-safe.
+
+    A full disk does not end the run: ``on_refusal`` is called, and once writing works again, a notice in the
+    file gives the number of lost events.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class EventLog:
     ) -> None:
         self.path = path
         self.rank = rank
-        self.untold = 0  # lost events that the file does not speak of yet
+        self.untold = 0  # lost events that no notice in the file covers yet
         self._redact = redact
         self._clock = clock
         self._lock = threading.Lock()
@@ -51,11 +54,11 @@ class EventLog:
 
     @property
     def lost(self) -> int:
-        """Events that could not be written."""
+        """The number of events that could not be written."""
         return self._file.lost
 
     def write(self, event: Event) -> None:
-        """Append one event; visible to readers when the call returns. After ``close`` it does nothing."""
+        """Append one event, visible to readers on return. Does nothing after ``close``."""
         with self._lock:
             if not self._file.is_open:
                 return
@@ -65,7 +68,7 @@ class EventLog:
                 self.untold += 1
 
     def close(self) -> None:
-        """Make what was written durable and close the file. Calling it twice is harmless."""
+        """Fsync and close the file. Safe to call twice."""
         with self._lock:
             self._file.close(durable=True)
 
@@ -90,12 +93,15 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[Record]:
-    """All readable events of a file, oldest first; a torn or foreign line is left out. An absent file has no events."""
+    """Return all readable events of a file, oldest first; skip incomplete and foreign lines.
+
+    A missing file has no events.
+    """
     return EventTail(path).poll()
 
 
 class EventTail:
-    """Reads an event file in steps: each ``poll`` gives what was completed since the last one."""
+    """Read an event file incrementally: each ``poll`` returns the events completed since the last one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,12 +110,12 @@ class EventTail:
         self._inode: tuple[int, int] | None = None
 
     def poll(self) -> list[Record]:
-        """New events, oldest first; empty while the file does not exist."""
+        """Return new events, oldest first; none while the file does not exist."""
         try:
             with self.path.open("rb") as file:
                 info = os.fstat(file.fileno())
                 inode = (info.st_dev, info.st_ino)
-                if inode != self._inode or info.st_size < self._offset:  # another file, or cut: start over
+                if inode != self._inode or info.st_size < self._offset:  # replaced or truncated: start over
                     self._inode, self._offset, self._rest = inode, 0, b""
                 file.seek(self._offset)
                 block = file.read()
@@ -118,7 +124,7 @@ class EventTail:
             return []
         *lines, self._rest = (self._rest + block).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
-            self._rest = b"{"  # an endless line: its end will not parse either
+            self._rest = b"{"  # an overlong line: make sure that its end does not parse either
         return [record for record in map(_parse, lines) if record is not None]
 
 

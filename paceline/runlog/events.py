@@ -1,4 +1,4 @@
-"""The events of a run: frozen dataclasses, one JSON object each, readable by anything."""
+"""The events of a run: frozen dataclasses, each written as one JSON object."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run; ``kind`` names it in the file."""
+    """Something that happened in a run; ``kind`` is its name in the file."""
 
     kind: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """An attempt begins at ``start_step`` (0 when fresh); what an earlier attempt did at or after that step no longer counts."""
+    """An attempt begins at ``start_step`` (0 if fresh) and supersedes earlier attempts from that step on."""
 
     kind: ClassVar[str] = "run_started"
     plan_digest: str
@@ -29,15 +29,18 @@ class RunStarted(Event):
     resumed_from: str | None = None
     start_step: int = 0
     total_steps: int | None = None
-    description: str = ""  # one line for people: model, strategy, precision, ranks
+    description: str = ""  # one human-readable line: model, strategy, precision, ranks
 
 
 @dataclass(frozen=True)
 class Step(Event):
-    """One optimizer step. ``step`` counts finished steps (the first one is 1); losses are exact global means by term.
+    """One optimizer step. ``step`` counts finished steps (the first is 1).
 
-    ``memory_bytes`` is the peak of this rank; ``mfu`` a fraction of the data sheet's peak, or, for a device without one, ``of_product`` of a matrix
-    product that was timed at the start; ``skipped`` is ``no_labels``, ``overflow`` or None.
+    Losses are exact global means by term.
+
+    ``memory_bytes``: this rank's peak; ``mfu``: fraction of the data sheet's peak FLOP/s, or on a device
+    without one ``of_product``: fraction of the speed of a matrix product timed at the start; ``skipped``:
+    ``no_labels``, ``overflow`` or None.
     """
 
     kind: ClassVar[str] = "step"
@@ -61,9 +64,10 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class Eval(Event):
-    """An evaluation after ``step`` finished steps: ``eval_loss``, ``eval_token_accuracy``, ``eval_exact_match`` and so on.
+    """An evaluation after ``step`` finished steps: ``eval_loss``, ``eval_token_accuracy`` and so on.
 
-    ``bins``: a reward model's pairs by confidence, ``<bin>/share``, ``<bin>/confidence`` and ``<bin>/correct`` of every bin that has pairs.
+    ``bins``: a reward model's pairs by confidence: ``<bin>/share``, ``<bin>/confidence`` and
+    ``<bin>/correct`` of every bin that has pairs.
     """
 
     kind: ClassVar[str] = "eval"
@@ -76,7 +80,7 @@ class Eval(Event):
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """A checkpoint was published (durable)."""
+    """A checkpoint was published; it is durable."""
 
     kind: ClassVar[str] = "checkpoint"
     step: int
@@ -95,16 +99,16 @@ class Notice(Event):
 
 @dataclass(frozen=True)
 class Error(Event):
-    """The finding that ended the run; ``rank`` is where it began."""
+    """The error that ended the run; ``rank``: the rank where it began."""
 
     kind: ClassVar[str] = "error"
-    rank: int = field(metadata={"json": "failed_rank"})  # "rank" in the file is the writer's
+    rank: int = field(metadata={"json": "failed_rank"})  # "rank" in the file is the rank that wrote the event
     diagnostic: Diagnostic
 
 
 @dataclass(frozen=True)
 class Answers(Event):
-    """Held-out questions with the model's answers; rows are ``{prompt, answer, expected, correct}``."""
+    """The model's answers to held-out questions; rows are ``{prompt, answer, expected, correct}``."""
 
     kind: ClassVar[str] = "answers"
     step: int
@@ -113,7 +117,10 @@ class Answers(Event):
 
 @dataclass(frozen=True)
 class Samples(Event):
-    """Some answers that the model was trained on in ``step``; rows are ``{prompt, completion, answer, reward, reward/<function>, tokens, ended}``."""
+    """Some answers that the model was trained on in ``step``.
+
+    Rows are ``{prompt, completion, answer, reward, reward/<function>, tokens, ended}``.
+    """
 
     kind: ClassVar[str] = "samples"
     step: int
@@ -132,7 +139,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class Unknown(Event):
-    """An event that this version does not know, or cannot read; kept so that nothing disappears."""
+    """An event that this version does not know or cannot read; kept so that nothing disappears."""
 
     kind: ClassVar[str] = "unknown"
     name: str
@@ -145,7 +152,10 @@ KINDS: Mapping[str, type[Event]] = {
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as strict JSON types; NaN and infinities become ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
+    """Return the event as strict JSON types.
+
+    NaN and infinities become ``"NaN"``, ``"Infinity"``, ``"-Infinity"``.
+    """
     data: dict[str, Any] = {"kind": event.kind}
     for f in fields(event):
         value = getattr(event, f.name)
@@ -154,7 +164,10 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Event:
-    """The event behind a JSON object; ``Unknown`` when the kind is new or a field is missing. Extra fields are ignored."""
+    """Return the event of a JSON object; ``Unknown`` if the kind is new or a field is missing.
+
+    Extra fields are ignored.
+    """
     name = str(data.get("kind", ""))
     cls = KINDS.get(name)
     if cls is None:
@@ -173,7 +186,10 @@ def from_json(data: Mapping[str, Any]) -> Event:
 
 
 def json_safe(value: Any, clean: Callable[[str], str] | None = None) -> Any:
-    """``value`` with JSON types only (what is unknown becomes its ``str``); ``clean`` is applied to every string."""
+    """Return ``value`` as JSON types (other types become their ``str``).
+
+    ``clean`` is applied to every string.
+    """
     if isinstance(value, str):
         text = str(value)
         return clean(text) if clean else text
@@ -200,7 +216,10 @@ _HINTS = {kind: {name: str(hint) for name, hint in get_type_hints(cls).items()} 
 
 
 def _decode(hint: str, value: Any) -> Any:
-    """Undo ``to_json`` for one field: only fields typed as numbers take "NaN" and the like as numbers (a text may well be "NaN")."""
+    """Undo ``to_json`` for one field.
+
+    Only fields typed as float read "NaN" and the like as numbers (a text may well be "NaN").
+    """
     if "Diagnostic" in hint:
         return Diagnostic.from_json(value)
     if "float" in hint:

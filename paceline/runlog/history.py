@@ -1,4 +1,4 @@
-"""A run's events of all its attempts as one history: what a resumed run did again counts once."""
+"""The events of all attempts of a run as one history: steps repeated after a resume count once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MAX_RANKS = 100_000
 
 @dataclass
 class History:
-    """Rank 0's view in step order; ``seconds`` is the time of all attempts together, pauses between them left out; ``peak_memory`` is the worst rank's, step by step.
+    """Rank 0's events in step order.
 
-    ``restarts`` are the steps at which attempts after the first began.
+    ``seconds``: time of all attempts, without the pauses between them; ``peak_memory``: by step, the
+    maximum over ranks; ``restarts``: the steps at which attempts after the first began.
     """
 
     seconds: float = 0.0
@@ -33,19 +34,19 @@ class History:
 
     @property
     def last_step(self) -> int:
-        """The last finished step; 0 when there is none."""
+        """The last finished step; 0 if there is none."""
         return max(self.steps, default=0)
 
     @property
     def outcome(self) -> str:
-        """``completed``, ``stopped``, ``failed``…; ``running`` while no attempt has ended the last one."""
+        """``completed``, ``stopped``, ``failed`` …; ``running`` while the last attempt has not ended."""
         if self.finished is not None:
             return self.finished.outcome
         return "failed" if self.errors else "running"
 
 
 def load_history(run: RunDir) -> History:
-    """Read every rank's events of ``run``; an absent or empty run gives an empty history."""
+    """Read every rank's events of ``run``; a missing or empty run gives an empty history."""
     history = History()
     before: float | None = None
     for record in read_events(run.events(0)):
@@ -54,6 +55,7 @@ def load_history(run: RunDir) -> History:
         before = record.time
         _take(history, record)
     history.steps = dict(sorted(history.steps.items()))
+    # From every rank: peak memory, and errors that rank 0 did not write.
     for rank, records in _ranks(run).items():
         history.num_ranks = max(history.num_ranks, rank + 1)
         _take_other(history, rank, records)
@@ -79,7 +81,7 @@ def _take(history: History, record: Record) -> None:
 
 
 def _begin(history: History, event: RunStarted) -> None:
-    """A new attempt: what came after its first step belongs to a branch that was given up."""
+    """Start a new attempt; later steps of earlier attempts are dropped, as an abandoned branch."""
     if history.started is not None:
         history.restarts.append(event.start_step)
     history.started, history.finished = event, None
@@ -102,7 +104,7 @@ def _ranks(run: RunDir) -> Mapping[int, list[Record]]:
 
 
 def _take_other(history: History, rank: int, records: list[Record]) -> None:
-    """From every rank: memory, and the errors that rank 0 may not have lived to write."""
+    """Take from every rank its memory, and errors that rank 0 may not have lived to write."""
     known = {(e.rank, e.diagnostic.code, e.diagnostic.what) for e in history.errors}
     memory: dict[int, int] = {}
     errors: list[Error] = []

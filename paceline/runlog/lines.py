@@ -1,4 +1,4 @@
-"""Events as one line of text, the same words in the console and in the logs."""
+"""Events as one line of text, with the same wording on the console and in the logs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from paceline.runlog.events import (
     Step,
 )
 
-# Extras that are in events and trackers and not in words: of engines, and the fine print of rollouts
+# Extras that are in events and trackers but not in text lines: engine internals, details of rollouts
 _UNSAID = frozenset(
     {
         "loss_scale", "grad_norm", "time", "ratio", "clip_low", "clip_high", "sampling_gap", "completion_length_max", "completion_length_min",
         "left_out", "zero_spread",
     }
 )  # fmt: skip
-_SHOWN = 160  # characters of a text in a table of samples
+_SHOWN = 160  # maximum characters of a text in a table of samples
 
 
 def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | None = None) -> str:
-    """``step 120/2000  loss 1.2345  lr 4.9e-05  …``."""
+    """Return ``step 120/2000  loss 1.2345  lr 4.9e-05  …``."""
     parts = [
         f"step {event.step}" + (f"/{total_steps}" if total_steps else ""),
         f"loss {event.loss:.4f}",
@@ -53,7 +53,10 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
 
 
 def utilisation(event: Step) -> list[tuple[str, str]]:
-    """(name, value) of how much of the device a step used, or nothing; a share over 1 with its reason."""
+    """Return (name, value) of the device utilisation of a step, or nothing.
+
+    A share over 1 comes with its reason.
+    """
     if event.mfu is not None:
         over = " (over the data sheet's peak: the clock runs above its number, or the step does less than is counted)"
         return [("MFU", f"{event.mfu:.0%}{over if event.mfu > 1 else ''}")]
@@ -69,19 +72,19 @@ def _is_said(name: str) -> bool:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a part of a whole, from 0 to 1."""
+    """Whether a metric is a fraction from 0 to 1."""
     return any(word in name for word in ("accuracy", "accuracies", "exact_match", "calibration_error"))
 
 
 def metric_text(name: str, value: float) -> str:
-    """``eval_loss 1.2345``; accuracies, matches and calibration errors as percent."""
+    """Return ``eval_loss 1.2345``; accuracies, exact matches and calibration errors as percentages."""
     if is_share(name):
         return f"{name} {value:.1%}"
     return f"{name} {value:.4f}" if abs(value) < 1e4 else f"{name} {value:.4g}"
 
 
 def eval_line(event: Eval) -> str:
-    """``evaluation at step 100: eval_loss 1.2345  eval_token_accuracy 61.0%``."""
+    """Return ``evaluation at step 100: eval_loss 1.2345  eval_token_accuracy 61.0%``."""
     return f"evaluation at step {event.step}: " + "  ".join(metric_text(k, v) for k, v in event.metrics.items())
 
 
@@ -104,7 +107,7 @@ def _answers_line(event: Answers) -> str:
 
 
 def samples_lines(event: Samples) -> str:
-    """A few answers with their rewards: a table where the texts are short, else a block each."""
+    """Return a few answers with their rewards: a table if the texts are short, else one block per answer."""
     names = list(dict.fromkeys(k for row in event.rows for k in row if k.startswith("reward/")))
     names = names if len(names) > 1 else []  # one function's reward is the whole reward
     header = ["prompt", "completion", "expected", "reward", *(name.partition("/")[2] for name in names)]
@@ -129,7 +132,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def _score(value: Any) -> str:
-    """A reward; an answer that none judged was left out."""
+    """Format a reward; ``left out`` if no judge scored the answer."""
     return "left out" if value is None else f"{value:.3g}"
 
 
@@ -152,6 +155,6 @@ _RENDER: dict[type[Event], Callable[[Any], str]] = {
 
 
 def line_of(event: Event) -> str | None:
-    """The event in words; None for kinds without words."""
+    """Return the event as text; None for kinds without a text form."""
     render = _RENDER.get(type(event))
     return render(event) if render else None

@@ -1,4 +1,4 @@
-"""Everything one rank writes about its run, behind one object."""
+"""All logs that one rank writes about its run, behind one object."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.runlog.textlog import TextLog
 
 
 class RunLog:
-    """Events and text of one rank: ``events/``, ``logs/rank-XXXXX.log`` and, on rank 0, ``logs/training.log``.
+    """One rank's events and text: ``events/``, ``logs/rank-XXXXX.log`` and on rank 0 ``logs/training.log``.
 
-    ``redact`` takes out what must not appear in any file (``redact.Redactor``); ``least`` is the least severe line of text that is
-    written (``training.log_level``): events are written all the same. ``warn`` hears once of each way in which the system refuses to
-    write; with ``leads`` False not of those that meet every file of a disk, which the first rank of the node tells. Raises OSError when the
-    files cannot be opened.
+    ``redact`` removes secrets from every file (``redact.Redactor``); ``least``: the minimum level of text
+    lines (``training.log_level``), events are always written. ``warn`` is called once for each kind of write
+    error; with ``leads`` False not for errors of the whole disk, which the node's first rank reports. Raises
+    OSError if the files cannot be opened.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RunLog:
         self.training_text = TextLog(run.training_log, redact=redact, on_refusal=self._refused) if rank == 0 else None
 
     def lost(self) -> Diagnostic | None:
-        """What could not be written, for the end of the run; None where all was."""
+        """A diagnostic of what could not be written, for the end of the run; None if nothing was lost."""
         texts = self.rank_text.lost + (self.training_text.lost if self.training_text is not None else 0)
         if not self.events.lost and not texts:
             return None
@@ -72,7 +72,7 @@ class RunLog:
         self._warn(codes.RUNLOG_LOST(what, str(path), error.strerror or str(error), hint, Severity.WARNING))
 
     def write(self, event: Event, *, level: str = "") -> None:
-        """Record an event, and put it into words at ``level``, or at its own."""
+        """Record an event, and its text line at ``level`` (default: the event's own)."""
         self.events.write(event)
         level = level or level_of(event)
         line = line_of(event) if is_written(level, self._least) else None
@@ -80,7 +80,7 @@ class RunLog:
             self.say(line, level)
 
     def say(self, text: str, level: str = "info") -> None:
-        """A line for people only."""
+        """Write a line to the text logs only."""
         if not is_written(level, self._least):
             return
         self.rank_text.line(text, level)
@@ -88,7 +88,7 @@ class RunLog:
             self.training_text.line(text, level)
 
     def close(self) -> None:
-        """Flush and close all files; calling it twice is harmless."""
+        """Flush and close all files. Safe to call twice."""
         self.events.close()
         self.rank_text.close()
         if self.training_text is not None:
@@ -100,7 +100,7 @@ def _on_no_console(diagnostic: Diagnostic) -> None:
 
 
 def level_of(event: Event) -> str:
-    """How severe an event's line is."""
+    """Return the severity of an event's line."""
     if isinstance(event, Notice):
         return event.diagnostic.severity.value
     return "error" if isinstance(event, Error) else "info"

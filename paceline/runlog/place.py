@@ -1,4 +1,4 @@
-"""The run's folder while it runs: whether it is still the one that it was, and its last checkpoint still there."""
+"""Check during training that the run directory is unchanged and its newest checkpoint still exists."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from paceline.runlog import codes
 
 
 class Place:
-    """Knows the folder by device, inode and name from when it is made: some file systems of object stores give inodes anew, and then the name decides.
+    """Remember the folder by device, inode and name.
 
-    Raises OSError when there is none.
+    Some object-store file systems assign new inodes; then the name decides. Raises OSError if the folder does
+    not exist.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -25,16 +26,19 @@ class Place:
         self._checkpoint: Path | None = None
 
     def expects(self, checkpoint: str) -> None:
-        """The newest checkpoint, which nobody but a later one's publication removes."""
+        """Set the newest checkpoint, which only the publication of a later one may remove."""
         self._checkpoint = Path(checkpoint)
 
     def check(self) -> Diagnostic | None:
-        """A warning, once, where the newest checkpoint is gone. Raises PacelineError (``run.folder_gone``) when the folder is deleted, moved or another."""
+        """Return a warning, once, if the newest checkpoint is gone.
+
+        Raises PacelineError (``run.folder_gone``) if the folder was deleted, moved or replaced.
+        """
         try:
             there = _identity(self._root.stat())
         except (FileNotFoundError, NotADirectoryError):
             there = None
-        except OSError:  # a server that does not answer for a moment: what cannot be written says so itself
+        except OSError:  # a file server that is briefly unavailable: writes report their own errors
             return None
         if there is None or (there != self._is and (not self._name or _name(self._fd) != self._name)):
             raise PacelineError(self._gone(there is not None))
@@ -45,7 +49,7 @@ class Place:
         return None
 
     def close(self) -> None:
-        """Let go of the folder. Calling it twice is harmless."""
+        """Release the folder. Safe to call twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -67,7 +71,7 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
 
 
 def _name(fd: int) -> str:
-    """The path of an open folder as the kernel has it; empty where it does not tell."""
+    """Return the path of an open folder according to the kernel; empty if unknown."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -75,7 +79,7 @@ def _name(fd: int) -> str:
 
 
 def _now_at(fd: int) -> str:
-    """Where an open folder is now; empty where it is deleted, or the system does not tell."""
+    """Return the current path of an open folder; empty if it is deleted or unknown."""
     path = _name(fd)
     try:
         return path if path and _identity(os.stat(path)) == _identity(os.fstat(fd)) else ""

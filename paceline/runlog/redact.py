@@ -1,5 +1,8 @@
-"""What leaves the process as text: secrets blotted out, control characters made visible. Every way out goes through here: files of a run, the console,
-what other ranks and trackers are told (``launch/outlet.py`` puts it before standard output and standard error)."""
+"""Redact secrets and escape control characters in all text that leaves the process.
+
+Every output passes through here: files of a run, the console, messages to other ranks and to trackers
+(``launch/outlet.py`` applies it to standard output and standard error).
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.secret_values import MIN_LENGTH, secrets_in
 from paceline.core.secrets import SHAPED
 
-# Format characters that only join or part letters (Persian and Indic scripts, emoji of several parts); the other ones reorder or hide text
+# Format characters that only join or separate letters (Persian, Indic scripts, multi-part emoji); all others
+# reorder or hide text.
 _JOINERS = "\u200c\u200d"
 _BLOT = "***"
-# What stands beside a secret: the user of an address, a header, the word for a key of 40 hex digits (which elsewhere is a commit)
+# What precedes a secret: a URL's user info, a header, the name of a key of 40 hex digits (elsewhere a commit)
 _USER_INFO = re.compile(r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)")
 _HEADER = re.compile(
     r"(?i)((?:\bauthorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|token)\s+)?(?=\S{8})|\bbearer\s+(?=\S{16}))|(?:wandb|api[_-]?key)\W{0,10}(?=[0-9a-f]{40}\b))"
@@ -27,7 +31,7 @@ _HEADER = re.compile(
 
 
 class Redactor:
-    """Replaces secret values, also in URL-encoded, JSON and base64 form, and what has the shape of a token, by ``***``."""
+    """Replace secrets (also URL-encoded, as JSON or base64) and anything shaped like a token by ``***``."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         forms: set[str] = set()
@@ -49,16 +53,19 @@ class Redactor:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], *names: str) -> Redactor:
-        """For the secrets that an environment holds; the variables ``names`` hold some whatever they are called."""
+        """Build from the secrets in an environment.
+
+        The variables ``names`` hold secrets whatever they are called.
+        """
         return cls((*secrets_in(environ), *(environ.get(name, "") for name in names)))
 
     def __call__(self, text: str) -> str:
-        """``text`` without the secrets."""
+        """Return ``text`` without the secrets."""
         text = self._pattern.sub(_BLOT, text) if self._pattern else text
         return _HEADER.sub(rf"\1{_BLOT}", _USER_INFO.sub(_BLOT, SHAPED.sub(_BLOT, text)))
 
     def data(self, value: Any) -> Any:
-        """The same of every text in JSON types, keys among them."""
+        """Redact every text in a value of JSON types, keys included."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):
@@ -68,15 +75,17 @@ class Redactor:
         return value
 
     def diagnostic(self, finding: Diagnostic) -> Diagnostic:
-        """The same of a finding."""
+        """Redact every text of a diagnostic."""
         what, where, found, hint = map(self, (finding.what, finding.where, finding.found, finding.hint))
         evidence = self.data(finding.evidence)
         return dataclasses.replace(finding, what=what, where=where, found=found, hint=hint, evidence=evidence)
 
 
 def printable(text: str, *, keep_newlines: bool = False) -> str:
-    """``text`` with every character escaped that a terminal or an editor obeys instead of showing it: control characters, the escape of ANSI sequences,
-    those that reorder text (bidi overrides) or hide. A sample, a name or a message cannot act, and cannot forge a line.
+    """Escape every character that a terminal or an editor acts on instead of showing it.
+
+    These are control characters, the start of ANSI escape sequences, and characters that reorder (bidi
+    overrides) or hide text. So a sample, a name or a message cannot act on the terminal or forge a log line.
     """
     kept = "\t\n" if keep_newlines else "\t"
     if text.isascii() and text.isprintable():
@@ -85,12 +94,15 @@ def printable(text: str, *, keep_newlines: bool = False) -> str:
 
 
 def _is_harmless(char: str) -> bool:
-    """Spaces of other scripts and joiners of letters: not printable for Python, and nothing but text."""
+    """Whether a character is a non-ASCII space or a joiner: not printable for Python, but plain text."""
     return char in _JOINERS or unicodedata.category(char) == "Zs"
 
 
 def _escape(char: str) -> str:
-    """As a JSON string has it but for ``\\x1b`` and its like, which JSON never leaves bare: escaping JSON leaves it JSON."""
+    """Escape like a JSON string, except ``\\x1b`` and its like, which valid JSON never contains unescaped.
+
+    So escaping a line of JSON leaves it valid JSON.
+    """
     code = ord(char)
     if char in "\n\r":
         return "\\n" if char == "\n" else "\\r"

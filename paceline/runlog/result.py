@@ -1,4 +1,7 @@
-"""``result.json``: how the run ended, written once by rank 0 before anything is torn down (contract 10); by the launcher where rank 0 could not."""
+"""``result.json``: how the run ended, written once by rank 0 before teardown (contract 10).
+
+The launcher writes it if rank 0 could not.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def write_result(
     *,
     redact: Redactor,
 ) -> None:
-    """Durable when it returns: written beside, fsynced, renamed. ``outcome``: completed, early_stopped, stopped or failed."""
+    """Write ``result.json`` atomically; it is durable on return (temporary file, fsync, rename).
+
+    ``outcome``: completed, early_stopped, stopped or failed.
+    """
     found = [redact.diagnostic(d).to_json() for d in diagnostics]
     data = redact.data({"outcome": outcome, "exit_code": int(exit_code), **facts, "diagnostics": found})
     staged = run.result_json.with_suffix(".json.tmp")

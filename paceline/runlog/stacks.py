@@ -1,4 +1,7 @@
-"""The stack of each thread where native code crashes (SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL), and on request while a process hangs: kill -USR1 PID."""
+"""Dump all threads' stacks when native code crashes, and on request while a process hangs (kill -USR1 PID).
+
+Crashes: SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ ON_REQUEST = getattr(signal, "SIGUSR1", None)
 
 
 def stacks_to(file: int | Path) -> None:
-    """From now on they are written to ``file``: a descriptor, or a file that is appended to. Raises OSError.
+    """Write stacks to ``file`` from now on: a file descriptor, or a path that is appended to. Raises OSError.
 
-    A file is opened here and stays open until the process ends: a crash may come when everything else is closed.
+    A path is opened here and stays open until the process ends: a crash may come after everything else is
+    closed.
     """
     fd = file if isinstance(file, int) else os.open(file, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     faulthandler.enable(fd, all_threads=True)

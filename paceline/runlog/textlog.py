@@ -1,4 +1,4 @@
-"""Text logs for people: ``logs/training.log`` (rank 0) and one log a rank."""
+"""Text logs: ``logs/training.log`` (rank 0) and one log per rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from paceline.runlog.redact import printable
 
 
 class TextLog:
-    """Appends timestamped lines; secrets are blotted out, control characters neutralised. Thread-safe; never raises for a full disk: ``on_refusal`` hears of it."""
+    """Append timestamped lines, with secrets redacted and control characters escaped. Thread-safe.
+
+    Never raises for a full disk: ``on_refusal`` is called.
+    """
 
     def __init__(
         self,
@@ -30,11 +33,11 @@ class TextLog:
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written."""
+        """The number of lines that could not be written."""
         return self._file.lost
 
     def line(self, text: str, level: str = "info") -> None:
-        """Append ``text``; further lines of it are indented below the first, so that no content can pass for a log line."""
+        """Append ``text``; its further lines are indented, so that no content can pass for a log line."""
         now = self._clock()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
         first, *rest = printable(self._redact(text), keep_newlines=True).split("\n")
@@ -44,6 +47,6 @@ class TextLog:
             self._file.append(body.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Close the file; later lines are dropped. Calling it twice is harmless."""
+        """Close the file; later lines are dropped. Safe to call twice."""
         with self._lock:
             self._file.close()
