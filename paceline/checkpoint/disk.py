@@ -1,4 +1,4 @@
-"""Durable writing: fresh files only, hashed as they are written, on the disk when the call returns. No torch."""
+"""Durable writes: new files only, hashed while written, on disk on return. No torch."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _CODES = {
 
 
 def never(point: str) -> None:
-    """The crash hook of real runs: nothing happens."""
+    """The crash hook outside tests: do nothing."""
 
 
 @contextmanager
 def named_errors(where: Path, what: str = "the checkpoint cannot be written") -> Iterator[None]:
-    """Turn an OSError inside into a CheckpointError that says what the system refused."""
+    """Turn an OSError raised inside into a CheckpointError that names the reason."""
     try:
         yield
     except OSError as exc:
@@ -59,7 +59,7 @@ def named_errors(where: Path, what: str = "the checkpoint cannot be written") ->
 
 
 def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be written") -> CheckpointError:
-    """The named error for what the operating system refused."""
+    """Return the CheckpointError for an error of the operating system."""
     code, reason, hint = _CODES.get(exc.errno or 0, (codes.CHECKPOINT_IO, "", "look at the disk and its file system"))
     refused = refusal_of(exc, where)
     if refused is not None and refused.kind == "no_inodes":
@@ -70,7 +70,10 @@ def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be wr
 
 
 def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never) -> FileEntry:
-    """Create ``path`` (it must not exist, not even as a link), write the blocks, fsync, close. Raises OSError."""
+    """Create ``path`` (it must not exist, not even as a link), write the blocks, fsync, close.
+
+    Raises OSError.
+    """
     digest, size = hashlib.sha256(), 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -91,7 +94,7 @@ def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPo
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Fsync a folder, so that the names in it are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -100,7 +103,7 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str, crash: CrashPoint = never) -> None:
-    """Put a small text file in place atomically and durably."""
+    """Replace a small text file atomically and durably."""
     fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         write_fresh(fresh, [text.encode()])

@@ -1,4 +1,7 @@
-"""``python -m paceline.checkpoint.every_byte WHERE RUN ANSWER``: reads the checkpoint that a run goes on from; what is wrong with it as JSON. No torch."""
+"""Verify the checkpoint to resume from, and write its errors as JSON. No torch.
+
+``python -m paceline.checkpoint.every_byte WHERE RUN ANSWER``
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from paceline.launch.outlet import redacted
 @ended
 @redacted
 def main(where: str, run: str, answer: str) -> int:
-    """Before the ranks start, which each would read it before they could say so."""
+    """Verify the checkpoint before the ranks start, each of which would have to read it all first."""
     try:
         find_checkpoint(where, RunDir.at(run))
         found = []

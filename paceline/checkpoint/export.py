@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face folder: written tensor by tensor, checked by loading it, then put in place."""
+"""Export a checkpoint as a Hugging Face folder: written tensor by tensor, loaded back, then renamed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ from paceline.protocols.shard import BUFFER, PARAM
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written (``model``, ``adapter`` or ``merged model``) and that it was checked."""
+    """What was written (``kind``: ``model``, ``adapter`` or ``merged model``), and whether it was loaded
+    back.
+    """
 
     path: Path
     step: int
@@ -70,16 +72,22 @@ def export_hf(
     load_back: bool = True,
     merge: bool = False,
 ) -> ExportReport:
-    """Write the ``role``'s model as a folder that ``AutoModelForCausalLM.from_pretrained`` loads (a reward or value model: ``AutoModelForSequenceClassification``); memory stays at one tensor while writing.
+    """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
 
-    A checkpoint of an adapter becomes a folder that ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a whole model: the base
-    is loaded (or made) again, whole in memory, and must be the one that was trained on. Under 4-bit weights those weights count, unpacked.
-    Every number must be finite in ``dtype``, every tensor the architecture expects present and no other; ``load_back`` loads the folder
-    and compares it with the checkpoint. ``to`` appears whole or not at all. Raises ConfigError (destination, dtype), CheckpointError.
+    The class is ``AutoModelForCausalLM``, for a reward or value model ``AutoModelForSequenceClassification``.
+    While writing, at most one tensor is in memory. The checkpoint of an adapter becomes a folder that
+    ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model: the base is loaded (or
+    built) again, in memory as a whole, and must be the one that was trained on. After 4-bit training the base
+    is rounded to 4 bits and unpacked before the merge.
+
+    Every number must be finite in ``dtype``, and the tensors must be exactly those of the architecture;
+    ``load_back`` loads the folder and compares it with the checkpoint. ``to`` appears complete or not at all.
+    Raises ConfigError (destination, dtype) and CheckpointError.
     """
     if dtype not in DTYPES:
         raise ConfigError(codes.EXPORT_DTYPE("no such dtype for an export", "--dtype", dtype, ", ".join(DTYPES)))
     check_destination(to, overwrite)
+    # Choose the tensors to write: an adapter's, or a model's (a merged one, or one with a score head).
     with CheckpointReader(checkpoint) as reader, named_errors(to, what="the export cannot be written"):
         role = _role(reader, role)
         adapter = is_adapter(reader)
@@ -96,6 +104,7 @@ def export_hf(
             remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
             skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
             checked = load_back and not remote
+        # Write next to the destination, load back, then rename.
         to.parent.mkdir(parents=True, exist_ok=True)
         need_space(to.parent, sum(e.num_bytes for e in entries))
         with staged(to, overwrite) as stage:
@@ -118,7 +127,10 @@ def export_hf(
 
 
 def _role(reader: CheckpointReader, asked: str) -> str:
-    """The only role of a checkpoint without a policy (a reward model) is what is meant by the default."""
+    """Return ``asked``.
+
+    If it is the default and the checkpoint has one role only (a reward model), return that one.
+    """
     roles = reader.roles()
     return roles[0] if asked == Role.POLICY.value and asked not in roles and len(roles) == 1 else asked
 

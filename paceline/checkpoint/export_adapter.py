@@ -1,4 +1,4 @@
-"""A checkpoint that holds an adapter: as peft's folder, or merged into its base."""
+"""Export an adapter's checkpoint: as a peft folder, or merged into its base model."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ _OF_WHOLE_MODELS = ("config.json", "generation_config.json")
 
 
 def is_adapter(reader: CheckpointReader) -> bool:
-    """Whether the checkpoint holds an adapter and no whole model."""
+    """Whether the checkpoint holds an adapter, not a full model."""
     return ADAPTER_CONFIG in reader.side_files()
 
 
 def adapter_entries(reader: CheckpointReader, entries: list[Entry]) -> list[Entry]:
-    """The same tensors under the keys of peft's file; a tied weight that was trained stands under both its names, as peft wants it."""
+    """Rename the tensors to the keys of peft's file.
+
+    A tied weight that was trained is written under both its names, as peft expects.
+    """
     adapted = adapted_modules(e.name for e in entries)
     ties = _base(reader).get("ties") or {}
     named = entries + [replace(e, name=other) for e in entries for other, own in ties.items() if own == e.name]
@@ -43,14 +46,14 @@ def adapter_entries(reader: CheckpointReader, entries: list[Entry]) -> list[Entr
 
 
 def write_adapter_files(stage: Path, reader: CheckpointReader) -> None:
-    """``adapter_config.json`` and the tokenizer's files."""
+    """Write ``adapter_config.json`` and the tokenizer's files."""
     for name in reader.side_files():
         if name not in _OF_WHOLE_MODELS:
             write_fresh(stage / name, [reader.side_file(name)])
 
 
 def check_adapter(stage: Path, entries: list[Entry], where: Path) -> None:
-    """Read the folder as peft does, without a base, and compare every tensor. Raises CheckpointError."""
+    """Load the folder with peft, without a base, and compare every tensor. Raises CheckpointError."""
     from peft import PeftConfig
     from safetensors.torch import load_file
 
@@ -64,9 +67,10 @@ def check_adapter(stage: Path, entries: list[Entry], where: Path) -> None:
 
 
 def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any], dtype: torch.dtype) -> list[Entry]:
-    """The tensors of the whole model: the base loaded or made again, the adapter added to it.
+    """Return the tensors of the full model: load or build the base, and merge the adapter into it.
 
-    Raises CheckpointError ``export.base_model`` where the base is not the one that was trained on; ConfigError where it cannot be loaded.
+    Raises CheckpointError ``export.base_model`` if the base is not the one that was trained on, and
+    ConfigError if it cannot be loaded.
     """
     spec, base = reader.state.get("adapter"), _base(reader)
     if not isinstance(spec, dict):
@@ -76,7 +80,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
     wide = any(tensor.dtype == torch.float64 for tensor in trained.values())
     run = Config.from_json(reader.state["config"])
     build = HFModelFactory(
-        run.model.model_copy(update={"trust_remote_code": False}),  # a checkpoint may not say that code is run
+        run.model.model_copy(update={"trust_remote_code": False}),  # it must not enable remote code
         role=Role(role),
         vocab_size=int((config.get("text_config") or config)["vocab_size"]),
         seed=run.training.seed,

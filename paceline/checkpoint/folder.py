@@ -1,4 +1,4 @@
-"""A Hugging Face folder on its way: beside its place until it is whole, its names and its loading checked."""
+"""Write a Hugging Face folder: staged next to its destination until complete, then checked by loading."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from paceline.models.buffers import persistent_buffers
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_SHARD_BYTES = 5_000_000_000
-ADAPTER_CONFIG = "adapter_config.json"  # beside a whole model Transformers would look for an adapter's weights
-SCORES = "ForSequenceClassification"  # how the names of classes end that give a text one number
+ADAPTER_CONFIG = "adapter_config.json"  # next to a model Transformers would look for adapter weights
+SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
 
 
 def check_destination(to: Path, overwrite: bool) -> None:
-    """Raises ConfigError unless ``to`` is free, empty, or a folder that may be replaced."""
+    """Raise ConfigError unless ``to`` is free, empty, or a folder that may be replaced."""
     if to.is_dir() and not any(to.iterdir()):
         return
     if os.path.lexists(to) and not (overwrite and to.is_dir() and not to.is_symlink()):
@@ -41,7 +41,7 @@ def check_destination(to: Path, overwrite: bool) -> None:
 
 @contextmanager
 def staged(to: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder beside ``to`` that becomes ``to`` at the end, or vanishes."""
+    """Yield a folder next to ``to`` that is renamed to ``to`` at the end, or removed on an error."""
     stage = to.with_name(f".{to.name}.export-{os.urandom(4).hex()}")
     old = stage.with_name(f"{stage.name}-old")
     os.mkdir(stage)
@@ -60,7 +60,10 @@ def staged(to: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def finite(tensor: Tensor, dtype: torch.dtype, path: Path, name: str) -> Tensor:
-    """``tensor`` in ``dtype`` (other kinds of numbers stay). Raises CheckpointError when it holds, or becomes, what is no number."""
+    """Return ``tensor`` in ``dtype`` (integers unchanged).
+
+    Raises CheckpointError if a value is not finite.
+    """
     if not tensor.is_floating_point():
         return tensor
     cast = tensor.to(dtype)
@@ -85,7 +88,10 @@ def _not_finite(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> Ch
 
 
 def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
-    """``config.json`` as saved, without private keys and the attention's name (some have run code: CVE-2026-4372), with the dtype of this export."""
+    """Return the saved ``config.json`` with the export's dtype.
+
+    Private keys and the attention implementation are dropped: some have run code (CVE-2026-4372).
+    """
     if "config.json" not in reader.side_files():
         raise CheckpointError(codes.EXPORT_NO_CONFIG("the checkpoint holds no hf/config.json", str(reader.path)))
     raw = parse_object(
@@ -97,9 +103,10 @@ def config_of(reader: CheckpointReader, dtype: str) -> dict[str, Any]:
 
 
 def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:
-    """``config.json`` of the same trunk with one score in the vocabulary's place: a value model's, whose run saved its policy's.
+    """Return the ``config.json`` of the same trunk with a score head.
 
-    A padding token that also ends answers is left out, as for a reward model: the class reads the last token that is not padding.
+    For a value model, whose run saved its policy's config. A padding token that also ends answers is left
+    out, as for a reward model: the class reads the score at the last token that is not padding.
     """
     named = "generation_config.json"
     said = (
@@ -112,27 +119,27 @@ def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, An
 
 
 def is_known(config: Mapping[str, Any]) -> bool:
-    """Whether Transformers itself has a causal language model of this type: others need code of their own."""
+    """Whether Transformers has a causal language model of this type; others need remote code."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def _auto(config: Mapping[str, Any]) -> Any:
-    """The Hugging Face class that loads it: a reward model's config names a class for sequence classification."""
+    """Return the Auto class that loads this config; a reward model's names sequence classification."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     return AutoModelForSequenceClassification if gives_scores(config) else AutoModelForCausalLM
 
 
 def gives_scores(config: Mapping[str, Any]) -> bool:
-    """Whether a config names a class with one score in the vocabulary's place."""
+    """Whether a config names a class with a score head in place of the language-model head."""
     named = config.get("architectures")
     return isinstance(named, list) and any(str(name).endswith(SCORES) for name in named)
 
 
 def _skeleton(config: Mapping[str, Any]) -> Any:
-    """The architecture without memory."""
+    """Build the architecture on the meta device."""
     from transformers import AutoConfig
 
     plain = {k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")}
@@ -142,7 +149,7 @@ def _skeleton(config: Mapping[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a ``config.json`` as Transformers reads it: ``{"__float__": "Infinity"}`` is how it writes what JSON has no number for."""
+    """Decode a ``config.json`` value as Transformers does: ``{"__float__": "Infinity"}`` is a float."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
@@ -151,9 +158,9 @@ def _plain(value: Any) -> Any:
 
 
 def check_names(config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], where: Path) -> Any:
-    """Every tensor of the architecture is there in its shape (tied ones once) and nothing else. Also fills in ``architectures``.
+    """Check that the tensors are exactly those of the architecture, in their shapes (tied ones once).
 
-    The architecture itself, without memory.
+    Also sets ``architectures`` in ``config``. Returns the model on the meta device. Raises CheckpointError.
     """
     if not is_known(config):
         found = f"model_type: {config.get('model_type')!r}"
@@ -183,7 +190,7 @@ def _listed(wrong: Mapping[str, list[str]]) -> str:
 
 
 def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str, Any], remote: bool) -> None:
-    """``config.json``, the generation config and the tokenizer's files."""
+    """Write ``config.json``, the generation config and the tokenizer's files."""
     write_fresh(
         stage / "config.json", [json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"]
     )
@@ -197,7 +204,7 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
 
 
 def write_weights(stage: Path, entries: list[Entry], max_shard_bytes: int) -> None:
-    """``model.safetensors``, or shards of at most ``max_shard_bytes`` with the index that Hugging Face reads."""
+    """Write ``model.safetensors``, or shards of at most ``max_shard_bytes`` with the Hugging Face index."""
     shards: list[list[Entry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(e.num_bytes for e in shards[-1]) + entry.num_bytes > max_shard_bytes:
@@ -219,7 +226,7 @@ def write_weights(stage: Path, entries: list[Entry], max_shard_bytes: int) -> No
 
 
 def check_load(stage: Path, entries: list[Entry], where: Path) -> None:
-    """Load the folder as a user would, without running any code of its own, and compare every tensor with the checkpoint."""
+    """Load the folder as a user would, without remote code, and compare every tensor with the checkpoint."""
     model, info = _load_quietly(stage, _auto(json.loads((stage / "config.json").read_text("utf-8"))))
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
     wrong = {
@@ -232,7 +239,7 @@ def check_load(stage: Path, entries: list[Entry], where: Path) -> None:
 
 
 def _load_quietly(folder: Path, auto: Any) -> tuple[Any, Mapping[str, Any]]:
-    """``from_pretrained`` without its progress bar; the model and the loading info."""
+    """Call ``from_pretrained`` without its progress bar; return the model and the loading info."""
     from transformers.utils import logging
 
     said: Any = logging

@@ -1,7 +1,8 @@
-"""Tensors under the names and in the shapes that ``save_pretrained`` writes: those of the released models.
+"""Convert tensors to the names and shapes that ``save_pretrained`` writes: the layout of released models.
 
-Transformers 5 keeps the experts of a layer as one tensor and renames parts of some models as it loads them; it goes the way back as it saves. Other
-programs (vLLM, SGLang, older Transformers) read the released layout only.
+Transformers 5 stores the experts of a layer as one tensor and renames parts of some models when it loads
+them; it reverses that when it saves. Other programs (vLLM, SGLang, older Transformers) read the released
+layout only.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 def hub_entries(model: Any, entries: Sequence[Entry]) -> list[Entry]:
-    """``entries`` (a whole model's, as ``model``'s class names them) as ``save_pretrained`` would write them.
+    """Return a full model's ``entries``, named as in its class, as ``save_pretrained`` would write them.
 
-    ``model`` may lie on the meta device: only its class and config are read. A tensor is loaded when its turn comes; where one is made of several, or
-    several of one, those of one layer are in memory at a time.
+    ``model`` may be on the meta device: only its class and config are used. A tensor is loaded when it is
+    written; if one is made from several, or several from one, those of one layer are in memory at a time.
     """
     whole = _reverted(model, {e.name: _empty(e) for e in entries})
     by_name = {e.name: e for e in entries}
     if set(whole) == set(by_name) and all(whole[n].shape == torch.Size(by_name[n].shape) for n in whole):
         return list(entries)
+    # Convert in the smallest groups that give the right result: single tensors, layers, the whole model.
     for key in (_itself, _layer, lambda _: ""):
         try:
             made = _grouped(model, entries, key)
-        except (RuntimeError, ValueError, KeyError, IndexError):  # made of tensors that lie in several of these groups
+        except (RuntimeError, ValueError, KeyError, IndexError):  # needs tensors of several of these groups
             continue
         if {e.name: torch.Size(e.shape) for e in made} == {n: t.shape for n, t in whole.items()}:
             return made
@@ -49,7 +51,7 @@ def _layer(name: str) -> str:
 
 
 def _grouped(model: Any, entries: Sequence[Entry], key: Callable[[str], str]) -> list[Entry]:
-    """The entries made of each group of ``entries`` by itself."""
+    """Convert each group of ``entries`` by itself."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(key(entry.name), []).append(entry)
@@ -63,14 +65,14 @@ def _grouped(model: Any, entries: Sequence[Entry], key: Callable[[str], str]) ->
 
 @dataclass
 class _Group:
-    """Tensors that become others together; what they became is kept until each was asked for once."""
+    """Tensors that are converted together; each result is kept until it is taken once."""
 
     model: Any
     entries: list[Entry]
     ready: dict[str, Tensor] = field(default_factory=dict)
 
     def loader(self, name: str) -> Callable[[], Tensor]:
-        """A function that gives the finished tensor ``name``."""
+        """Return a function that returns the converted tensor ``name``."""
 
         def load() -> Tensor:
             if name not in self.ready:

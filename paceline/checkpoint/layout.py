@@ -1,4 +1,4 @@
-"""Names inside the ``checkpoints`` folder of a run, and how to list what is there. No torch."""
+"""Names inside a run's ``checkpoints`` folder, and how to list them. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ MAX_HINT_BYTES = 64
 
 @dataclass(frozen=True)
 class Found:
-    """A folder that is or was meant to be a checkpoint; ``problem`` says why it cannot be used (sizes looked at, not yet hashes)."""
+    """A folder that is or was meant to be a checkpoint.
+
+    ``problem``: why it cannot be used (sizes are checked, hashes are not).
+    """
 
     path: Path
     name: str
@@ -33,7 +36,7 @@ class Found:
 
     @property
     def age_key(self) -> tuple[int, int]:
-        """Sorts by publication; folders without a manifest first, by step."""
+        """Sort key by publication; folders without a manifest come first, by step."""
         return (self.manifest.sequence, self.manifest.step) if self.manifest else (-1, self.step)
 
 
@@ -58,7 +61,10 @@ def is_step_name(name: str) -> bool:
 
 
 def scan(folder: Path) -> list[Found]:
-    """Every published checkpoint in ``folder``, oldest first, links to such (on another disk) among them. Of a step that was being replaced, the old one counts if the new one is not there."""
+    """Return every published checkpoint in ``folder``, oldest first, including links to some on another disk.
+
+    If a step was being replaced, the old folder counts while the new one is not complete.
+    """
     names = _names(folder)
     found = [_look(folder / name, name) for name in (*names, *_links(folder)) if is_step_name(name)]
     whole = {f.name for f in found if f.problem is None}
@@ -70,7 +76,7 @@ def scan(folder: Path) -> list[Found]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Staging and trash folders of saves that did not end, and replaced checkpoints whose successor is complete."""
+    """Return folders of interrupted saves, and replaced checkpoints whose successor is complete."""
     names = _names(folder)
     kept = {f.path.name for f in scan(folder)}
     return [
@@ -79,12 +85,12 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def leftover_hints(folder: Path) -> list[Path]:
-    """Hint files that never took their place."""
+    """Return temporary hint files that were never renamed."""
     return sorted(path for path in folder.glob(".*") if _HINT_LEFT.fullmatch(path.name))
 
 
 def read_hint(path: Path) -> str | None:
-    """The step name in ``latest`` or ``best``; None when there is none or it says anything else than a step name."""
+    """Return the step name in ``latest`` or ``best``; None if missing or not a step name."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -28,7 +28,7 @@ _ABOUT = {
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export as asked; the exit code (``core.errors.ExitCode``)."""
+    """Export a checkpoint; return the exit code (``core.errors.ExitCode``)."""
     args = _parser().parse_args(argv)
     notes: list[Diagnostic] = []
     try:
@@ -57,8 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
-    """The checkpoint meant by ``which`` in ``run``, verified. ``result`` is the one that result.json names (the best, where the run kept
-    it), else the latest. ``run`` may itself be a checkpoint. Raises CheckpointError, ConfigError.
+    """Return the verified checkpoint that ``which`` means in ``run``; ``run`` may itself be a checkpoint.
+
+    ``result``: the one named by result.json (the best, if the run kept it), else the latest. Raises
+    CheckpointError and ConfigError.
     """
     at = RunDir.at(run)
     if not at.checkpoints.is_dir():

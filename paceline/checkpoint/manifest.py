@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint consists of, with size and sha256 of every file. No torch."""
+"""The manifest: the files of a checkpoint, with size and sha256 of each. No torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib",
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# What opening a file fails with although the file may be whole.
+# Errors on opening a file that do not mean that the file is damaged.
 _OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EINTR, errno.ETIMEDOUT})  # fmt: skip
 _BLOCK = 8 * 1024 * 1024
 _AT_ONCE = 8  # files hashed at a time
@@ -47,7 +47,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``sequence`` grows with every checkpoint published in a run: the newest is the one with the largest, whatever its step."""
+    """``sequence`` grows with every checkpoint published in a run; the largest is the newest at any step."""
 
     step: int
     sequence: int
@@ -81,18 +81,18 @@ class Manifest:
 
 
 def digest_of(said: Mapping[str, Any]) -> str:
-    """sha256 of what a manifest says: the one file of a checkpoint that no other vouches for."""
+    """Return the sha256 of the manifest's content: no other file vouches for the manifest itself."""
     return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether ``name`` is a plain file name, or ``hf/`` and one: no separators, no dots in front, nothing that leaves the folder."""
+    """Whether ``name`` is a plain file name, or one under ``hf/``, without a leading dot."""
     folder, _, base = name.rpartition("/")
     return folder in ("", HF_FOLDER) and _NAME.fullmatch(base) is not None
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint folder. Raises CheckpointError ``checkpoint.incomplete`` when there is none."""
+    """Read a checkpoint's manifest. Raises CheckpointError ``checkpoint.incomplete`` if it is missing."""
     path = checkpoint / MANIFEST
     try:
         with open_regular(path) as file:
@@ -106,7 +106,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
-    """The quick look: every file is there, plain, and of the right size, and no pickle lies beside them. Raises CheckpointError."""
+    """Quick check: every file is regular and of the right size, and there are no pickles.
+
+    Raises CheckpointError.
+    """
     for name, entry in manifest.files.items():
         try:
             info = os.lstat(checkpoint / name)
@@ -123,7 +126,12 @@ def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
 
 
 def verify(checkpoint: Path, manifest: Manifest, *, tensors: bool = True) -> None:
-    """Sizes, then sha256 of each file, several at a time; of the small ones alone unless ``tensors``. Raises CheckpointError naming the first that differs."""
+    """Check sizes, then the sha256 of each file, several at a time.
+
+    Without ``tensors`` skip the safetensors files.
+
+    Raises CheckpointError naming the first file that differs.
+    """
     check_sizes(checkpoint, manifest)
 
     def compare(name: str) -> None:
@@ -131,13 +139,13 @@ def verify(checkpoint: Path, manifest: Manifest, *, tensors: bool = True) -> Non
             verify_open(file, manifest.files[name], checkpoint, name)
 
     names = [name for name in manifest.files if tensors or not name.endswith(".safetensors")]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # hashlib lets go of the lock
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # hashlib releases the GIL
         for _ in pool.map(compare, names):
             pass
 
 
 def verify_open(file: BinaryIO, entry: FileEntry, checkpoint: Path, name: str) -> None:
-    """Check the sha256 of an open file and rewind it, so that what was verified is what is read."""
+    """Check the sha256 of an open file and rewind it, so that the bytes read later are the verified ones."""
     digest, size = hashlib.sha256(), 0
     file.seek(0)
     while block := file.read(_BLOCK):
@@ -149,7 +157,10 @@ def verify_open(file: BinaryIO, entry: FileEntry, checkpoint: Path, name: str) -
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading without following a link at its end. Raises CheckpointError for links, devices, pipes."""
+    """Open a regular file for reading without following a final symlink.
+
+    Raises CheckpointError for links, devices and pipes.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -165,7 +176,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def incomplete(checkpoint: Path, found: str) -> CheckpointError:
-    """The error for a checkpoint that was not finished."""
+    """Return the error for an unfinished checkpoint."""
     return CheckpointError(
         codes.CHECKPOINT_INCOMPLETE(
             "the checkpoint is incomplete",
@@ -177,7 +188,7 @@ def incomplete(checkpoint: Path, found: str) -> CheckpointError:
 
 
 def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
-    """The error for a file that is not what the manifest says."""
+    """Return the error for a file that differs from the manifest."""
     return CheckpointError(
         codes.CHECKPOINT_DAMAGED(
             f"'{name}' is not the file that was published",
@@ -190,7 +201,7 @@ def damaged(checkpoint: Path, name: str, found: str) -> CheckpointError:
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """The error for a file that may be as it should: this machine, or this user, cannot open it."""
+    """Return the error for a file that may be intact but cannot be opened on this machine or by this user."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     hint = {
         errno.EMFILE: f"ulimit -n {max(65_536, 4 * limit)} before the start (the limit here is {limit} open files)",
@@ -203,7 +214,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def foreign_file(path: Path) -> CheckpointError:
-    """The error for a file of a kind that can carry code."""
+    """Return the error for a file type that can carry code."""
     return CheckpointError(
         codes.CHECKPOINT_FOREIGN_FILE(
             f"'{path.name}' has a suffix of pickle files, which can run code; Paceline writes only safetensors and JSON",
@@ -228,7 +239,7 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
     )
     known = {"format", "version", "step", "sequence", "world_size", "created", "paceline_version", "files"}
     data = dict(data)
-    digest = data.pop("digest", None)  # checkpoints of before have none
+    digest = data.pop("digest", None)  # older checkpoints have none
     need(set(data) == known, f"keys {sorted(set(data) ^ known)[:5]} are missing or unknown")
     need(digest is None or digest == digest_of(data), "it is not what was written: its digest differs")
     for key, least in (("step", 0), ("sequence", 0), ("world_size", 1)):

@@ -1,4 +1,4 @@
-"""Names of tensors inside shard files: ``role|kind|plain name``, and where a block lies in the whole tensor."""
+"""Names of tensors in shard files, ``role|kind|plain name``, and the offsets of blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAFE = "._-+ /:@[](),="  # everything else is percent-encoded, '|' and '%' incl
 
 @dataclass(frozen=True)
 class TensorName:
-    """The address of a tensor: ``kind`` is ``param``, ``buffer`` or an optimizer state's name."""
+    """The key of a tensor: ``kind`` is ``param``, ``buffer`` or the name of an optimizer state."""
 
     role: str
     kind: str
@@ -23,7 +23,7 @@ class TensorName:
 
     @staticmethod
     def decode(text: str) -> TensorName:
-        """Raises ValueError for a name that ``encode`` does not give."""
+        """Parse an encoded name. Raises ValueError for a text that ``encode`` does not produce."""
         parts = text.split("|")
         if len(parts) != 3:
             raise ValueError(f"{text!r} is not role|kind|name")
@@ -34,14 +34,17 @@ class TensorName:
 
 
 def encode_place(global_shape: tuple[int, ...], offsets: tuple[int, ...]) -> str:
-    """The metadata value of a block that is not the whole tensor."""
+    """Return the metadata value of a block that is not the full tensor."""
     return json.dumps({"global_shape": global_shape, "offsets": offsets}, separators=(",", ":"))
 
 
 def decode_place(
     encoded: str, metadata: Mapping[str, str], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(global shape, offsets) of a block of ``shape``; a block without a place is the whole tensor. Raises ValueError when it does not fit."""
+    """Return (global shape, offsets) of a block of ``shape``; without metadata it is the full tensor.
+
+    Raises ValueError if the block does not fit.
+    """
     text = metadata.get(encoded)
     if text is None:
         return shape, (0,) * len(shape)

@@ -1,4 +1,4 @@
-"""Reading a checkpoint back: hashes first, then headers, then the blocks asked for."""
+"""Read a checkpoint: verify hashes, then parse headers, then read the requested blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paceline.checkpoint.tensorfile import Slot, read_header, read_rows
 from paceline.checkpoint.ties import MAX_STATE_BYTES, check_name, check_state
 from paceline.core.errors import CheckpointError
 
-KEPT_FREE = 512  # open files beside a checkpoint's: sockets, logs, data
+KEPT_FREE = 512  # open files besides a checkpoint's: sockets, logs, data
 MAX_SIDE_FILE_BYTES = 1024 * 1024 * 1024
 
 
@@ -45,7 +45,10 @@ class _Block:
 
 
 def room_for(files: int) -> None:
-    """Lift the soft limit of open files, where it would not do for so many and the hard limit allows more. A checkpoint of 1,000 ranks has as many files."""
+    """Raise the soft limit of open files if it is too low for ``files`` and the hard limit allows it.
+
+    A checkpoint of 1,000 ranks has as many files.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = files + KEPT_FREE
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
@@ -54,9 +57,9 @@ def room_for(files: int) -> None:
 
 
 class CheckpointReader:
-    """A published checkpoint, open. Implements ``protocols.shard.ShardReader``; close it, or use it in a ``with``.
+    """An open published checkpoint. Implements ``protocols.shard.ShardReader``; a context manager.
 
-    Every file is opened once, its sha256 compared, and read through the same descriptor afterwards.
+    Every file is opened once, its sha256 is verified, and it is read through the same descriptor afterwards.
     """
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
@@ -81,11 +84,11 @@ class CheckpointReader:
 
     @property
     def step(self) -> int:
-        """Finished optimizer steps."""
+        """The number of finished optimizer steps."""
         return self.manifest.step
 
     def names(self) -> Iterator[TensorName]:
-        """Every tensor, sorted."""
+        """Iterate over all tensors, sorted."""
         return iter(sorted(self._blocks, key=lambda n: (n.role, n.name, n.kind)))
 
     def roles(self) -> tuple[str, ...]:
@@ -95,27 +98,31 @@ class CheckpointReader:
         return TensorName(role, kind, name) in self._blocks
 
     def kinds(self, role: str, name: str) -> tuple[str, ...]:
-        """Kinds stored for a parameter: ``param`` and its optimizer states."""
+        """Return the kinds stored for a parameter: ``param`` and its optimizer states."""
         return tuple(sorted(n.kind for n in self._blocks if n.role == role and n.name == name))
 
     def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
+        """Return the shape of the full tensor."""
         return self._of(role, name, kind)[0].global_shape
 
     def dtype(self, role: str, name: str, kind: str) -> torch.dtype:
         return self._of(role, name, kind)[0].slot.dtype
 
     def read(self, role: str, name: str, kind: str) -> Tensor:
-        """The whole tensor on the CPU. Raises CheckpointError when it, or a part of it, is not stored."""
+        """Return the full tensor on the CPU. Raises CheckpointError if any part of it is not stored."""
         shape = self.shape(role, name, kind)
         return self.read_block(role, name, kind, (0,) * len(shape), shape)
 
     def read_block(self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        """The block of ``shape`` at ``offsets`` on the CPU, put together from whatever blocks were saved; only their rows in question are read."""
+        """Return the block of ``shape`` at ``offsets`` on the CPU, assembled from the saved blocks.
+
+        Only overlapping rows are read. Raises CheckpointError if a part of it is not stored.
+        """
         blocks = self._of(role, name, kind)
         for block in blocks:
             if block.offsets == offsets and block.slot.shape == shape:
                 return read_rows(block.file, block.slot, 0, shape[0] if shape else 1)
+        # `covered` marks the elements found: several blocks, or a part of one, may leave gaps.
         result = torch.empty(shape, dtype=blocks[0].slot.dtype)
         covered = (
             torch.zeros(shape, dtype=torch.bool)
@@ -123,6 +130,7 @@ class CheckpointReader:
             else None
         )
         for block in blocks:
+            # The overlap of the saved block with the requested one; read its rows, then copy the columns.
             low = [max(a, b) for a, b in zip(offsets, block.offsets, strict=True)]
             high = [
                 min(a + n, b + m) for a, n, b, m in zip(offsets, shape, block.offsets, block.slot.shape, strict=True)
@@ -148,17 +156,17 @@ class CheckpointReader:
         return result
 
     def side_files(self) -> tuple[str, ...]:
-        """Names of the Hugging Face side files (``config.json``, tokenizer files)."""
+        """Return the names of the Hugging Face side files (``config.json``, tokenizer files)."""
         return tuple(n.removeprefix(f"{HF_FOLDER}/") for n in self.manifest.files if n.startswith(f"{HF_FOLDER}/"))
 
     def side_file(self, name: str) -> bytes:
-        """The content of a Hugging Face side file, as verified. Raises KeyError."""
+        """Return the verified content of a Hugging Face side file. Raises KeyError."""
         file = self._side[f"{HF_FOLDER}/{name}"]
         file.seek(0)
         return file.read(MAX_SIDE_FILE_BYTES)
 
     def close(self) -> None:
-        """Close all files; calling it twice is harmless."""
+        """Close all files. Safe to call twice."""
         self._files.close()
 
     def __enter__(self) -> CheckpointReader:

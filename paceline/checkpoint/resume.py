@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from, and whether it belongs to this run."""
+"""Choose the checkpoint to resume from, and check that it belongs to this run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ AUTO = "auto"
 def find_checkpoint(
     where: str, run: RunDir, notes: list[Diagnostic] | None = None, *, hashes: bool = True
 ) -> Path | None:
-    """The checkpoint that ``resume_from_checkpoint: where`` means; every byte of it was verified (``hashes`` False: of the tensors sizes alone, for a look before).
+    """Return the checkpoint that ``resume_from_checkpoint: where`` means, with every byte verified.
 
-    ``latest`` and ``auto`` take the newest complete one of ``run`` (``auto`` gives None when the run has none at all); a path may be a
-    run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``), or one checkpoint (taken or refused).
-    What was passed over is appended to ``notes``. Raises CheckpointError; never deletes anything.
+    ``hashes`` False: of the tensors only the sizes are checked, for a quick look. ``latest`` and ``auto``
+    take the newest complete one of ``run`` (``auto`` returns None if the run has none at all); a path may be
+    a run directory, its ``checkpoints`` folder or ``checkpoints/latest`` (these fall back like ``latest``),
+    or one checkpoint (used or refused). Skipped checkpoints are reported in ``notes``. Raises
+    CheckpointError; never deletes anything.
     """
     notes = notes if notes is not None else []
     if where in (LATEST, AUTO):
@@ -49,24 +51,28 @@ def find_checkpoint(
 
 
 def at_its_key(error: PacelineError) -> list[Diagnostic]:
-    """What is wrong with a checkpoint at the key that names it, its folder in what was found."""
+    """Return the errors of a checkpoint at the config key that names it, with its folder in ``found``."""
     key = "training.resume_from_checkpoint"
     found = [(d, d.where if d.where != key else "") for d in error.diagnostics]
     return [replace(d, where=key, found=": ".join(filter(None, (folder, d.found)))) for d, folder in found]
 
 
 def open_checkpoint(path: Path, *, verify: bool = True) -> CheckpointReader:
-    """Open a checkpoint for reading; ``verify=False`` only where another rank has just verified the same files. Raises CheckpointError."""
+    """Open a checkpoint for reading. Raises CheckpointError.
+
+    ``verify=False`` only if another rank has just verified the same files.
+    """
     from paceline.checkpoint.reader import CheckpointReader  # needs torch; finding one does not
 
     return CheckpointReader(path, verify=verify)
 
 
 def same_run(state: Mapping[str, Any], now: Mapping[str, Any], *, override: Collection[str] = ()) -> None:
-    """Refuse to resume another run's checkpoint: raises CheckpointError with every field that differs, old and new value.
+    """Raise CheckpointError with every field in which the checkpoint's run differs from this one.
 
-    ``state`` is the checkpoint's, ``now`` what this run would save: ``config_digest``, ``data_fingerprint``, ``seed``, ``global_batch``,
-    ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World size and strategy may change. ``override`` names fields let through.
+    ``state``: the checkpoint's; ``now``: what this run would save: ``config_digest``, ``data_fingerprint``,
+    ``seed``, ``global_batch``, ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World
+    size and strategy may change. ``override``: fields that may differ.
     """
     found = [
         codes.CHECKPOINT_OTHER_RUN(
@@ -104,7 +110,10 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
 
 
 def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes: bool) -> Path | None:
-    """The newest one that verifies. Refuses when there are some but none is complete (rule resume.only_incomplete)."""
+    """Return the newest checkpoint that verifies.
+
+    Refuse if some exist but none is complete (resume.only_incomplete).
+    """
     found = scan(folder)
     hint = read_hint(folder / LATEST)
     problems: list[tuple[Found, CheckpointError]] = []
@@ -134,7 +143,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
 
 
 def _exactly(path: Path, hashes: bool) -> Path:
-    """A checkpoint named by the user: this one or none."""
+    """Verify a checkpoint named by the user: this one or none."""
     if not path.is_dir():
         raise CheckpointError(_no_such(path))
     manifest = read_manifest(path)

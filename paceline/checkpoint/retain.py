@@ -1,4 +1,4 @@
-"""Which checkpoints go, and how: out of sight by one rename first, so that nobody ever meets half a checkpoint. No torch."""
+"""Remove old checkpoints: each is renamed first, so that a reader never sees a partial one. No torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from paceline.checkpoint.layout import scan, trash_name
 
 
 def prune(folder: Path, keep: int | None, kept: Collection[str], crash: CrashPoint = never) -> list[str]:
-    """Remove complete checkpoints beyond the newest ``keep``, sparing the names in ``kept``; the removed names.
+    """Remove complete checkpoints beyond the newest ``keep``, except the names in ``kept``.
 
-    Incomplete ones are neither counted nor removed: they are evidence. Links stay: what they lead to was put there by somebody. Raises OSError.
+    Return removed names.
+
+    Incomplete ones are neither counted nor removed, as evidence; nor are links, since their target belongs to
+    someone else. Raises OSError.
     """
     if keep is None:
         return []
@@ -29,7 +32,10 @@ def prune(folder: Path, keep: int | None, kept: Collection[str], crash: CrashPoi
 
 
 def discard(path: Path) -> None:
-    """Remove a folder that was never a checkpoint or is none any more; what cannot be removed now is found again at the next save."""
+    """Remove a folder that is not a checkpoint (any more).
+
+    What cannot be removed is retried at the next save.
+    """
     if path.is_symlink():
         path.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

@@ -35,7 +35,7 @@ from paceline.protocols.shard import Shard
 
 
 class Ranks(Protocol):
-    """What a save needs of the world."""
+    """The part of ``World`` that a save needs."""
 
     @property
     def rank(self) -> int: ...
@@ -48,7 +48,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Saved:
-    """What the last save cost: wall seconds on this rank, bytes of all ranks' files."""
+    """The cost of the last save: wall seconds on this rank, bytes of all ranks' files."""
 
     seconds: float
     num_bytes: int
@@ -56,7 +56,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Where one save is being staged, the same on every rank."""
+    """The staging folder of one save, the same on every rank."""
 
     step: int
     nonce: str
@@ -65,9 +65,9 @@ class _Stage:
 
 
 class Checkpointer:
-    """Saves checkpoints of one run and keeps the newest ``keep`` (None: all) plus the protected one.
+    """Save checkpoints of one run; keep the newest ``keep`` (None: all) and the protected one.
 
-    ``crash`` is called with the name of each point where a kill can fall; tests raise there.
+    ``crash`` is called with the name of each point where a kill can happen; tests raise there.
     """
 
     def __init__(self, run: RunDir, world: Ranks, keep: int | None = None, *, crash: CrashPoint = never) -> None:
@@ -83,10 +83,12 @@ class Checkpointer:
         self.last: Saved | None = None
 
     def save(self, step: int, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]) -> Path:
-        """Publish a checkpoint of ``step`` finished steps. Collective: every rank gives its own shards (none is fine); rank 0's state and files count.
+        """Publish a checkpoint after ``step`` finished steps. Collective.
 
-        When it returns, the checkpoint is complete and durable. Raises the same CheckpointError on every rank when any rank fails
-        (the first failing rank's finding); staged files are removed then, and published checkpoints stay as they were.
+        Every rank passes its own shards (possibly none); ``state`` and ``files`` are rank 0's. On return the
+        checkpoint is complete and durable. Raises the same CheckpointError on every rank if any rank fails
+        (the error of the first failing rank); staged files are then removed, and published checkpoints are
+        unchanged.
         """
         began = time.perf_counter()
         opened = self._together(lambda: self._open_stage(step))[0]
@@ -94,7 +96,7 @@ class Checkpointer:
         try:
             written = self._together(lambda: self._write(stage, shards, state, files))
             self._together(lambda: self._publish(stage, written) if self._world.rank == 0 else None)
-        except Exception:  # a kill (BaseException) leaves its traces, as kill -9 does
+        except Exception:  # a simulated kill (BaseException) leaves its files, as kill -9 does
             if self._world.rank == 0:
                 discard(stage.folder)
             raise
@@ -103,7 +105,7 @@ class Checkpointer:
         return self._run.checkpoint(step)
 
     def protect(self, step: int | None) -> None:
-        """Never prune the checkpoint of ``step`` (the best so far), though it may not be saved yet; None lifts it."""
+        """Never prune the checkpoint of ``step`` (the best so far, maybe not saved yet); None clears it."""
         name = self._run.checkpoint(step).name if step is not None else None
         if name == self._protected:
             return
@@ -117,12 +119,12 @@ class Checkpointer:
                     replace_text(self._best, name + "\n")
 
     def take_notes(self) -> list[Diagnostic]:
-        """What went wrong beside the saves themselves (a hint not written, an old checkpoint not removed); each is given once."""
+        """Return each warning once: a hint not written, an old checkpoint not removed."""
         notes, self._notes = self._notes, []
         return notes
 
     def _together(self, work: Callable[[], Any]) -> list[Any]:
-        """Run ``work`` on every rank and give all results to all; an error on one becomes the same error on all."""
+        """Run ``work`` on all ranks, return all results; an error on one is raised on all. Collective."""
         failure: Exception | None = None
         try:
             mine = {"ok": work()}
@@ -136,7 +138,7 @@ class Checkpointer:
         return [answer["ok"] for answer in everyone]
 
     def _open_stage(self, step: int) -> dict[str, Any] | None:
-        """Rank 0: clear what dead saves left, make a fresh folder. Nobody else saves here: the run's lock is ours."""
+        """On rank 0: remove leftovers of interrupted saves, make a folder. The run's lock excludes others."""
         if self._world.rank != 0:
             return None
         folder = self._run.checkpoints
@@ -155,8 +157,8 @@ class Checkpointer:
     def _write(
         self, stage: _Stage, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> dict[str, list[Any]]:
-        """This rank's files in the staging folder: name -> [bytes, sha256]."""
-        mine = list(shards)  # references; collectives inside the iterator end before any disk can fail
+        """Write this rank's files into the staging folder; return name -> [bytes, sha256]."""
+        mine = list(shards)  # references only: its collectives end before any disk error
         if not stage.folder.is_dir():
             raise CheckpointError(_not_shared(stage.folder))
         entries, metadata = _entries(mine)
@@ -178,7 +180,7 @@ class Checkpointer:
         return {name: [entry.bytes, entry.sha256] for name, entry in written.items()}
 
     def _publish(self, stage: _Stage, written: list[dict[str, list[Any]]]) -> None:
-        """Rank 0, after all agreed: the manifest makes the folder a checkpoint, the rename makes it visible."""
+        """On rank 0, after all ranks agreed: write the manifest, then rename the folder into view."""
         files = {name: FileEntry(*entry) for rank_files in written for name, entry in rank_files.items()}
         manifest = Manifest(stage.step, stage.sequence, self._world.world_size, time.time(), files)
         self._crash("agreed")
@@ -197,7 +199,7 @@ class Checkpointer:
             prune(self._run.checkpoints, self._keep, kept, self._crash)
 
     def _rename(self, stage: _Stage) -> None:
-        """Put the folder at its name. One that stands there (a step trained again) steps aside and stays usable until the new one is in place."""
+        """Rename the staging folder to its final name; an older one of that step stays usable until then."""
         final = self._run.checkpoint(stage.step)
         aside = final.with_name(replaced_name(final.name, stage.nonce))
         replacing = os.path.lexists(final)
@@ -217,7 +219,7 @@ class Checkpointer:
 
 
 class _Noted:
-    """A context in which an OSError becomes a note: the checkpoint is published, only something beside it failed."""
+    """A context that turns an OSError into a note: the checkpoint is published, only housekeeping failed."""
 
     def __init__(self, notes: list[Diagnostic], where: Path) -> None:
         self._notes = notes
@@ -240,7 +242,7 @@ class _Noted:
 
 
 def _entries(shards: list[Shard]) -> tuple[list[Entry], dict[str, str]]:
-    """What to write for these shards: entries, and the places of blocks that are not whole tensors."""
+    """Return the entries to write for these shards, and the offsets of blocks that are not full tensors."""
     entries: list[Entry] = []
     metadata = {"format": "pt"}
     for shard in shards:
@@ -258,7 +260,7 @@ def _given(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def need_space(folder: Path, num_bytes: int) -> None:
-    """Raise CheckpointError ``checkpoint.disk_full`` when the file system of ``folder`` has less room than ``num_bytes``."""
+    """Raise CheckpointError ``checkpoint.disk_full`` if ``folder``'s disk has under ``num_bytes`` free."""
     info = os.statvfs(folder)
     free = info.f_bavail * info.f_frsize
     if free < num_bytes:

@@ -1,4 +1,4 @@
-"""JSON from files that strangers may have touched: bounded, no duplicate keys, no NaN, and no surprises on the way out. No torch."""
+"""Parse and write JSON files that others may have modified: bounded, no duplicate keys, no NaN. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from paceline.core.errors import CheckpointError
 def parse_object(
     data: bytes, where: str, *, max_bytes: int, max_depth: int = 32, max_items: int = 2_000_000
 ) -> dict[str, Any]:
-    """The JSON object in ``data``. Raises CheckpointError ``checkpoint.json`` for anything else than one clean, bounded object."""
+    """Parse one JSON object.
+
+    Raises CheckpointError ``checkpoint.json`` for anything else, or beyond the limits.
+    """
     if len(data) > max_bytes:
         raise _refused(where, f"{len(data)} bytes, at most {max_bytes} are read")
     try:
@@ -28,7 +31,10 @@ def parse_object(
 
 
 def dump_object(value: Mapping[str, Any], where: str) -> bytes:
-    """``value`` as JSON that ``parse_object`` gives back equal. Raises CheckpointError naming the key path of what JSON cannot hold."""
+    """Return ``value`` as JSON that ``parse_object`` reads back equal.
+
+    Raises CheckpointError naming the key path of a value that JSON cannot hold.
+    """
     _check(value, where, "")
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1).encode("utf-8")
 

@@ -1,4 +1,4 @@
-"""Safetensors files, written tensor by tensor and read block by block, every number checked before memory is asked for."""
+"""Safetensors files: written tensor by tensor, read block by block, headers checked before allocation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to be written: ``load`` is called once, when its turn comes, and may return it on any device."""
+    """A tensor to write: ``load`` is called once, when it is written, and may return it on any device."""
 
     name: str
     dtype: torch.dtype
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor in a file: bytes ``[start, end)`` counted from the beginning of the file."""
+    """A tensor in a file: bytes ``[start, end)`` from the beginning of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -64,23 +64,30 @@ class Slot:
 def write_tensors(
     path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], crash: CrashPoint = never
 ) -> FileEntry:
-    """Write a fresh safetensors file; memory stays at one tensor beyond what ``load`` refers to. Raises OSError, ValueError."""
-    ordered = sorted(entries, key=lambda e: (-e.dtype.itemsize, e.name))  # wide types first: every tensor lies aligned
+    """Write a new safetensors file, with at most one tensor in memory beyond those that ``load`` refers to.
+
+    Raises OSError and ValueError.
+    """
+    ordered = sorted(entries, key=lambda e: (-e.dtype.itemsize, e.name))  # keeps tensors aligned
     return write_fresh(path, _blocks(ordered, metadata), crash)
 
 
 def file_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
-    """The size the file will have."""
+    """Return the size that the file will have."""
     return len(_header(entries, metadata)) + sum(e.num_bytes for e in entries)
 
 
 def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, Slot], dict[str, str]]:
-    """Tensors and metadata of an open file. Raises CheckpointError unless the tensors fill the file exactly, without hole or overlap."""
+    """Return the tensors and the metadata of an open file.
+
+    Raises CheckpointError unless the tensors fill the file exactly, without gaps or overlaps.
+    """
 
     def need(condition: bool, what: str) -> None:
         if not condition:
             raise damaged(checkpoint, name, what[:300])
 
+    # Length, then header, then every slot against the file's size.
     size = os.fstat(file.fileno()).st_size
     need(size >= 8, f"{size} bytes are no safetensors file")
     length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
@@ -111,7 +118,7 @@ def read_header(file: BinaryIO, checkpoint: Path, name: str) -> tuple[dict[str, 
 
 
 def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
-    """Rows ``[first, first + count)`` of dim 0 of a tensor (scalars: everything), on the CPU."""
+    """Read rows ``[first, first + count)`` of dim 0 of a tensor (a scalar: everything) to the CPU."""
     shape = (count, *slot.shape[1:]) if slot.shape else ()
     row_bytes = prod(slot.shape[1:]) * slot.dtype.itemsize
     tensor = torch.empty(shape, dtype=slot.dtype)
@@ -158,7 +165,7 @@ def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 
 def _slot(info: Any, base: int) -> Slot | None:
-    """The slot behind one header entry, or None when it makes no sense (overflow included: Python's integers do not)."""
+    """Return the slot of one header entry, or None if it is invalid (Python integers cannot overflow)."""
     if not isinstance(info, dict) or set(info) != {"dtype", "shape", "data_offsets"}:
         return None
     dtype = DTYPES.get(info["dtype"]) if isinstance(info["dtype"], str) else None
@@ -177,7 +184,7 @@ def _slot(info: Any, base: int) -> Slot | None:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, not a copy."""
+    """Return the memory of a contiguous CPU tensor without a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
     flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()

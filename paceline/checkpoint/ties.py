@@ -1,4 +1,4 @@
-"""A checkpoint's folder, manifest and state speak of the same step: one put under another's name is not taken for it. No torch."""
+"""Check that a checkpoint's folder name, manifest and state agree on the step and world size. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _SHARD = re.compile(r"shard-\d+-of-(\d+)\.safetensors")
 
 
 def check_name(checkpoint: Path, manifest: Manifest) -> None:
-    """Raises CheckpointError when the folder is called after another step, or shards after another number of ranks. Reads nothing."""
+    """Raise CheckpointError if the folder is named after another step, or shards after another world size.
+
+    Reads no files.
+    """
     named = _NAMED.fullmatch(checkpoint.name)
     if named and int(named[1]) != manifest.step:
         raise _misplaced(
@@ -32,7 +35,10 @@ def check_name(checkpoint: Path, manifest: Manifest) -> None:
 
 
 def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Any]) -> None:
-    """Raises CheckpointError when the state is of another step or number of ranks than the manifest (what it does not say is not compared)."""
+    """Raise CheckpointError if the state's step or world size differs from the manifest's.
+
+    Absent fields pass.
+    """
     train = state.get("train")
     step = train.get("step") if isinstance(train, Mapping) else None
     for what, mine, theirs in (
@@ -44,13 +50,13 @@ def check_state(checkpoint: Path, manifest: Manifest, state: Mapping[str, Any]) 
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """``state.json``. Raises CheckpointError."""
+    """Read ``state.json``. Raises CheckpointError."""
     with open_regular(checkpoint / STATE) as file:
         return parse_object(file.read(MAX_STATE_BYTES + 1), str(checkpoint / STATE), max_bytes=MAX_STATE_BYTES)
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:
-    """``config.json`` beside the weights; empty where there is none. Raises CheckpointError."""
+    """Read ``hf/config.json``; empty if it is missing. Raises CheckpointError."""
     path = checkpoint / HF_FOLDER / "config.json"
     try:
         with open_regular(path) as file:
