@@ -1,1 +1,1 @@
-"""What a process needs before there is a model: the process group, the alarm, the device, seeds, a heartbeat."""
+"""What a process needs before it has a model: process group, error alarm, device, seeds, heartbeat."""

@@ -1,7 +1,7 @@
-"""torchrun's agent with two differences: the workers' exit code is its own, and one line is printed instead of the error box.
+"""torchrun's agent, but it returns the workers' exit code and prints one line instead of the error box.
 
-``python -m paceline.runtime.agent <torchrun's flags> -m module args…`` or ``… script.py args…``: what ``launch.torchrun`` starts, a process
-of its own.
+``python -m paceline.runtime.agent <torchrun's flags> -m module args…`` or ``… script.py args…``: started by
+``launch.torchrun`` as a process of its own.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from paceline.launch.outlet import redacted
 from paceline.launch.processes import STOPPED, rank_children, send, state_of
 from paceline.launch.supervise import STOPPED_SECONDS
 
-SHUTDOWN_SECONDS = 60  # torch's 30 s are short for ranks that are publishing a checkpoint when the first one has ended
+SHUTDOWN_SECONDS = 60  # torch's 30 s are too short for ranks still publishing a checkpoint
 
 
 @redacted
 def main(argv: Sequence[str]) -> int:
-    """Starts this node's workers and waits for them. Returns their exit code."""
+    """Start this node's workers, wait for them, and return their exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
     config, command, args = config_from_args(parse_args(list(argv)))  # type: ignore[no-untyped-call]
     threading.Thread(target=_end_stopped, args=(config.nproc_per_node,), name="paceline-stopped", daemon=True).start()
     config.shutdown_timeout = max(config.shutdown_timeout or 0, SHUTDOWN_SECONDS)
-    line = Line.join(current(), AGENT, lambda word: None)  # the workers hear the launcher's word themselves
+    line = Line.join(current(), AGENT, lambda word: None)  # the workers have their own connections
     try:
         elastic_launch(config, command)(*args)
     except ChildFailedError as exc:
@@ -51,10 +51,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _end_stopped(processes: int) -> None:
-    """Once a worker has ended, those that are stopped (SIGSTOP) are ended too: they obey no SIGTERM, and the agent would wait for all of its time."""
+    """After a worker has exited, kill those that are stopped (SIGSTOP).
+
+    They do not react to SIGTERM, and the agent would wait for its full timeout.
+    """
     while True:
         time.sleep(STOPPED_SECONDS)
-        workers = rank_children(os.getpid())  # one that has ended has no environment any more
+        workers = rank_children(os.getpid())  # an exited worker has no environment
         if len(workers) < processes:
             for pid in workers:
                 if state_of(pid) in STOPPED:
@@ -62,7 +65,7 @@ def _end_stopped(processes: int) -> None:
 
 
 def _report(codes: dict[int, int]) -> int:
-    """Names the ranks that could not name their error themselves."""
+    """Print a line for each rank that could not report its error itself; return the combined exit code."""
     for rank, code in sorted(codes.items()):
         if code < 0:
             print(killed_diagnostic(rank, code).render(), file=sys.stderr, flush=True)

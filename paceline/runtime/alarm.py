@@ -1,11 +1,13 @@
-"""Errors and silence cross ranks without a collective (contract 7): a rank inside an all-reduce cannot be asked, but it can be told.
+"""Pass errors and silence between ranks without a collective (contract 7): a rank may hang in an all-reduce.
 
-    failing rank   publishes its diagnostic in the store → waits until the others have read it (a few seconds) → exits with its own code
-    other ranks    learn of it within a second → callback (writes the error to this rank's log) → say "read" → end the process
-    silent rank    (stopped, frozen, cut off) is named after ``QUIET_SECONDS`` and ends the run after the world's timeout, on every rank that still runs
+    failing rank   publishes its diagnostic in the store → waits until the others have read it → exits
+    other ranks    see it within a second → callback (writes it to this rank's log) → acknowledge → exit
+    silent rank    (stopped, frozen, disconnected): a warning after ``QUIET_SECONDS``; after the world's
+                   timeout every rank that still runs ends the run
 
-Two daemon threads a rank. One talks to the store, and may block in it for ever (``bounded.py``). The other never does: it keeps the clock, and decides.
-The others leave a moment after the failing rank, so that whoever started the processes sees the root cause fail first.
+Each rank has two daemon threads. One talks to the store and may block in it forever (``bounded.py``). The
+other never blocks: it watches the time and decides. The other ranks exit a moment after the failing one, so
+that whoever started the processes sees the root cause fail first.
 """
 
 from __future__ import annotations
@@ -32,28 +34,30 @@ from paceline.runtime.world import World
 POLL_SECONDS = 0.3
 BEAT_SECONDS = 1.0
 TICK_SECONDS = 0.25
-QUIET_SECONDS = 30.0  # without a sign of life, until a rank is named
-LEAST_LIMIT_SECONDS = 10.0  # of silence that ends a run, however short its timeout: a store may be slow
-AHEAD_SECONDS = 5.0  # the silent rank is named before a backend's own timeout ends the processes with other words
-_STILL_SECONDS = 2.0  # this process itself stood still when its clock is so late
-_DEAF_SECONDS = 3.0  # without an answer of the store
-_DOUBT_SECONDS = 5.0  # the others have so long to prove that they live when this process stood still for longer than they would have waited
-_READ_SECONDS = 3.0  # the failing rank waits this long for the others to read
+QUIET_SECONDS = 30.0  # without a heartbeat, until a warning names the rank
+LEAST_LIMIT_SECONDS = 10.0  # minimum silence that ends a run, however short its timeout: a store may be slow
+AHEAD_SECONDS = 5.0  # name the silent rank before the backend's own timeout ends the processes
+_STILL_SECONDS = 2.0  # a clock this late means that this process itself was stopped
+_DEAF_SECONDS = 3.0  # without a response of the store
+_DOUBT_SECONDS = 5.0  # for the others' heartbeats after this process was stopped for long
+_READ_SECONDS = 3.0  # the failing rank waits this long for acknowledgements
 _ASK_SECONDS = 2.0
-_FOLLOW_SECONDS = 1.0  # the others let the failing rank exit first
+_FOLLOW_SECONDS = 1.0  # the other ranks let the failing rank exit first
 _CALLBACK_SECONDS = 5.0
-_LATE_SECONDS = 0.1  # a thread may wake so late without any meaning
-_BEATS_PER_SECOND = 1024  # that rank 0 reads at most
+_LATE_SECONDS = 0.1  # normal jitter of a thread's wake-up
+_BEATS_PER_SECOND = 1024  # maximum that rank 0 reads
 
 OnForeign = Callable[[int, Diagnostic, int], None]
 
 
 class Alarm:
-    """Tells the others why this rank fails, and this rank why another failed or that it is silent. Does nothing in a world of one.
+    """Publish this rank's error to the others, and end this process when another rank fails or is silent.
 
-    ``on_foreign(rank, diagnostic, exit_code)`` is called from a daemon thread with the failing rank's own diagnostic (or the silence), before the
-    process ends with that code (``PEER_FAILED``, ``PEER_SILENT``); it should write and flush, nothing else. ``on_warning(diagnostic, loud)`` hears of silence
-    and slowness while the run goes on; loud on the rank that should say it. ``doing`` is this rank's step and phase; ``sign`` what else is seen of a silent rank.
+    Does nothing in a world of one. ``on_foreign(rank, diagnostic, exit_code)`` is called from a daemon thread
+    with the failing rank's diagnostic (or that of its silence) before the process exits with that code
+    (``PEER_FAILED``, ``PEER_SILENT``); it should write and flush, nothing else. ``on_warning(diagnostic,
+    loud)`` is called for silence and slowness while the run continues; ``loud`` on the rank that should print
+    it. ``doing`` returns this rank's step and phase; ``sign`` what else is known about a silent rank.
     """
 
     def __init__(
@@ -74,22 +78,25 @@ class Alarm:
         now = time.monotonic()
         watched = (
             range(world.world_size) if world.rank == 0 else (0,)
-        )  # one rank reads all beats, and all read that one's
+        )  # rank 0 reads all heartbeats, the others read rank 0's
         self._vigil = Vigil([r for r in watched if r != world.rank], now, self._quiet, sign)
         self._pulse = Pulse(self._quiet, now)
-        self._answered = now  # when the store last did
-        self._store_missed = False  # its silence was said
+        self._answered = now  # when the store last responded
+        self._store_missed = False  # its silence was reported
         self._stood_still, self._lost_share = 0.0, 0.0
         self._store: SignedStore | None = None
         self._stop, self._lost, self._told = threading.Event(), threading.Event(), threading.Event()
-        self._own = threading.Event()  # this rank reports an error of its own: the threads keep out
-        self._following = threading.Event()  # another rank's error or silence: this process is about to end
+        self._own = threading.Event()  # this rank reports its own error: the threads do nothing
+        self._following = threading.Event()  # another rank failed or is silent: this process is about to exit
         self._foreign: tuple[int, Diagnostic] | None = None
         self.silent_ranks: list[int] = []
         self._threads: list[threading.Thread] = []
 
     def start(self) -> Alarm:
-        """Connect (a connection of its own: the process group's may be blocked in a wait) and begin to watch; returns itself."""
+        """Connect to the store and start watching; return self.
+
+        It uses its own connection, since the process group's may be blocked in a wait.
+        """
         if self._world.world_size == 1:
             return self
         env = self._world.env
@@ -102,7 +109,10 @@ class Alarm:
         return self
 
     def stop(self) -> None:
-        """All is well: stop watching. Called after the last collective, before ``World.close(ok=True)`` returns."""
+        """Stop watching.
+
+        Called on success, after the last collective, before ``World.close(ok=True)`` returns.
+        """
         self._stop.set()
         deadline = time.monotonic() + _ASK_SECONDS
         for thread in self._threads:
@@ -110,21 +120,25 @@ class Alarm:
                 thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def await_root_cause(self, seconds: float, *, timed_out: bool = False) -> bool:
-        """For an error that only echoes another rank's (``is_cascade``): wait for that rank's own. If it comes, the process ends in here
-        with PEER_FAILED. False when none came: the other rank was killed, and ``silent_ranks`` names those that gave no sign of life meanwhile;
-        if a collective ``timed_out`` and there are such ranks, they stand still, and the process ends in here with PEER_SILENT.
+        """For an error caused by another rank's (``is_cascade``): wait for that rank's own error.
+
+        If it arrives, the process exits in here with PEER_FAILED. Returns False if none arrives: the other
+        rank was killed, and ``silent_ranks`` are those without a heartbeat meanwhile. If a collective
+        ``timed_out`` and there are such ranks, they hang, and the process exits in here with PEER_SILENT.
         """
         if self._store is None:
             return False
+        # Heartbeats before and after the wait: ranks whose count did not change are silent.
         before = None if self._following.is_set() else self._all_beats()
         self._following.wait(seconds)
         after = self._all_beats()
         unanswered = time.monotonic() - self._answered
         while self._following.is_set():
-            time.sleep(0.1)  # the clock's thread is about to end this process
+            time.sleep(0.1)  # the clock thread is about to end this process
         if before is not None and after is not None:
             others = [r for r in range(self._world.world_size) if r != self._world.rank]
             self.silent_ranks = [r for r in others if before[r] == after[r] and not _is_done(after[r])]
+        # No error was published: a timeout of a collective is the fault of the silent ranks, or of the store.
         if timed_out and self.silent_ranks:
             self._end_in_silence(self._rank_silent(self.silent_ranks, self._world.timeout_seconds))
         if timed_out and after is None and unanswered > seconds:
@@ -132,9 +146,10 @@ class Alarm:
         return False
 
     def raise_error(self, diagnostic: Diagnostic, exit_code: int = ExitCode.FAILED) -> bool:
-        """Publish this rank's error and wait (≤ 3 s) until the others have read it. The first rank to publish wins; returns whether it was this one.
+        """Publish this rank's error and wait (≤ 3 s) until the others have read it.
 
-        Never raises: an error on the way to report an error must not hide it. A store that does not answer is left behind.
+        The first rank to publish wins; returns whether it was this one. Never raises, since a failure to
+        report must not hide the error; a store that does not respond is abandoned.
         """
         self._own.set()
         return self._store is None or self._publish(diagnostic, exit_code, len(self.silent_ranks))
@@ -155,7 +170,7 @@ class Alarm:
         try:
             return within(_READ_SECONDS + _ASK_SECONDS, publish, "publishing an error")
         except (RuntimeError, TimeoutError):
-            return True  # the store is gone or silent: nobody is left to be told
+            return True  # the store is gone or silent: no one left to inform
 
     # -- the thread that talks to the store
 
@@ -182,7 +197,7 @@ class Alarm:
             self._lost.set()
 
     def _listen(self) -> None:
-        """Others' beats: rank 0 reads all, and the others read rank 0's."""
+        """Read heartbeats: rank 0 those of all ranks, the others rank 0's."""
         assert self._store is not None
         ranks = range(self._world.world_size) if self._world.rank == 0 else (0,)
         for start in range(0, len(ranks), _BEATS_PER_SECOND):
@@ -214,7 +229,11 @@ class Alarm:
                 self._judge(now)
 
     def _was_still(self, seconds: float, now: float) -> None:
-        """This process was stopped itself: what it has not heard meanwhile counts against nobody, unless they cannot have waited for it."""
+        """This process itself was stopped for ``seconds``: do not count that time as silence of the others.
+
+        Unless it exceeds the limit: then they may have given up, and get ``_DOUBT_SECONDS`` to send a
+        heartbeat.
+        """
         self._stood_still = max(self._stood_still, seconds)
         self._answered = min(now, self._answered + seconds)
         self._vigil.forgive(seconds, now)
@@ -223,14 +242,16 @@ class Alarm:
             self._vigil.doubt(self._answered)
 
     def _judge(self, now: float) -> None:
-        """End in silence, or warn of it."""
+        """End the run because of silence, or warn of it."""
         unanswered = now - self._answered
         if unanswered > self._limit:
             self._end_in_silence(self._store_silent(unanswered))
-        hears = unanswered < _DEAF_SECONDS  # without the store nobody is heard, and only the store is to blame
+        hears = (
+            unanswered < _DEAF_SECONDS
+        )  # while the store is silent no heartbeat arrives, and only the store is to blame
         if hears and (silent := self._vigil.silent(now, self._limit)):
             self._end_in_silence(self._rank_silent(silent, self._limit))
-        loud = self._world.rank in (0, 1)  # rank 1 speaks for all where rank 0 is the silent one
+        loud = self._world.rank in (0, 1)  # rank 1 reports if rank 0 is the silent one
         if unanswered > self._quiet and not self._store_missed:
             self._warn(self._store_silent(unanswered, Severity.WARNING), loud)
         self._store_missed = unanswered > self._quiet
@@ -239,7 +260,7 @@ class Alarm:
                 self._warn(finding, loud)
 
     def _follow(self, rank: int, diagnostic: Diagnostic) -> None:
-        """Another rank has failed: say so here, then end this process, whatever its main thread waits for."""
+        """Report another rank's failure, then exit this process, whatever its main thread waits for."""
         self._following.set()
         self._say(rank, diagnostic, ExitCode.PEER_FAILED)
         self._told.set()
@@ -250,7 +271,7 @@ class Alarm:
             leave(ExitCode.PEER_FAILED)
 
     def _store_lost(self) -> None:
-        """The host of the store vanished without publishing: it can only have died (or the run is over and ``stop`` is about to be called)."""
+        """The store's host vanished without an error: it died, or the run is over and ``stop`` follows."""
         if self._stop.wait(2.0) or self._own.is_set():
             return
         self._following.set()
@@ -258,7 +279,7 @@ class Alarm:
         leave(ExitCode.PEER_FAILED)
 
     def _end_in_silence(self, diagnostic: Diagnostic) -> None:
-        """Name who is silent, here and where the store still reaches, and end this process."""
+        """Report the silent ranks, here and through the store if it responds, and exit this process."""
         self._following.set()
         silent = diagnostic.evidence.get("silent_ranks") or [0]
         self._say(silent[0], diagnostic, ExitCode.PEER_SILENT)
@@ -267,7 +288,10 @@ class Alarm:
         leave(ExitCode.PEER_SILENT)
 
     def _forged(self, key: str) -> None:
-        """Somebody else writes into the store. Nothing of it is believed or shown; rank 0, which reads every key, says so."""
+        """A value in the store is not from a rank of this run: ignore it.
+
+        Rank 0, which reads every key, warns.
+        """
         self._warn(store_forged(self._world.rank, key), self._world.rank == 0)
 
     def _say(self, rank: int, diagnostic: Diagnostic, code: int) -> None:
@@ -285,7 +309,7 @@ class Alarm:
         return store_silent(self._world.env, seconds, self._sign, self._stood_still, severity)
 
     def _all_beats(self) -> list[str | None] | None:
-        """The last sign of life of each rank, or None when the store is gone or silent."""
+        """Return each rank's last heartbeat, or None if the store is gone or silent."""
         store = self._store
         assert store is not None
         try:

@@ -1,7 +1,8 @@
-"""A call that may never return, with a time limit of our own.
+"""A time limit for calls that may never return.
 
-torch's stores take a timeout and do not keep it: ``check``, ``get``, ``set`` and the constructor wait for the server's answer, for ever when the server
-is stopped or the network is cut (torch 2.13: only the waiting for a key to appear is timed).
+torch's stores take a timeout but do not enforce it: ``check``, ``get``, ``set`` and the constructor wait for
+the server's answer, forever if the server is stopped or the network is cut (torch 2.13: only waiting for a
+key to appear is timed).
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ T = TypeVar("T")
 
 
 def within(seconds: float, call: Callable[[], T], what: str) -> T:
-    """``call()``, whose exceptions come through. Raises TimeoutError after ``seconds``: the call is left behind in a daemon thread, which ends with the process."""
+    """Return ``call()``, or raise its exception. Raises TimeoutError after ``seconds``.
+
+    The call is then abandoned in a daemon thread, which ends with the process.
+    """
     done: list[Any] = []
 
     def run() -> None:
         try:
             done.append((call(), None))
-        except BaseException as exc:  # noqa: BLE001 - raised again below, in the thread that asked
+        except BaseException as exc:  # noqa: BLE001 - raised again below, in the calling thread
             done.append((None, exc))
 
     thread = threading.Thread(target=run, name=f"paceline-{what}", daemon=True)

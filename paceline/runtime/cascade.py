@@ -1,4 +1,4 @@
-"""Telling a rank's own failure from the echo of another's."""
+"""Distinguish a rank's own failure from the consequence of another rank's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
 
-# What a healthy rank sees when its peer is gone or silent (gloo, nccl, the store). An error that a rank can meet alone (no interface, /dev/shm full,
-# memory that cannot be locked: ncclSystemError) is no echo, or every rank would say that another one is to blame.
+# Messages that a healthy rank gets when its peer is gone or silent (gloo, nccl, the store). An error that a
+# rank can have by itself (no interface, /dev/shm full, memory that cannot be locked: ncclSystemError) does not
+# count, or every rank would blame another one.
 CASCADE_WORDS = (
     "connection reset",
     "connection closed",
@@ -30,11 +31,11 @@ CASCADE_WORDS = (
     "gloo/transport",
     "childfailederror",
 )
-# Of these, what a peer that is there and does not answer looks like
+# Those of a peer that exists but does not respond
 _TIMEOUT_WORDS = ("timed out", "wait timeout", "socket timeout", "operation timeout")
-# Own failures whose texts have words of an echo in them
+# A rank's own failures whose messages contain such words
 ROOT_WORDS = (
-    "connectfullmesh",  # the ranks have met and cannot connect: an address or a firewall
+    "connectfullmesh",  # the ranks have found each other but cannot connect: an address or a firewall
     "ncclsystemerror",
     "no socket interface found",
     "retrieving ncclunique",
@@ -45,7 +46,7 @@ ROOT_WORDS = (
 
 
 def is_cascade(exc: BaseException) -> bool:
-    """Whether ``exc`` reads like the echo of another rank's failure rather than a failure of this one."""
+    """Whether ``exc`` looks like a consequence of another rank's failure."""
     if isinstance(exc, PacelineError):
         return False
     text = str(exc).lower()
@@ -57,5 +58,5 @@ def is_cascade(exc: BaseException) -> bool:
 
 
 def is_timeout(exc: BaseException) -> bool:
-    """Whether an echo comes from a peer that is silent rather than gone."""
+    """Whether the peer behind such an error is silent rather than gone."""
     return is_cascade(exc) and any(word in str(exc).lower() for word in _TIMEOUT_WORDS)

@@ -1,4 +1,4 @@
-"""The device of this process: which, how full, how fast."""
+"""The device of this process: selection, memory, speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from paceline.runtime import codes
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:
-    """``cpu``, ``cuda`` (this rank's own) or ``auto``. Raises ``runtime.device`` when it is not there."""
+    """Return ``cpu``, ``cuda`` (this rank's own) or, for ``auto``, the better of them.
+
+    Raises ``runtime.device`` if it is not available.
+    """
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu":
@@ -42,7 +45,7 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process so far: VmHWM (resident, high-water mark) on a CPU, allocated by torch on CUDA."""
+    """Return this process's peak memory: VmHWM (resident set) on a CPU, torch's allocated maximum on CUDA."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
@@ -59,14 +62,15 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """As its driver calls a CUDA device; the kind of any other."""
+    """Return the driver's name of a CUDA device; the device type of any other."""
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> float:
-    """FLOP/s of square matrix products in ``dtype`` with this process's threads: the best of as many as fit in ``seconds``.
+    """Measure FLOP/s of square matrix products in ``dtype``: the best of those that fit in ``seconds``.
 
-    What a step's speed is told as a share of where no data sheet names a peak (2 n³ operations a product).
+    A product counts 2 n³ operations. A step's speed is given relative to it on a device without a data-sheet
+    peak.
     """
     size = 8192 if device.type == "cuda" else 1024
     left = torch.randn(size, size, device=device).to(dtype)
@@ -85,9 +89,10 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15)
 
 
 def threads_per_rank(local_world_size: int, asked: int | None = None) -> int:
-    """CPU threads for one of ``local_world_size`` processes on this node: an even share of the cores we may use, at least 1.
+    """Return CPU threads for one of ``local_world_size`` processes: an even share of the cores, at least 1.
 
-    torchrun sets OMP_NUM_THREADS=1 when nobody asked, which leaves most cores of a CPU run idle: pass ``asked`` only for a value the user chose.
+    torchrun sets OMP_NUM_THREADS=1 by default, which leaves most cores of a CPU run idle: pass ``asked`` only
+    for a value that the user chose.
     """
     if asked is not None:
         return max(1, asked)
@@ -95,7 +100,7 @@ def threads_per_rank(local_world_size: int, asked: int | None = None) -> int:
 
 
 def set_threads(count: int) -> None:
-    """Threads inside one operator. More than the share of cores makes ranks fight each other."""
+    """Set the threads used inside one operator; more than a rank's share of the cores makes ranks compete."""
     torch.set_num_threads(max(1, count))
 
 

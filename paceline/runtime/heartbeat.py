@@ -1,4 +1,4 @@
-"""A sign of life on disk: what this rank is doing and since when, for observers that cannot ask it."""
+"""A heartbeat file: what this rank is doing and since when, for observers outside the process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STALE_SECONDS = 10.0  # five beats
 
 
 class Heartbeat:
-    """Writes ``path`` every ``interval_seconds`` from a daemon thread: JSON with pid, time, step, phase and the phase's start.
+    """Write ``path`` every ``interval_seconds`` from a daemon thread: JSON of pid, time, step and phase.
 
-    A rank stuck in a collective keeps beating (the thread is alive) with an old ``since``: hung, not dead. A full disk
-    never ends a run because of this file.
+    ``since`` is the start of the phase: a rank stuck in a collective keeps writing (the thread runs) with an
+    old one: hung, not dead. A full disk never ends a run because of this file.
     """
 
     def __init__(self, path: Path, interval_seconds: float = 2.0) -> None:
@@ -31,22 +31,22 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
 
     def start(self) -> Heartbeat:
-        """Begin to beat; returns itself."""
+        """Start writing; return self."""
         self._thread.start()
         return self
 
     def beat(self, step: int, phase: str) -> None:
-        """Say what this rank does now (cheap: no I/O in the caller)."""
+        """Set what this rank is doing now (cheap: no I/O in the caller)."""
         with self._lock:
             self._state = {"step": step, "phase": phase, "since": time.time()}
 
     def doing(self) -> tuple[int, str]:
-        """The step and phase that it tells."""
+        """Return the current step and phase."""
         with self._lock:
             return int(self._state["step"]), str(self._state["phase"])
 
     def stop(self, phase: str = "ended") -> None:
-        """Write a last beat and end the thread."""
+        """Write a last heartbeat and end the thread."""
         with self._lock:
             self._state = {**self._state, "phase": phase, "since": time.time()}
         self._stop.set()
@@ -55,7 +55,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            stopping = self._stop.is_set()  # read before writing, so that the last state is written once more
+            stopping = self._stop.is_set()  # read before writing, so that the last state is written too
             self._write()
             if stopping:
                 return
@@ -70,11 +70,11 @@ class Heartbeat:
             partial.write_text(json.dumps({**known, **state}))
             os.replace(partial, self._path)
         except OSError:
-            pass  # the disk is full or gone: the run itself will say so
+            pass  # the disk is full or gone: the run itself reports that
 
 
 def read_heartbeat(path: Path) -> dict[str, Any] | None:
-    """The last beat, or None when there is none (or it is unreadable)."""
+    """Return the last heartbeat, or None if it is missing or unreadable."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -83,7 +83,12 @@ def read_heartbeat(path: Path) -> dict[str, Any] | None:
 
 
 def sign_of(path: Path, now: float | None = None) -> str:
-    """What a silent rank's heartbeat tells a reader of the same disk, in words: stopped, gone, silent here too, or alive. Empty where it tells nothing."""
+    """Describe a silent rank by its heartbeat file: stopped, gone, silent here too, or alive.
+
+    Empty if unknown.
+
+    For a reader that shares the disk with that rank.
+    """
     found = read_heartbeat(path)
     try:
         pid, host, age = int(found["pid"]), found["host"], (now or time.time()) - float(found["time"])  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""The end of a process whose process group may be broken."""
+"""Exit a process whose process group may be broken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def leave(code: int) -> None:
-    """Flush and end the process at once, without destructors: what is left of a broken process group can hang in them."""
+    """Flush and exit at once, without destructors: those of a broken process group can hang."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

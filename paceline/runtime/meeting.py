@@ -1,4 +1,4 @@
-"""Where the ranks meet: the run's store, listened for on one interface, and the arrival of every rank."""
+"""Rendezvous: the run's store, listening on one interface, and the arrival of all ranks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from paceline.runtime.bounded import within
 from paceline.runtime.rank_env import RankEnv
 from paceline.runtime.signed import SignedStore, fingerprint
 
-_GRACE_SECONDS = 5.0  # our clock runs a little longer than the timeout that torch was given, so that its words come if they come at all
+_GRACE_SECONDS = 5.0  # we wait a little longer than torch's timeout, to get torch's own error
 _BACKLOG = 4096
 
 
 def connect_store(env: RankEnv, timeout_seconds: float, *, may_host: bool = True) -> dist.Store:
-    """A connection to the run's store, under the keys of this attempt; rank 0 hosts it unless torchrun's agent does.
+    """Connect to the run's store, with this attempt's key prefix.
 
-    torchrun hands the same store to every attempt, so keys of a dead one must not be read: they carry the restart count
-    (as ``torch.distributed.rendezvous`` does for the process group's own keys). Raises PacelineError (``runtime.port_in_use``, ``runtime.rendezvous``).
+    Rank 0 hosts it unless torchrun's agent does.
+
+    torchrun passes the same store to every attempt, so the keys carry the restart count and those of a failed
+    attempt are not read (as ``torch.distributed.rendezvous`` does for the process group's own keys). Raises
+    PacelineError (``runtime.port_in_use``, ``runtime.rendezvous``).
     """
     host = may_host and env.rank == 0 and not env.agent_store
 
@@ -48,14 +51,15 @@ def connect_store(env: RankEnv, timeout_seconds: float, *, may_host: bool = True
 
 
 def name_of(env: RankEnv) -> str:
-    """The prefix of this attempt's keys."""
+    """Return the prefix of this attempt's keys."""
     return f"paceline/attempt_{env.restart}"
 
 
 def listener(host: str, port: int) -> int:
-    """A listening socket (its descriptor, for the store to keep) at ``host``'s own address alone: torch by itself listens on all interfaces.
+    """Return the descriptor of a socket that listens at ``host``'s own address only.
 
-    An address that is on no interface of this machine (a forwarded port, a service of Kubernetes) cannot be listened at: then on all, and that is said.
+    torch by itself would listen on all interfaces. If the address is on no interface of this machine (a
+    forwarded port, a Kubernetes service), listen on all and print a warning.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     refused: OSError | None = None
@@ -82,9 +86,9 @@ def _listening(family: int, kind: int, protocol: int, address: tuple[object, ...
 
 @dataclass(frozen=True)
 class Arrival:
-    """The keys by which ranks say that they are here."""
+    """The keys that announce a rank's arrival."""
 
-    count: str = "here"  # a counter: N calls, where a key a rank, waited for by all, would be N² of them
+    count: str = "here"  # a counter: N calls; one key per rank, awaited by all, would be N²
     all: str = "all_here"
 
     @staticmethod
@@ -93,7 +97,10 @@ class Arrival:
 
 
 def arrive(store: dist.Store, env: RankEnv, timeout_seconds: float, secret: bytes) -> None:
-    """Returns when every rank is here. Raises PacelineError: ``runtime.ranks_missing`` with the ranks that are not, ``runtime.store_secret``."""
+    """Wait until every rank has arrived.
+
+    Raises PacelineError: ``runtime.ranks_missing`` with the missing ranks, ``runtime.store_secret``.
+    """
     signed, keys, wait = (
         SignedStore(store, secret, name_of(env)),
         Arrival(),
@@ -114,7 +121,7 @@ def arrive(store: dist.Store, env: RankEnv, timeout_seconds: float, secret: byte
 
 
 def _compare_secrets(store: dist.Store, env: RankEnv, secret: bytes, wait: datetime.timedelta) -> None:
-    """Ranks with different secrets would not believe each other, in silence."""
+    """Check that this rank has rank 0's secret; otherwise ranks would silently ignore each other."""
     mine = fingerprint(secret) or "none"
     if env.rank == 0:
         store.set("secret", mine)

@@ -1,4 +1,4 @@
-"""The plan's mesh as torch's: one DeviceMesh over all ranks, and the part of it over which parameters are sharded."""
+"""Build torch's DeviceMesh from the plan's mesh, and the part of it over which parameters are sharded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FLAT_AXIS = "dp_shard_cp"
 
 
 def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
-    """``mesh`` over all ranks of ``world``; axes of size 1 are left out, ``dp_shard`` is always there. Collective.
+    """Build ``mesh`` over all ranks; axes of size 1 are left out, except ``dp_shard``. Collective.
 
-    Its groups get the world's timeout: torch would give them half an hour.
+    Its process groups get the world's timeout; torch's default is half an hour.
     """
     names = tuple(axis for axis in AXES if axis == SHARD_AXIS or getattr(mesh, axis) > 1)
     made = init_device_mesh(world.device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names)
@@ -27,7 +27,11 @@ def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
 
 
 def sharding_mesh(made: DeviceMesh) -> DeviceMesh:
-    """What ``fully_shard`` takes: [shard], or [replicate, shard] (HSDP). The ranks of a cp group shard together, as each has a part of a sequence."""
+    """Return the mesh for ``fully_shard``: [shard], or [replicate, shard] (HSDP).
+
+    The cp dimension is flattened into shard: ranks of a cp group hold parts of the same sequences and shard
+    together.
+    """
     names = made.mesh_dim_names or ()
     shard = made[SHARD_AXIS, "cp"]._flatten(FLAT_AXIS) if "cp" in names else made[SHARD_AXIS]
     if "dp_replicate" not in names:

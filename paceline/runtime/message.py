@@ -1,4 +1,4 @@
-"""A rank's error as text for the others. What comes back is read as a stranger's would be: without a secret it may be one's."""
+"""A rank's error as text for the other ranks, parsed defensively: without a secret it may be forged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _CODE = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+")
 
 
 def told(rank: int, diagnostic: Diagnostic, exit_code: int) -> str:
-    """The message of the rank that fails, of at most ``LIMIT_BYTES``."""
+    """Return the failing rank's message, at most ``LIMIT_BYTES``."""
     return json.dumps({"rank": rank, "exit_code": int(exit_code), "diagnostic": _bounded(diagnostic)})
 
 
 def heard(text: str | None) -> tuple[int, Diagnostic] | None:
-    """The rank and its error in what a rank has published; None for nothing, or for what no rank writes."""
+    """Parse a published message into (rank, error); None for no message, or for an invalid one."""
     if text is None:
         return None
     try:
@@ -33,7 +33,7 @@ def heard(text: str | None) -> tuple[int, Diagnostic] | None:
 
 
 def _bounded(diagnostic: Diagnostic) -> dict[str, object]:
-    """The diagnostic as JSON of at most LIMIT_BYTES: evidence goes first, then text is cut."""
+    """Return the diagnostic as JSON of at most LIMIT_BYTES: drop the evidence first, then truncate texts."""
     data = diagnostic.to_json()
     if len(json.dumps(data, default=str)) <= LIMIT_BYTES:
         return json.loads(json.dumps(data, default=str))

@@ -1,14 +1,17 @@
-"""Libraries that talk where nobody has asked: their bars, and warnings about kernels that no run of this kind uses."""
+"""Silence progress bars of libraries, and warnings about kernels that this run does not use."""
 
 from __future__ import annotations
 
 import logging
 
-_PACKS = "bitsandbytes"  # importing it tells every process of kernels for packed weights
+_PACKS = "bitsandbytes"  # importing it logs about kernels for 4-bit weights in every process
 
 
 def quiet_libraries(quantised: bool) -> None:
-    """Before anything is loaded in a rank: no bars of Transformers; of bitsandbytes errors alone, where no weights are packed."""
+    """Disable Transformers' progress bars and, without 4-bit weights, all but bitsandbytes' errors.
+
+    Call before anything is loaded in a rank.
+    """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

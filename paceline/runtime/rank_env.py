@@ -1,4 +1,4 @@
-"""Who am I among the processes of this run? Read from the variables that each launcher sets."""
+"""Rank, world size and rendezvous address of this process, from the variables that each launcher sets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _DERIVED_PORTS = range(20000, 28000)  # below the ephemeral range of Linux (3276
 class RankEnv:
     """This process among ``world_size``: its rank, its node, and where the ranks meet.
 
-    ``restart`` counts torchrun's restarts (keys of an earlier attempt must not be read); ``agent_store`` is true when
-    torchrun's agent hosts the store at ``master_addr:master_port``, else rank 0 hosts it. ``launcher`` is
-    ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``jsrun``, ``flux``, ``env`` or ``single``. ``one_host``: it has said that all ranks are on this machine.
+    ``restart`` counts torchrun's restarts (keys of an earlier attempt must not be read); ``agent_store``:
+    torchrun's agent hosts the store at ``master_addr:master_port``, otherwise rank 0 does. ``launcher``:
+    ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``jsrun``, ``flux``, ``env`` or ``single``.
+    ``one_host``: according to it, all ranks are on this machine.
     """
 
     rank: int = 0
@@ -38,15 +39,20 @@ class RankEnv:
 
     @property
     def meeting_host(self) -> str:
-        """Where the ranks meet: among themselves on one machine, whatever name it has; else at the address of rank 0, or of torchrun's agent."""
+        """The rendezvous host: loopback if all ranks are on one machine, else ``master_addr``.
+
+        With torchrun's agent always ``master_addr``, where the agent hosts the store.
+        """
         return "127.0.0.1" if self.one_host and not self.agent_store else self.master_addr
 
     @staticmethod
     def from_environ(environ: Mapping[str, str], local_rank_flag: int | None = None) -> RankEnv:
-        """Read torchrun's, accelerate's or deepspeed's variables, or those of a process manager; none of them means one process.
+        """Read the variables of torchrun, accelerate, deepspeed or a process manager.
 
-        ``local_rank_flag`` is what ``--local-rank`` said (``torch.distributed.launch`` passes it), or None.
-        Raises ConfigError when the variables contradict each other or are incomplete.
+        Without any: one process.
+
+        ``local_rank_flag``: the value of ``--local-rank`` (passed by ``torch.distributed.launch``), or None.
+        Raises ConfigError if the variables contradict each other or are incomplete.
         """
         if environ.get("RANK", "") != "":
             found = _from_rank_variables(environ, local_rank_flag)
@@ -59,7 +65,7 @@ class RankEnv:
 
 
 def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
-    """RANK left over from around a process manager would make each of its processes the same rank."""
+    """Refuse a RANK set outside a process manager: all of its processes would have the same rank."""
     manager = manager_of(environ)
     if manager is None or _number_of(environ, manager.size) == 1:
         return
@@ -74,7 +80,7 @@ def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
 
 
 def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None) -> RankEnv:
-    """torchrun, accelerate launch, torch.distributed.launch, deepspeed, or variables exported by hand."""
+    """Read torchrun's, accelerate's, torch.distributed.launch's or deepspeed's variables, or manual ones."""
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if "LOCAL_RANK" in environ:
         local_rank = _number(environ, "LOCAL_RANK")
@@ -96,7 +102,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
             f"RANK={rank}",
             "LOCAL_RANK=<index of this process on its node>",
         )
-    # deepspeed's launcher has names of its own for the processes of a node and the number of nodes
+    # deepspeed's launcher has its own names for processes per node and number of nodes
     deepspeed = "LOCAL_WORLD_SIZE" not in environ and "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ
     local_size = _number(environ, "LOCAL_SIZE" if deepspeed else "LOCAL_WORLD_SIZE", world_size)
     nodes = _number(environ, "CROSS_SIZE", 0) if deepspeed else 0
@@ -126,7 +132,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
 
 
 def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
-    """One row of the table of process managers."""
+    """Read the variables of one process manager."""
     rank, world_size = _number_of(environ, manager.rank), _number_of(environ, manager.size)
     on_nodes = first(environ, manager.local_size)
     sizes = local_sizes(on_nodes)
@@ -136,6 +142,7 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
     nodes = _number_of(environ, manager.nodes, 0)
     if len(set(sizes)) > 1:
         raise _uneven(f"{manager.name}: {on_nodes} processes on the nodes")
+    # Ranks per node from the manager, else an even split over the nodes.
     local_world_size = sizes[0] if sizes else max(1, world_size // (nodes or 1))
     num_nodes = nodes or max(1, -(-world_size // local_world_size))
     host = first_host(first(environ, manager.hosts)) if num_nodes > 1 else ""
@@ -154,7 +161,7 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
 
 
 def _alone(environ: Mapping[str, str]) -> RankEnv:
-    """No launcher's rank variable: one process, unless WORLD_SIZE says there should be more."""
+    """One process without a launcher's rank variables, unless WORLD_SIZE says that there should be more."""
     if environ.get("WORLD_SIZE", "1").strip() not in ("", "1"):
         raise _error(
             codes.RUNTIME_ENV_MISSING,
@@ -166,7 +173,7 @@ def _alone(environ: Mapping[str, str]) -> RankEnv:
 
 
 def _port_for(job: str) -> int:
-    """A port that all ranks of one job derive alike and two jobs on one host most likely differ in."""
+    """Derive a port that is equal on all ranks of a job and unlikely to be equal for two jobs on a host."""
     if not job.strip("."):
         return DEFAULT_PORT
     digest = hashlib.blake2b(job.encode(), digest_size=4).digest()
@@ -187,7 +194,7 @@ def _master_addr(environ: Mapping[str, str], num_nodes: int, hint: str) -> str:
 
 
 def _number_of(environ: Mapping[str, str], names: tuple[str, ...], default: int | None = None) -> int:
-    """The first of these variables that is set, as a number."""
+    """Return the first of these variables that is set, as a number."""
     name = next((name for name in names if environ.get(name)), names[0] if names else "")
     return _number(environ, name, default)
 

@@ -8,10 +8,10 @@ import hashlib
 def seed_for(
     run_seed: int, step: int = 0, micro_step: int = 0, role: str = "", dp_rank: int = 0, piece: int = 0
 ) -> int:
-    """63-bit seed for one use: blake2b of the run's seed and the coordinates.
+    """Return a 63-bit seed for one use: blake2b of the run's seed and the coordinates.
 
-    ``piece``: the piece of its rows' tokens a rank computes under context parallelism. Equal on all ranks that pass the
-    same coordinates; a resumed run draws what the uninterrupted one drew.
+    ``piece``: the rank's part of the sequence under context parallelism. Equal on all ranks that pass the
+    same coordinates; a resumed run draws the same numbers as an uninterrupted one.
     """
     text = f"{run_seed}|{step}|{micro_step}|{role}|{dp_rank}|{piece}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

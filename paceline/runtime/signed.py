@@ -1,7 +1,8 @@
-"""What ranks tell each other through the store, with a code that only they can make (HMAC-SHA256 over key and text).
+"""Signed messages between ranks through the store (HMAC-SHA256 over key and text).
 
-Anybody who reaches the store's port can write any key. A value without a right code is ignored, and said once. Nothing is kept secret by it:
-a stranger can still read what is there, and disturb (``docs/strategies.md``, "Who can reach the store").
+Anyone who reaches the store's port can write any key. A value without a valid signature is ignored, with one
+warning. It gives no confidentiality: strangers can still read the values, and disturb
+(``docs/strategies.md``, "Who can reach the store").
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ _LENGTH = hashlib.sha256().digest_size * 2  # hexadecimal digits before the text
 
 
 def fingerprint(secret: bytes) -> str:
-    """What may be shown of a secret, so that ranks with different ones can tell; empty for none."""
+    """Return a short hash of a secret, which may be shown to compare secrets; empty for none."""
     return hmac.new(secret, b"paceline/fingerprint", hashlib.sha256).hexdigest()[:16] if secret else ""
 
 
 class SignedStore:
-    """Texts by key. Without a secret they carry no code and everything is believed.
+    """Signed texts by key. Without a secret nothing is signed or checked.
 
-    ``name`` is bound into the codes: a value of another attempt is not believed in this one. ``on_forged(key)`` is called once, from the thread that
-    met the first value without a right code. Every method may block for as long as the store does.
+    ``name`` is part of the signature: a value of another attempt is not accepted in this one.
+    ``on_forged(key)`` is called once, for the first value with an invalid signature, from the thread that
+    read it. Every method may block for as long as the store does.
     """
 
     def __init__(
@@ -37,15 +39,18 @@ class SignedStore:
         self._store.set(key, self._signed(key, text))
 
     def get(self, key: str) -> str | None:
-        """The text at ``key``; None where there is none, or none that can be believed."""
+        """Return the text at ``key``; None if there is none or its signature is invalid."""
         return self._believed(key, self._store.get(key)) if self._store.check([key]) else None
 
     def get_all(self, keys: Sequence[str]) -> list[str | None]:
-        """The texts at ``keys``, all of which must be there (else this waits), in one call."""
+        """Return the texts at ``keys`` in one call; waits until all keys exist."""
         return [self._believed(key, value) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
 
     def set_first(self, key: str, text: str) -> bool:
-        """Set ``key`` unless a rank has; whether this was the first. What a stranger has put there gives way."""
+        """Set ``key`` unless a rank has set it; return whether this was the first.
+
+        A forged value is replaced.
+        """
         mine = self._signed(key, text)
         there = self._store.compare_set(key, "", mine)
         if there.decode("utf-8", "replace") == mine:
@@ -56,7 +61,7 @@ class SignedStore:
         return True
 
     def add(self, key: str, count: int) -> int:
-        """A counter carries no code: nothing may depend on it but how long somebody waits."""
+        """Add to an unsigned counter; only waiting times may depend on it."""
         return int(self._store.add(key, count))
 
     def _signed(self, key: str, text: str) -> str:

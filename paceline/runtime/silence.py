@@ -1,4 +1,4 @@
-"""The words for a rank, or the ranks' store, that gives no sign of life."""
+"""Diagnostics for ranks, or a store, that do not respond."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from paceline.runtime.rank_env import RankEnv
 
 
 def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood_still: float) -> Diagnostic:
-    """``seen``: what is known of each; ``stood_still``: seconds for which the process that says this was stopped itself."""
+    """``seen``: what is known of each rank.
+
+    ``stood_still``: seconds for which this process itself was stopped.
+    """
     shown = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
     what = f"no sign of life for {seconds:.0f} s from rank {shown}"
     hint = "look at that process (stopped by SIGSTOP or a debugger?), at its machine and at the network to it; training.ddp_timeout sets the wait"
@@ -21,7 +24,7 @@ def rank_silent(ranks: Sequence[int], seconds: float, seen: Sequence[str], stood
 def store_silent(
     env: RankEnv, seconds: float, sign: Callable[[int], str], stood_still: float, severity: Severity
 ) -> Diagnostic:
-    """The store does not answer: its host stands still, or the network between is cut."""
+    """The store does not respond: its host is stopped, or the network in between is cut."""
     where, host = _place(env)
     hosted = env.rank == 0 and not env.agent_store
     what = f"the ranks' meeting point has not answered for {seconds:.0f} s; {'this very process' if hosted else host} hosts it"
@@ -40,7 +43,7 @@ def store_silent(
 
 
 def store_lost(env: RankEnv) -> Diagnostic:
-    """The connection to the store has broken: its host has died."""
+    """The connection to the store broke: its host died."""
     where, host = _place(env)
     what = f"{host}, which hosts the ranks' meeting point, is gone without a word"
     hint = f"the output of {host} and the kernel log of its node (dmesg: Out of memory)"
@@ -49,7 +52,7 @@ def store_lost(env: RankEnv) -> Diagnostic:
 
 
 def store_forged(rank: int, key: str) -> Diagnostic:
-    """Somebody else writes into the store. Nothing of it is believed or shown."""
+    """A value in the store was not written by a rank of this run; it is ignored and not shown."""
     what = "a value in the ranks' store was not written by a rank of this run; such values are ignored, and this is said once"
     hint = "who else can reach that port? One address of a network of your own: launch.master_addr"
     return codes.RUNTIME_STORE_FORGED(what, f"rank {rank}", key, hint, Severity.WARNING)

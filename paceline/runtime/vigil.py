@@ -1,4 +1,7 @@
-"""Who has been heard of and when, and what to say about it. Pure: the caller brings beats and the time of its own clock."""
+"""Track when each rank was last heard of, and what to report.
+
+Pure: the caller passes heartbeats and times.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ from dataclasses import asdict, dataclass
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.runtime import codes
 
-SLOW_SHARE = 0.5  # of the time, in which a process stood still: every step of the others waits for it
+SLOW_SHARE = 0.5  # fraction of time for which a process did not run: every step waits for it
 _CALM_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life: the ``count``-th, at ``step`` in ``phase``; ``lost``: the share of the last while in which the process stood still; ``done``: it was the last."""
+    """A heartbeat: the ``count``-th, at ``step`` in ``phase``.
+
+    ``lost``: fraction of recent time for which the process did not run; ``done``: it was the last one.
+    """
 
     count: int
     step: int = 0
@@ -29,7 +35,7 @@ class Beat:
 
     @staticmethod
     def of(text: str | None) -> Beat | None:
-        """None for what no rank writes."""
+        """Parse a heartbeat; None if it is invalid."""
         try:
             data = json.loads(text or "")
             return Beat(int(data["count"]), int(data["step"]), str(data["phase"])[:40], float(data["lost"]), bool(data["done"]))  # fmt: skip
@@ -38,7 +44,10 @@ class Beat:
 
 
 class Pulse:
-    """How much of the last ``span_seconds`` this process stood still (stopped, starved of CPU): a thread that wakes at intervals tells how late it is."""
+    """Measure for how much of the last ``span_seconds`` this process did not run (stopped, starved of CPU).
+
+    A thread that wakes at fixed intervals reports by how much it was late.
+    """
 
     def __init__(self, span_seconds: float, now: float) -> None:
         self._span, self._begun = span_seconds, now
@@ -50,13 +59,13 @@ class Pulse:
             self._late.popleft()
 
     def lost(self, now: float) -> float:
-        """0 until it is known."""
+        """Return that fraction; 0 until it is known."""
         known = min(self._span, now - self._begun)
         return min(1.0, sum(late for _, late in self._late) / known) if known >= self._span / 2 else 0.0
 
 
 class Vigil:
-    """Watches ``ranks`` from ``now`` on. ``sign``: what else can be seen of a rank that is silent."""
+    """Watch ``ranks`` from ``now`` on. ``sign`` returns what else is known about a silent rank."""
 
     def __init__(
         self, ranks: Iterable[int], now: float, warn_seconds: float, sign: Callable[[int], str] = lambda rank: ""
@@ -64,29 +73,29 @@ class Vigil:
         self._heard = dict.fromkeys(ranks, now)
         self._beats: dict[int, Beat] = {}
         self._warn, self._sign = warn_seconds, sign
-        self._missed: set[int] = set()  # whose silence was said
-        self._slow: set[int] = set()  # whose slowness was said
+        self._missed: set[int] = set()  # whose silence was reported
+        self._slow: set[int] = set()  # whose slowness was reported
 
     def hear(self, rank: int, text: str | None, now: float) -> None:
-        """What stands under the rank's key; a beat heard before, or none, is no sign of life."""
+        """Record a rank's heartbeat text; a repeated or missing heartbeat does not count."""
         beat, last = Beat.of(text), self._beats.get(rank)
         if rank in self._heard and beat is not None and (last is None or beat.count > last.count or beat.done):
             self._beats[rank], self._heard[rank] = beat, now
 
     def forgive(self, seconds: float, now: float) -> None:
-        """Nobody was listening for so long: it does not count against anybody."""
+        """Nobody was listening for ``seconds``: shift the times, so that it does not count as silence."""
         self._heard = {rank: min(now, heard + seconds) for rank, heard in self._heard.items()}
 
     def doubt(self, heard: float) -> None:
-        """Take all as last heard of at ``heard``."""
+        """Set the last heartbeat of all ranks to the time ``heard``."""
         self._heard = dict.fromkeys(self._heard, heard)
 
     def silent(self, now: float, seconds: float) -> list[int]:
-        """The ranks not heard of for ``seconds``, but for those that have said goodbye."""
+        """Return the ranks without a heartbeat for ``seconds``, except those that have sent their last."""
         return [r for r, heard in self._heard.items() if now - heard > seconds and not self._is_done(r)]
 
     def last_seen(self, rank: int) -> str:
-        """``step 12, train``; what else is seen of it now."""
+        """Return ``rank 3 was last at step 12 (train)``, and what else is known about it now."""
         beat = self._beats.get(rank)
         seen = (
             f"rank {rank} was last at step {beat.step} ({beat.phase})"
@@ -96,7 +105,7 @@ class Vigil:
         return "; ".join(filter(None, (seen, self._sign(rank))))
 
     def news(self, now: float) -> list[Diagnostic]:
-        """What is to be said now and was not: a silence that begins or ends, a rank that is slow."""
+        """Return what is new to report: silence that begins or ends, a rank that is slow."""
         found = []
         silent = set(self.silent(now, self._warn))
         for rank in sorted(silent - self._missed):

@@ -1,4 +1,4 @@
-"""The world: this process among the others. The only place that creates a process group, and the one that ends it."""
+"""The world: this process among the others. The only place that creates and destroys a process group."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from paceline.runtime.rank_env import RankEnv
 __all__ = ["RankEnv", "World", "environment"]
 
 JSON_LIMIT_BYTES = 16 * 1024 * 1024
-_LINGER_SECONDS = 5.0  # how long the host of the store waits for the others to leave first
+_LINGER_SECONDS = 5.0  # for how long the store's host waits for the others to disconnect
 
 
 @dataclass
 class World:
-    """This process among ``world_size``, with the few collectives that our own code uses.
+    """This process among ``world_size``, with the few collectives that Paceline's own code uses.
 
-    Every method that takes or gives values is a collective: all ranks call it, in the same order. Nothing is pickled:
-    JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and there is no process group.
+    Every method that takes or returns values is a collective: all ranks call it, in the same order. Nothing
+    is pickled: JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and
+    there is no process group.
     """
 
     rank: int
@@ -49,13 +50,13 @@ class World:
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> World:
-        """A world of one process, without a process group."""
+        """Return a world of one process, without a process group."""
         chosen = pick_device(device, 0) if isinstance(device, str) else device
         return World(0, 0, 1, 1, chosen, "none", None)
 
     @staticmethod
     def pretend(world_size: int) -> World:
-        """Rank 0 of a world that is not there: collectives return at once and move nothing. For simulation."""
+        """Return rank 0 of a fake world for simulation: collectives return at once and move nothing."""
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         world = World(0, 0, world_size, 1, torch.device("cpu"), "none" if world_size == 1 else "fake", None)
@@ -73,10 +74,12 @@ class World:
         secret: bytes = b"",
         met: Callable[[World], object] = lambda world: None,
     ) -> World:
-        """Meet the other ranks. ``device`` is ``cpu`` or ``cuda``; ``backend`` ``gloo``, ``nccl`` or ``auto``; ``secret``: the run's (``launch/secret.py``).
+        """Rendezvous with the other ranks and create the process group. Collective.
 
-        ``met`` is called when all ranks are here, before there is a process group: who watches over them begins there.
-        Raises PacelineError: ``runtime.port_in_use``, ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``.
+        ``device``: ``cpu`` or ``cuda``; ``backend``: ``gloo``, ``nccl`` or ``auto``; ``secret``: the run's
+        (``launch/secret.py``). ``met`` is called when all ranks have arrived, before the process group
+        exists: a watchdog can start there. Raises PacelineError: ``runtime.port_in_use``,
+        ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``.
         """
         chosen = pick_device(device, env.local_rank)
         if chosen.type == "cuda":
@@ -105,7 +108,10 @@ class World:
         return world
 
     def require_group(self) -> None:
-        """A process group in a world of one too, for engines that cannot do without (DeepSpeed); ``close`` ends it."""
+        """Create a process group in a world of one, for engines that need one (DeepSpeed).
+
+        ``close`` destroys it.
+        """
         if self.world_size == 1 and not dist.is_initialized():
             self._open_group("nccl" if self.device.type == "cuda" else "gloo", dist.HashStore())
 
@@ -125,27 +131,30 @@ class World:
         return self.rank == 0
 
     def all_reduce_sum(self, values: Sequence[int]) -> list[int]:
-        """int64 sums over all ranks; every rank gives as many."""
+        """Return int64 sums over all ranks; every rank passes the same number of values."""
         return [int(v) for v in self._reduce(values, torch.int64, dist.ReduceOp.SUM)]
 
     def all_reduce_sum_float(self, values: Sequence[float]) -> list[float]:
-        """float64 sums over all ranks; every rank gives as many."""
+        """Return float64 sums over all ranks; every rank passes the same number of values."""
         return [float(v) for v in self._reduce(values, torch.float64, dist.ReduceOp.SUM)]
 
     def all_reduce_max_float(self, values: Sequence[float]) -> list[float]:
-        """float64 maxima over all ranks (the slowest, the fullest)."""
+        """Return float64 maxima over all ranks."""
         return [float(v) for v in self._reduce(values, torch.float64, dist.ReduceOp.MAX)]
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether ``flag`` is True on any rank."""
         return bool(self._reduce([int(flag)], torch.int64, dist.ReduceOp.MAX)[0])
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here."""
+        """Wait until all ranks have called this."""
         self._reduce([1], torch.int64, dist.ReduceOp.SUM)
 
     def broadcast_json(self, value: Any = None, src: int = 0, limit_bytes: int = JSON_LIMIT_BYTES) -> Any:
-        """The value that rank ``src`` gave, on every rank. JSON types only; raises ``runtime.json_limit`` on all ranks when too big."""
+        """Return rank ``src``'s value on every rank. JSON types only.
+
+        Raises ``runtime.json_limit`` on all ranks if it is too big.
+        """
         if self.world_size == 1:
             return json.loads(_encode(value))
         data = _encode(value) if self.rank == src else b""
@@ -157,7 +166,10 @@ class World:
         return json.loads(bytes(payload.cpu().numpy()))
 
     def all_gather_json(self, value: Any, limit_bytes: int = JSON_LIMIT_BYTES) -> list[Any]:
-        """Every rank's value, in rank order, on every rank. JSON types only; the limit is for one value."""
+        """Return every rank's value, in rank order, on every rank. JSON types only.
+
+        The limit applies to each value.
+        """
         if self.world_size == 1:
             return [json.loads(_encode(value))]
         data = _encode(value)
@@ -172,12 +184,13 @@ class World:
         return [json.loads(bytes(t[:n].cpu().numpy())) for t, n in zip(gathered, lengths, strict=True)]
 
     def close(self, ok: bool) -> bool:
-        """End the process group (contract 10: engines first, then this, then flush and exit). Returns whether all ranks left in order.
+        """Destroy the process group; return whether all ranks left in order.
 
-        ``ok=True``: all ranks meet, then leave; the host of the store leaves last. False means that one died on the way out
-        (``ExitCode.CLOSING``: the result is durable all the same). ``ok=False``: others may be gone or stuck, so nobody is waited for
-        and the group is left to die with the process, which the caller ends by ``runtime.alarm.leave``: destructors
-        of a broken group can hang.
+        Contract 10: engines first, then this, then flush and exit. ``ok=True``: a barrier, then all ranks
+        leave, the store's host last. False means that a rank died while leaving (``ExitCode.CLOSING``: the
+        result is durable all the same). ``ok=False``: other ranks may be gone or stuck, so nothing is waited
+        for and the group is not destroyed, as destructors of a broken group can hang; the caller ends the
+        process with ``runtime.leaving.leave``.
         """
         if self.closed or self.world_size == 1:
             if not self.closed and dist.is_initialized():
@@ -198,7 +211,7 @@ class World:
         return True
 
     def _leave_store(self) -> None:
-        """The rank that hosts the store stays until the others have let go of it (or a few seconds have passed)."""
+        """The store's host stays until the others have disconnected (or a few seconds have passed)."""
         store = self.store
         if store is None or self.env.agent_store:
             return
@@ -210,12 +223,12 @@ class World:
 
         with contextlib.suppress(
             RuntimeError, TimeoutError
-        ):  # the host is gone, or stands still: nothing depends on it any more
+        ):  # the host is gone or hangs: nothing depends on it any more
             within(_LINGER_SECONDS + 1, linger if self.is_main else lambda: store.add("left", 1), "leaving the store")
 
     @property
     def _wire(self) -> torch.device:
-        """Where tensors must lie to be sent."""
+        """The device of tensors that are sent."""
         return self.device if self.backend == "nccl" else torch.device("cpu")
 
     def _reduce(self, values: Sequence[int] | Sequence[float], dtype: torch.dtype, op: Any) -> list[int] | list[float]:
@@ -229,7 +242,7 @@ class World:
 
 
 def environment() -> Mapping[str, str]:
-    """A copy of the process's environment, to be passed on: the torch side reads it nowhere else."""
+    """Return a copy of the process's environment; the torch side reads it nowhere else."""
     return dict(os.environ)
 
 
@@ -249,12 +262,18 @@ def _encode(value: Any) -> bytes:
 
 
 def _bytes_tensor(data: bytes, size: int) -> torch.Tensor:
-    """uint8 [size] on the CPU: ``data``, then zeros. At least one element, as empty messages are not sent alike everywhere."""
+    """Return uint8 [size] on the CPU: ``data``, then zeros.
+
+    At least one element, as empty messages are not portable.
+    """
     return torch.frombuffer(bytearray(data.ljust(size, b"\0") or b"\0"), dtype=torch.uint8)[: max(size, 1)]
 
 
 def _check_size(size: int, limit_bytes: int, rank: int) -> None:
-    """Both sides know the size before the bytes are sent, so all ranks refuse together."""
+    """Raise if a value is too big.
+
+    All ranks know the sizes before the bytes are sent, so all raise together.
+    """
     if size > limit_bytes:
         raise PacelineError(
             codes.RUNTIME_JSON_LIMIT(
