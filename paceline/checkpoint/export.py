@@ -46,9 +46,7 @@ from paceline.protocols.shard import BUFFER, PARAM
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written (``kind``: ``model``, ``adapter`` or ``merged model``), and whether it was loaded
-    back.
-    """
+    """What was written (``model``, ``adapter`` or ``merged model``), and whether it was loaded back."""
 
     path: Path
     step: int

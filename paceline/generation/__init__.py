@@ -1,1 +1,1 @@
-"""Answers from a model: batched and greedy, and a conversation in the terminal."""
+"""Text generation from a model: batched, greedy or sampled, for rollouts and for chat in the terminal."""

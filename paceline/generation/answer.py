@@ -1,4 +1,4 @@
-"""Batched greedy answers of a Hugging Face model to user prompts, through the tokenizer's own chat template."""
+"""Batched answers of a Hugging Face model to conversations, through the tokenizer's own chat template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Message = Mapping[str, str]  # {"role": "user" | "assistant" | "system", "conten
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 leave the distribution whole."""
+    """How the next token is chosen: ``temperature`` 0 is greedy.
+
+    ``top_k`` 0 and ``top_p`` 1 do not truncate.
+    """
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -27,7 +30,7 @@ class Sampling:
     top_k: int = 0
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of ``model.generate``."""
+        """Return the keyword arguments of ``model.generate``."""
         if self.temperature <= 0:
             return {
                 "max_new_tokens": self.max_new_tokens,
@@ -46,7 +49,7 @@ class Sampling:
 
 
 def load_folder(folder: Path) -> tuple[Any, Any]:
-    """(model, tokenizer) of a Hugging Face folder, fp32, in evaluation mode. Raises ConfigError when it is none."""
+    """Load (model, tokenizer) from a Hugging Face folder, fp32, in evaluation mode. Raises ConfigError."""
     if not (folder / "config.json").is_file():
         raise ConfigError(
             codes.GENERATION_NO_MODEL(
@@ -60,7 +63,7 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
     from transformers.utils.logging import disable_progress_bar
 
     refuse_hub_attention(_config(folder), str(folder))
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # who chats waits for words
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # no bars in a chat
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
@@ -83,20 +86,21 @@ def _config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError):
-        return None  # loading it says what is wrong
+        return None  # loading the model reports the error
 
 
 def answer(
     model: Any, tokenizer: Any, conversations: Sequence[Sequence[Message]], sampling: Sampling, *, batch_size: int = 64
 ) -> list[str]:
-    """The assistant's next message in each conversation, special tokens removed.
+    """Return the assistant's next message in each conversation, special tokens removed.
 
-    Greedy answers do not depend on ``batch_size``: conversations are padded on the left and the padding is masked.
-    Raises ConfigError when the tokenizer has no chat template (or one that does not end) or a conversation leaves no room for an answer.
+    Greedy answers do not depend on ``batch_size``: prompts are padded on the left and the padding is masked.
+    Raises ConfigError if the tokenizer has no chat template (or one that does not terminate) or a
+    conversation leaves no room for an answer.
     """
     prompts = [prompt_ids(tokenizer, messages) for messages in conversations]
     _check_room(model, prompts, sampling)
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # like lengths together: less padding
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # sort by length: less padding
     answers = [""] * len(prompts)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
@@ -108,7 +112,7 @@ def answer(
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a conversation up to where the assistant begins to speak."""
+    """Return the token ids of a conversation up to the start of the assistant's message."""
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             codes.GENERATION_NO_CHAT_TEMPLATE(
@@ -118,11 +122,14 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
             )
         )
     text = _rendered(tokenizer, [dict(m) for m in messages])
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # a template writes its special tokens itself
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # the template adds special tokens itself
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """The conversation by the tokenizer's template, a program of whoever made it: within the bounds that preparation has. Raises ConfigError."""
+    """Render the conversation with the tokenizer's chat template. Raises ConfigError.
+
+    A template is untrusted code: it runs under the same time and memory limits as in data preparation.
+    """
     hint = "train with model.chat_template: chatml, or take a tokenizer whose template you know"
     try:
         with bounded.bounded_memory(), bounded.bounded_time():
@@ -132,7 +139,7 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]]) -> str:
         found = f"not done after {bounded.CPU_SECONDS:g} s" if spent else f"more than {bounded.MEMORY_BYTES >> 20} MiB"
         what = "the chat template takes more time or memory than any conversation needs"
         raise ConfigError(codes.GENERATION_TEMPLATE_COSTLY(what, "chat_template", found, hint)) from None
-    except Exception as exc:  # noqa: BLE001  (whatever somebody else's program raises is its refusal)
+    except Exception as exc:  # noqa: BLE001  (a template may raise anything)
         found = f"{type(exc).__name__}: {exc}"[:200]
         what = "the chat template does not take this conversation"
         raise ConfigError(codes.GENERATION_TEMPLATE_REFUSED(what, "chat_template", found, hint)) from exc
@@ -160,7 +167,7 @@ def _answer_batch(model: Any, tokenizer: Any, prompts: Sequence[list[int]], samp
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
-    """Every token that ends an answer: the tokenizer's, the model's, and the end-of-turn words of common templates."""
+    """Return every token that ends an answer: the tokenizer's, the model's, and the template's."""
     said = getattr(model.generation_config, "eos_token_id", None)
     ends = {tokenizer.eos_token_id, *(said if isinstance(said, (list, tuple)) else [said])}
     template = str(tokenizer.chat_template or "")
@@ -172,7 +179,7 @@ def _end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
 
 
 def _check_room(model: Any, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-    """Refuse conversations that leave no room for a single new token."""
+    """Raise ConfigError for conversations that leave no room for a single new token."""
     limit = getattr(model.config, "max_position_embeddings", None)
     longest = max((len(p) for p in prompts), default=0)
     if limit is not None and longest >= limit:

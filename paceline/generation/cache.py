@@ -1,4 +1,4 @@
-"""A key-value cache with room to grow: tokens are written in place instead of copying all of it at every step."""
+"""A preallocated key-value cache: tokens are written in place instead of copying the cache at every step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """``DynamicLayer`` over buffers that double; ``keys`` and ``values`` are views of what is filled."""
+    """``DynamicLayer`` over buffers that double in size.
+
+    ``keys`` and ``values`` are views of the filled part.
+    """
 
     def __init__(self, room: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -18,7 +21,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append [B, K, T, D]; the views of everything so far."""
+        """Append [B, K, T, D] (K: key-value heads); return views of all keys and values so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self._filled = self._filled, self._filled + key_states.shape[-2]
@@ -28,7 +31,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self._show()
 
     def _with_room(self, key_states: Tensor, value_states: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """The buffers, larger ones when these are full."""
+        """Return the buffers, enlarged if they are full."""
         if self._buffers is not None and self._filled <= self._buffers[0].shape[-2]:
             return self._buffers
         room = max(self._filled, 2 * start, self._room)
@@ -46,14 +49,17 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return keys, values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Rows ``indices`` in this order; a row may come several times."""
+        """Select batch rows in the order of ``indices``; a row may repeat."""
         if self._buffers is not None:
             self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
             self._show()
 
 
 def roomy_cache(config: Any, room: int) -> DynamicCache:
-    """A cache for a model of ``config``; layers that keep everything get ``room`` tokens at once, others (sliding windows, states) Transformers' own."""
+    """Return a cache for a model of ``config``, with full-attention layers preallocated for ``room`` tokens.
+
+    Other layers (sliding windows, states) are Transformers' own.
+    """
     cache = DynamicCache(config=config)
     if cache.layer_class_to_replicate is None:
         cache.layers = [RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
@@ -61,7 +67,7 @@ def roomy_cache(config: Any, room: int) -> DynamicCache:
 
 
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """Keep ``rows`` int64 of every layer, in this order; a row may come several times."""
+    """Select ``rows`` (int64) of every layer's batch, in this order; a row may repeat."""
     layers: list[Any] = cache.layers
     for layer in layers:
         layer.batch_select_indices(rows)

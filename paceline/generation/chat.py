@@ -1,7 +1,9 @@
-"""A conversation in the terminal: ``python -m paceline.generation.chat RUN [--prompt TEXT] [--system TEXT] [--max-new-tokens N] [--temperature T]``.
+"""Chat in the terminal with a trained model.
 
-RUN is a run directory, one checkpoint of it, or a Hugging Face folder. What no option says, the run's ``generation:`` does. With ``--prompt`` one answer is printed and nothing is read;
-otherwise prompts are read from standard input, a line each, also from a pipe.
+``python -m paceline.generation.chat RUN [--prompt TEXT] [--system TEXT] [--max-new-tokens N] [--temperature
+T]``. RUN is a run directory, one of its checkpoints, or a Hugging Face folder. Options that are not given
+come from the run's ``generation:`` section. With ``--prompt`` one answer is printed and nothing is read;
+otherwise prompts are read from standard input, one per line, also from a pipe.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code; errors with a name are printed, not raised."""
+    """Run the chat; return the exit code. Paceline's errors are printed, not raised."""
     options = _parser().parse_args(None if argv is None else list(argv))
     try:
         sampling = sampling_of(Path(options.run), {name: getattr(options, name) for name in SAMPLING})
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def model_folder(run: Path) -> Iterator[Path]:
-    """A Hugging Face folder with the model of ``run``: itself if it is one, else a temporary export of its newest checkpoint."""
+    """Yield a Hugging Face folder with the model of ``run``: that folder, or an export to a temporary one."""
     if not run.is_dir():
         raise ConfigError(
             codes.GENERATION_NO_RUN(
@@ -101,7 +103,10 @@ def model_folder(run: Path) -> Iterator[Path]:
 def converse(
     model: Any, tokenizer: Any, opening: Sequence[Message], sampling: Sampling, source: TextIO, *, remember: bool
 ) -> None:
-    """Read prompts until the end of ``source``, ``/quit`` or Ctrl-D. A prompt that cannot be answered says why and the talk goes on."""
+    """Read prompts until the end of ``source``, ``/quit`` or Ctrl-D.
+
+    Errors are printed and the chat continues.
+    """
     interactive = source.isatty()
     if interactive:
         print("Write a prompt and press Enter. /new starts over, /quit or Ctrl-D ends.")

@@ -1,4 +1,4 @@
-"""From logits to the next tokens and their log-probabilities."""
+"""Sample the next tokens and their log-probabilities from logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from paceline.generation.noise import gumbel
 
 
 def choose(logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens int64 [B], log-probabilities [B]) from logits [B, V]; ``streams`` and ``places`` int64 [B] name the noise (see ``noise.gumbel``)."""
+    """Return (tokens int64 [B], log-probabilities [B]) from logits [B, V].
+
+    ``streams`` and ``places``, int64 [B], select the noise (see ``noise.gumbel``).
+    """
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.temperature <= 0:
         tokens = largest(wide)
@@ -24,14 +27,18 @@ def choose(logits: Tensor, sampling: RolloutSampling, streams: Tensor, places: T
 
 
 def largest(scores: Tensor) -> Tensor:
-    """int64 [B]: the first of the largest in each row of [B, V]; NumPy's search goes over a row ten times as fast as torch's on a CPU."""
+    """Return the argmax of each row of [B, V], int64 [B], ties to the first.
+
+    On a CPU by NumPy, whose argmax over a row is ten times as fast as torch's.
+    """
     return torch.from_numpy(scores.numpy().argmax(-1)) if scores.device.type == "cpu" else scores.argmax(-1)
 
 
 def keep_likeliest(logits: Tensor, sampling: RolloutSampling) -> Tensor:
-    """Logits with -inf outside of the ``top_k`` likeliest and then of the smallest set with probability ``top_p`` (Holtzman et al. 2020).
+    """Set logits to -inf outside the top-k, then outside the top-p nucleus (Holtzman et al. 2020).
 
-    The likeliest token always stays. Order and edges as in Transformers' warpers: first k, then p of what is left.
+    The likeliest token always stays. Order and edge cases as in Transformers' warpers: first k, then p of
+    what is left.
     """
     vocabulary = logits.shape[-1]
     if 0 < sampling.top_k < vocabulary:

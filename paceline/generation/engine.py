@@ -1,4 +1,4 @@
-"""What rollouts ask of whoever generates: this process's own model, or a server behind the same words."""
+"""The interface between rollouts and a generation engine: the local model, or a server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RolloutSampling:
-    """How tokens are drawn. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 leave the distribution whole.
+    """How tokens are sampled: ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 do not truncate.
 
-    The log-probability that comes with a token is that of softmax(logits / temperature) over the whole vocabulary (temperature 1 when greedy),
-    before top-k and top-p: the policy that is trained is that distribution, and training recomputes exactly this number.
+    A token's log-probability is that of softmax(logits / temperature) over the full vocabulary (temperature 1
+    if greedy), before top-k and top-p: this is the distribution of the trained policy, and training
+    recomputes exactly this number.
     """
 
     temperature: float = 1.0
@@ -24,11 +25,11 @@ class RolloutSampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One answer wanted.
+    """One answer to generate.
 
     prompt      token ids
-    stream      64-bit key of its noise: f(seed, prompt's id, sample number), the same on any rank
-    max_tokens  the longest answer, the token that ends it included; 0 gives an empty answer
+    stream      64-bit key of its noise: f(seed, prompt's id, sample number), equal on all ranks
+    max_tokens  maximum length of the answer, its stop token included; 0 gives an empty answer
     """
 
     prompt: tuple[int, ...]
@@ -38,7 +39,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """``tokens`` with the one that ended it; ``logprobs`` fp32 (fp64 for a fp64 model) [len(tokens)]; ``ended``: by a stop token, not by its length."""
+    """A generated answer: ``tokens`` with the stop token.
+
+    ``logprobs`` [len(tokens)], fp32 (fp64 for a fp64 model).
+
+    ``ended``: by a stop token, not by its maximum length.
+    """
 
     tokens: tuple[int, ...]
     logprobs: Tensor
@@ -46,6 +52,9 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Answers requests in their order. Collective where the model is shared by ranks: every rank calls it, if need be with no request."""
+    """Answer requests, in their order.
+
+    Collective if ranks share the model: every rank calls it, if need be without requests.
+    """
 
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]: ...

@@ -1,4 +1,4 @@
-"""Batched generation by this process's own model: prompts padded on the left, each prompt read once for all its answers, a key-value cache."""
+"""Batched generation with the local model: left padding, one prefill per prompt, a key-value cache."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from paceline.generation.cache import roomy_cache, select_rows
 from paceline.generation.choose import choose
 from paceline.generation.engine import Completion, Request, RolloutSampling
 
-_THIN = 0.75  # rows that go on, as a share of those computed, at which the finished ones are dropped
+_THIN = 0.75  # fraction of rows still generating at which finished ones are removed from the batch
 
 
 class LocalEngine:
-    """An ``Engine`` over a Hugging Face causal language model that is whole here, or (with ``agree``) sharded over ranks.
+    """An ``Engine`` over a Hugging Face causal language model, local or (with ``agree``) sharded over ranks.
 
-    stop_ids  tokens that end an answer; none: answers end at their longest length
-    rows      answers decoded together
-    agree     where a forward is a collective: "does anybody go on?", asked before every forward; a rank that has nothing left to do computes one
-              token for nothing until all are through, so that ranks whose answers differ in length or number end together
-    computing what must be entered around the model's forward (``RoleModule.computing``)
-    Raises ConfigError ``generation.stateful`` for models that carry a state instead of keys and values.
+        stop_ids   tokens that end an answer; none: answers end at their maximum length
+        rows       answers decoded together
+        agree      if a forward is a collective: "does any rank continue?", called before every forward
+        computing  context manager around the model's forward (``RoleModule.computing``)
+
+    With ``agree`` a rank without work runs dummy forwards of one token until all ranks are done, so that
+    ranks whose answers differ in length or number finish together. Raises ConfigError ``generation.stateful``
+    for models with a recurrent state instead of keys and values.
     """
 
     def __init__(
@@ -45,15 +47,16 @@ class LocalEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
-        """One completion a request, in order."""
+        """Return one completion per request, in order. Collective with ``agree``."""
         nothing = torch.zeros(0, dtype=torch.float32)
         done: list[Completion] = [Completion((), nothing, False)] * len(requests)
         wanted = [i for i, request in enumerate(requests) if request.max_tokens > 0]
         wanted.sort(
             key=lambda i: (len(requests[i].prompt), requests[i].prompt)
-        )  # like lengths, and like prompts, together
+        )  # batch equal lengths and equal prompts together
         waiting = [wanted[start : start + self.rows] for start in range(0, len(wanted), self.rows)]
         running: tuple[list[int], _Decoding] | None = None
+        # One forward an iteration on every rank: a step of the running batch, or a dummy while others work.
         while self._goes_on(bool(waiting) or running is not None):
             if running is None and waiting:
                 chunk = waiting.pop(0)
@@ -70,7 +73,7 @@ class LocalEngine:
         return mine if self.agree is None else self.agree(mine)
 
     def forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Any) -> Tensor:
-        """Logits [B, V] of the last position."""
+        """Return logits [B, V] of the last position."""
         with self.computing(self.device.type) if self.computing else nullcontext():
             out = self.hf(
                 input_ids=ids,
@@ -85,7 +88,7 @@ class LocalEngine:
 
 
 class _Decoding:
-    """One batch of requests on its way; rows are requests."""
+    """One batch of requests being decoded; each row is a request."""
 
     def __init__(self, engine: LocalEngine, requests: Sequence[Request], sampling: RolloutSampling) -> None:
         self.engine, self.requests, self.sampling = engine, requests, sampling
@@ -99,8 +102,8 @@ class _Decoding:
         self.streams = torch.tensor([r.stream for r in requests], dtype=torch.int64, device=device)
         self.width = max(map(len, prompts))
         self.cache = cache_for(engine.hf, self.width + self.longest)
-        self.rows = torch.arange(len(requests), device=device)  # the requests that are still computed
-        self.going = torch.ones(len(requests), dtype=torch.bool, device=device)  # … and those of them that go on
+        self.rows = torch.arange(len(requests), device=device)  # requests still in the batch
+        self.going = torch.ones(len(requests), dtype=torch.bool, device=device)  # of these, the ones still generating
         self.tokens = torch.zeros(len(requests), self.longest, dtype=torch.int64, device=device)
         self.logprobs: Tensor | None = None
         self.lengths = torch.zeros(len(requests), dtype=torch.int64, device=device)
@@ -110,12 +113,13 @@ class _Decoding:
         self.position = torch.tensor([len(r.prompt) for r in requests], device=device)
 
     def advance(self) -> bool:
-        """One forward and one token a row; whether all are through."""
+        """Run one forward and append one token per row; return whether all are done."""
         logits = self._read_prompts() if self.place == 0 else self._next()
         streams, places = self.streams[self.rows], torch.full_like(self.rows, self.place)
         chosen, logprobs = choose(logits, self.sampling, streams, places)
         if self.logprobs is None:
             self.logprobs = torch.zeros(self.tokens.shape, dtype=logprobs.dtype, device=logprobs.device)
+        # Append to the unfinished answers, then mark those that end with this token.
         writes = self.rows[self.going]
         self.tokens[writes, self.place] = chosen[self.going]
         self.logprobs[writes, self.place] = logprobs[self.going]
@@ -126,12 +130,13 @@ class _Decoding:
         self.last = chosen
         self.place += 1
         count = int(self.going.sum())
+        # Shrink the batch once enough rows are finished.
         if count and count <= _THIN * len(self.rows):
             self._drop_finished()
         return count == 0
 
     def completions(self) -> list[Completion]:
-        """What was said, a request each."""
+        """Return the answers, one per request."""
         assert self.logprobs is not None
         tokens, logprobs = self.tokens.tolist(), self.logprobs.cpu()
         return [
@@ -140,7 +145,10 @@ class _Decoding:
         ]
 
     def _read_prompts(self) -> Tensor:
-        """Every prompt once; then a row for each of its answers."""
+        """Prefill each distinct prompt once, repeat its cache for each of its answers.
+
+        Return logits [B, V].
+        """
         device, count = self.engine.device, len(self.prompts)
         ids = torch.full((count, self.width), self.engine.pad_id, dtype=torch.int64)
         mask = torch.zeros(count, self.width + self.longest, dtype=torch.int64)
@@ -164,7 +172,7 @@ class _Decoding:
         return self.engine.forward(self.last[:, None], seen, positions[:, None], self.cache)
 
     def _drop_finished(self) -> None:
-        """Rows whose answer is complete cost no more."""
+        """Remove finished rows from the batch and the cache."""
         keep = self.going.nonzero().squeeze(1)
         select_rows(self.cache, keep)
         self.mask = None if self.mask is None else self.mask[keep]
@@ -172,8 +180,10 @@ class _Decoding:
 
 
 def cache_for(hf: Any, room: int) -> Any:
-    """An empty cache of ``hf`` with room for so many tokens. Raises ConfigError where the model keeps something else than keys and values: padding
-    on the left would enter it."""
+    """Return an empty cache for ``hf`` with room for so many tokens.
+
+    Raises ConfigError if the model keeps other state than keys and values: left padding would enter it.
+    """
     from transformers.cache_utils import DynamicLayer
 
     cache = roomy_cache(hf.config, room)

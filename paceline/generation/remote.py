@@ -1,4 +1,4 @@
-"""An engine on the other side of a socket: an OpenAI-style completions server (vLLM's dialect) that answers with token ids."""
+"""An engine that calls an OpenAI-style completions server (as vLLM's) which returns token ids."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from paceline.core.errors import PacelineError
 from paceline.generation import codes
 from paceline.generation.engine import Completion, Request, RolloutSampling
 
-_AGAIN = frozenset({429, 502, 503, 504})  # a server that is busy or starting
+_AGAIN = frozenset({429, 502, 503, 504})  # the server is busy or starting
 _PAUSE_SECONDS = 0.5
 _KEY = "training.rollout.server"
 
 
 @dataclass
 class Server:
-    """The client of one server. Every call ends within its deadline with an answer or a named error that says who did not answer.
+    """The client of one server; every call ends within its deadline with an answer or a named error.
 
-    url      ``http://host:port``
-    timeout  seconds that one answer may take, trying again included
-    key      sent as a bearer token where there is one; it is in no message
+        url      ``http://host:port``
+        timeout  seconds that one answer may take, retries included
+        key      sent as a bearer token, if any; never part of a message
+
     Raises PacelineError ``rollout.server_unreachable``, ``rollout.server_status``, ``rollout.server_answer``.
     """
 
@@ -43,7 +44,7 @@ class Server:
         self._client = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
 
     def model(self) -> str:
-        """The name of the model that is served. Raises also where several are."""
+        """Return the name of the served model. Raises if there are several."""
         served = self.ask("GET", "/v1/models").get("data")
         names = [m["id"] for m in served if isinstance(m, dict) and "id" in m] if isinstance(served, list) else []
         if len(names) != 1:
@@ -53,7 +54,10 @@ class Server:
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
     ) -> dict[str, Any]:
-        """The JSON object that a call is answered with ({} where the body is empty). Tried again until the deadline while nobody listens or the server is busy."""
+        """Return the JSON object that the server answers with ({} for an empty body).
+
+        Retries until the deadline while the connection fails or the server is busy.
+        """
         limit = self.timeout if seconds is None else seconds
         deadline = time.monotonic() + limit
         while True:
@@ -71,7 +75,7 @@ class Server:
             time.sleep(_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._client.close()
 
     def _read(self, path: str, response: httpx.Response) -> dict[str, Any]:
@@ -101,16 +105,17 @@ class Server:
         return PacelineError(codes.ROLLOUT_SERVER_UNREACHABLE(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
 
     def wrong(self, path: str, found: str, hint: str = "a vLLM server of version 0.12 or later") -> PacelineError:
-        """The error for an answer that cannot be one."""
+        """Return the error for an invalid answer."""
         what = "the server that writes answers said something that is no answer"
         return PacelineError(codes.ROLLOUT_SERVER_ANSWER(what, f"{_KEY}.url", f"{self.url}{path}: {found}", hint))  # fmt: skip
 
 
 @dataclass
 class ServerEngine:
-    """An ``Engine`` whose answers a server writes, each request with its own seed; ``together`` of them are under way at a time.
+    """An ``Engine`` backed by a server; each request has its own seed, ``together`` of them run at a time.
 
-    The log-probabilities are the server's: those of the distribution it drew from. ``vocab_size`` bounds the ids that are believed.
+    The log-probabilities are the server's: those of the distribution it sampled from. Token ids beyond
+    ``vocab_size`` are refused.
     """
 
     server: Server
@@ -120,7 +125,7 @@ class ServerEngine:
     together: int = 64
 
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
-        """One completion a request, in order. The first error ends the others, and is raised."""
+        """Return one completion per request, in order. The first error cancels the others and is raised."""
         nothing = Completion((), torch.zeros(0), False)
         given_up = threading.Event()
 
@@ -164,7 +169,7 @@ class ServerEngine:
         return Completion(tuple(tokens), torch.tensor(logprobs, dtype=torch.float32), tokens[-1] in self.stop_ids)
 
     def _doubts(self, request: Request, tokens: Sequence[Any], logprobs: Sequence[float], reason: str) -> str:
-        """What cannot be an answer to ``request``; empty where all is well."""
+        """Return why this cannot be an answer to ``request``; empty if it is valid."""
         if not all(isinstance(t, int) and 0 <= t < self.vocab_size for t in tokens):
             return f"token ids outside of this vocabulary of {self.vocab_size}"
         if not 0 < len(tokens) <= request.max_tokens or len(tokens) != len(logprobs):
@@ -178,5 +183,5 @@ class ServerEngine:
 
 
 def _unless(given_up: threading.Event, work: Callable[[Request], Completion]) -> Callable[[Request], Completion]:
-    """``work``, but nothing once another has failed."""
+    """Wrap ``work`` to return an empty completion once another request has failed."""
     return lambda request: Completion((), torch.zeros(0), False) if given_up.is_set() else work(request)

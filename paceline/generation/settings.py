@@ -1,4 +1,4 @@
-"""How a run says that answers are written: the ``generation:`` section of its config, under what the command line says."""
+"""Sampling settings of answers: a run's ``generation:`` section, overridden by the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from paceline.generation.answer import Sampling
 
 
 def sampling_of(path: Path, given: Mapping[str, float | None]) -> Sampling:
-    """What ``given`` says (None: nothing), else what the run of ``path`` says, else the section's defaults. Raises ConfigError."""
+    """Return the settings: ``given`` values (None: not given), else the run's at ``path``, else the defaults.
+
+    Raises ConfigError.
+    """
     run = run_of(path)
     said = {} if run is None else _section(run)
     asked = {name: value for name, value in given.items() if value is not None}
@@ -34,7 +37,7 @@ def sampling_of(path: Path, given: Mapping[str, float | None]) -> Sampling:
 
 
 def run_of(path: Path) -> RunDir | None:
-    """The run that ``path`` is, or whose checkpoint it is; None for a Hugging Face folder, which has no such section."""
+    """Return the run at ``path``, or the run whose checkpoint it is; None for a Hugging Face folder."""
     path = path.expanduser().resolve()
     runs = (RunDir.at(folder) for folder in (path, path.parent, path.parent.parent))
     return next((run for run in runs if run.plan_json.is_file() and run.config_json.is_file()), None)
