@@ -40,6 +40,39 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("watch/panels.py", "'reward' in names"): "a metric",
 }
 ROOMS = ("plan", "strategies", "training", "algorithms", "generation")
+#: Files where JSON or YAML of others is read or written, so that keys are texts: what it is.
+EDGES: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "plan/model/config_json.py", "plan/model/mixtures.py", "plan/model/read_shape.py", "plan/model/rope.py", "plan/model/shrink.py",
+            "plan/model/supported.py", "plan/model/unusual.py", "training/rollout/named.py",
+        ),
+        "a model's config.json",
+    ),
+    **dict.fromkeys(("plan/model/folder.py", "plan/model/weights_files.py", "plan/model/weights_sizes.py"), "headers and indices of safetensors files"),
+    "plan/adapter.py": "peft's adapter_config.json",
+    "plan/hardware/catalogue.py": "a user's hardware file",
+    **dict.fromkeys(
+        (f"plan/strategies/deepspeed/{name}.py" for name in ("config", "engine", "nvme", "spec", "states", "written", "zero")),
+        "DeepSpeed's JSON",
+    ),
+    "strategies/deepspeed/config.py": "DeepSpeed's JSON",
+    "strategies/deepspeed/start.py": "DeepSpeed's JSON",
+    "strategies/deepspeed/parts.py": "mappings that DeepSpeed leaves on its parameters",
+    "plan/strategies/fsdp/options.py": "fsdp_config, by Transformers' and Accelerate's keys",
+    "strategies/state.py": "state dictionaries of torch's optimizers and GradScaler",
+    **dict.fromkeys(
+        ("training/continuity.py", "training/look.py", "training/resuming.py", "training/same_model.py", "training/saving.py"),
+        "the JSON of a checkpoint, which any version may have written",
+    ),
+    "training/answers.py": "rows of a data set",
+    "algorithms/rewards/code_tests.py": "tests in a row, in the forms of published data sets",
+    **dict.fromkeys(
+        (f"algorithms/rewards/sandbox/{name}.py" for name in ("client", "judge", "program", "server", "walls")),
+        "the protocol between sandbox, server and program: JSON lines",
+    ),
+    "generation/remote.py": "requests to a server, and its answers",
+}  # fmt: skip
 #: What a ``Job`` has beside its config.
 OF_JOB = {"hardware", "world_size", "num_nodes", "launcher", "run_dir", "shape", "others", "needs_room", "model_shape"}
 
@@ -274,11 +307,14 @@ def main(argv: list[str]) -> int:
     """Prints the measures; returns 0."""
     folders = [a for a in argv if not a.startswith("-")]
     package = Package.read(Path(folders[0]) if folders else Path(__file__).resolve().parents[1])
-    hits, keys, texts = comparisons(package), look_ups(package), package.texts.values()
+    hits, found, texts = comparisons(package), look_ups(package), package.texts.values()
+    keys = {room: {path: n for path, n in files.items() if path not in EDGES} for room, files in found.items()}
+    edges = {path: n for files in found.values() for path, n in files.items() if path in EDGES}
     rows = [
         ("comparisons with a strategy's or an algorithm's name outside its spec and table", 82, 0, len(hits)),
         ("look-ups by literal key in " + ", ".join(ROOMS), 739, 150, sum(sum(f.values()) for f in keys.values())),
         *((f"    {room}", None, None, sum(files.values())) for room, files in keys.items()),
+        ("    and in files that are an edge, listed by -v", None, None, sum(edges.values())),
         ("Any, object, cast and type: ignore", 1130, 550, loose_types(package)),
         ("statements", 25546, 25545, statements(package)),
         ("lines over 110 columns", 2696, 0, sum(len(line) > 110 for text in texts for line in text.splitlines())),
@@ -290,7 +326,7 @@ def main(argv: list[str]) -> int:
     out += [f"{what:<84} {_cell(was)} {_cell(most)} {_cell(now)}" for what, was, most, now in rows]
     if "-v" in argv:
         out += ["", *map(str, hits), "", *(f"{n:>4} {path}" for room in keys.values() for path, n in sorted(room.items(), key=lambda f: -f[1]))]  # fmt: skip
-        out += ["", *planner(package)]
+        out += ["", *(f"{n:>4} {path}: {EDGES[path]}" for path, n in sorted(edges.items(), key=lambda f: -f[1])), "", *planner(package)]  # fmt: skip
     sys.stdout.write("\n".join(out) + "\n")
     return 0
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
@@ -19,13 +17,6 @@ class BatchSplit:
     accumulation: int
     data_parallel_size: int
     global_batch: int
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> BatchSplit:
-        return BatchSplit(**data)
 
     def __str__(self) -> str:
         return f"{self.global_batch} rows a step = {self.micro_batch} a micro-batch × {self.accumulation} micro-steps × {self.data_parallel_size} ranks"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from paceline.config.sections.training_scale import Parallelism
 
@@ -61,10 +59,6 @@ class Mesh:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Mesh:
-        return Mesh(**data)
 
     def __str__(self) -> str:
         used = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]

@@ -58,3 +58,8 @@ def test_every_way_to_compare_is_seen(house: ModuleType, tmp_path: Path, source:
     (tmp_path / "paceline").mkdir()
     (tmp_path / "paceline" / "a.py").write_text(source, encoding="utf-8")
     assert len(house.comparisons(house.Package.read(tmp_path))) == 1
+
+
+def test_an_edge_reads_keys_still(house: ModuleType, package: Any) -> None:
+    found = {path for files in house.look_ups(package).values() for path in files}
+    assert house.EDGES.keys() - found == set(), "no edge any more: its keys count with the others"

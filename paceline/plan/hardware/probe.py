@@ -7,10 +7,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 NVIDIA_SMI_SECONDS = 10
 OPTIONAL_PACKAGES = ("deepspeed", "peft", "bitsandbytes", "torch_xla")
@@ -87,31 +86,6 @@ class Hardware:
     capability: float | None = None
     packages: tuple[str, ...] | None = None
     products: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            **asdict(self),
-            "peak_flops": dict(self.peak_flops) if self.peak_flops else None,
-            "torch_backends": list(self.torch_backends),
-            "emulated": list(self.emulated),
-            "packages": None if self.packages is None else list(self.packages),
-            "products": list(self.products),
-        }
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Hardware:
-        """The inverse of ``to_json``."""
-        packages = data.get("packages")
-        return Hardware(
-            **{
-                **data,
-                "torch_backends": tuple(data["torch_backends"]),
-                "emulated": tuple(data.get("emulated", ())),
-                "packages": None if packages is None else tuple(packages),
-                "products": tuple(data.get("products", ())),
-            }
-        )
 
 
 def probe_hardware(environ: Mapping[str, str] | None = None, *, use_cpu: bool = False, num_nodes: int = 1) -> Hardware:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from paceline.plan.model.mixtures import Latent, Mixture
 
@@ -49,13 +47,3 @@ class ModelShape:
     def experts(self) -> int:
         """Experts of a layer; 0 of a dense model."""
         return self.mixture.experts if self.mixture else 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> ModelShape:
-        mixture, latent = data.get("mixture"), data.get("latent")
-        if mixture is not None:
-            mixture = Mixture(**{**mixture, "dense_layers": tuple(mixture["dense_layers"])})
-        return ModelShape(**{**data, "mixture": mixture, "latent": None if latent is None else Latent(**latent)})

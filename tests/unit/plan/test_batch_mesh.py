@@ -5,12 +5,13 @@ import pytest
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.errors import ConfigError
 from paceline.plan.batch import BatchSplit, legal_pairs, resplit, split_batch
+from paceline.plan.codec import from_json, to_json
 from paceline.plan.mesh import Mesh, mesh_for
 
 
 def test_the_global_batch_is_the_product() -> None:
     split = split_batch(4, 8, 2)
-    assert split == BatchSplit(4, 8, 2, 64) and BatchSplit.from_json(split.to_json()) == split
+    assert split == BatchSplit(4, 8, 2, 64) and from_json(BatchSplit, to_json(split)) == split
 
 
 def test_legal_pairs_multiply_back() -> None:
@@ -39,5 +40,5 @@ def test_without_sizes_all_processes_are_data_parallel() -> None:
 
 def test_written_sizes_are_taken_and_multiply() -> None:
     mesh = mesh_for(Parallelism(dp_replicate_size=2, dp_shard_size=2, tp_size=2), 8)
-    assert (mesh.size, mesh.data_parallel_size) == (8, 4) and Mesh.from_json(mesh.to_json()) == mesh
+    assert (mesh.size, mesh.data_parallel_size) == (8, 4) and from_json(Mesh, to_json(mesh)) == mesh
     assert str(mesh) == "dp_replicate 2 × dp_shard 2 × tp 2" and str(Mesh()) == "one process"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.plan.codec import from_json, to_json
 from paceline.plan.hardware import probe as hardware
 from paceline.plan.hardware.probe import (
     Hardware,
@@ -67,7 +68,7 @@ def test_the_weakest_of_mixed_devices_decides(monkeypatch: pytest.MonkeyPatch) -
     assert mixed.memory_bytes == 15360 * 1024 * 1024
     one = probe_hardware({"CUDA_VISIBLE_DEVICES": "0"})
     assert (one.num_devices, one.bf16, one.torch_backends) == (1, True, ("nccl", "gloo"))
-    assert Hardware.from_json(one.to_json()) == one
+    assert from_json(Hardware, to_json(one)) == one
 
 
 def test_a_cpu_build_of_torch_or_use_cpu_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.plan.codec import from_json, to_json
 from paceline.plan.model.read_shape import ModelShape, cached_model_dir, shape_from_config, shape_from_path, shape_of
 
 SMALL = {
@@ -134,7 +135,7 @@ def test_a_text_model_inside_a_larger_one_is_found() -> None:
 def test_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300, **SMALL}))
     shape = shape_from_path(tmp_path)
-    assert shape == shape_from_path(tmp_path / "config.json") and ModelShape.from_json(shape.to_json()) == shape
+    assert shape == shape_from_path(tmp_path / "config.json") and from_json(ModelShape, to_json(shape)) == shape
 
 
 @pytest.mark.parametrize("text", [None, "{", "[1]"])

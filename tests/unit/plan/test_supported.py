@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.plan.codec import from_json, to_json
 from paceline.plan.model.read_shape import shape_from_config, trained_shape
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.supported import supported, unsupported
@@ -64,7 +65,7 @@ def test_a_folder_s_own_number_of_experts_counts_whatever_its_name() -> None:
 def test_deepseek_v3_has_its_671_billion() -> None:
     shape = shape_from_config({"model_type": "deepseek_v3"})
     assert shape.exact and round(shape.num_parameters / 1e9) == 671
-    assert ModelShape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
+    assert from_json(ModelShape, json.loads(json.dumps(to_json(shape)))) == shape
 
 
 @pytest.mark.parametrize("change", [
