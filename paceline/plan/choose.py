@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from paceline import __version__
@@ -34,14 +34,14 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
     """
     found = [*check_world(job.hardware, job.world_size, job.num_nodes), *ruled]
     shape = attempt(job.model_shape, found)
-    if shape is not None and algorithm_spec(job.training.algorithm).scalar_head:
+    if shape is not None and job.algorithm.scalar_head:
         shape = scoring(shape)
     job = replace(job, shape=shape)
 
     def made(chosen: Chosen | None) -> Plan:
         warned = list(found)
         resolved = resolve(chosen, job, warned)
-        return _with_room(_checked(_assembled(job, resolved, warned)), job)
+        return _with_room(_checked(_assembled(job, resolved, warned)), job.hardware, job.needs_room)
 
     chosen = attempt(lambda: choose_strategy(job), found)
     if chosen is None or not chosen.by_size or errors(found):
@@ -57,14 +57,13 @@ def _checked(plan: Plan) -> Plan:
     return replace(plan, decisions=(*plan.decisions, *_warnings(found))) if found else plan
 
 
-def _with_room(plan: Plan, job: Job) -> Plan:
-    """``plan`` with its memory and what follows from it. Raises ConfigError where it has no room and the job needs it."""
-    hardware = job.hardware
+def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
+    """``plan`` with its memory and what follows from it. Raises ConfigError where it has no room and that is ``needed``."""
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
     own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]
-    if job.needs_room and (problems or own_keys):
+    if needed and (problems or own_keys):
         fits = what_fits(plan, hardware) if problems else []
         raise ConfigError(*(replace(d, hint="; or ".join(fits) or d.hint) for d in problems), *own_keys)
     return replace(plan, decisions=(*plan.decisions, *nvme_decisions(plan), *room_decisions(plan, hardware, room)))
@@ -78,17 +77,17 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
     backend, about_backend = choose_backend(training.ddp_backend, hardware, training.ddp_timeout)
     attention = choose_attention(asked, hardware, precision, shape)
     apart = keeps_apart(asked, shape)
-    spec = algorithm_spec(training.algorithm)
+    spec = job.algorithm
     reference, models, about_models = spec.models(training, adapter)
     prompts = spec.on_policy
     said = (
-        *_main_decisions(job, resolved),
+        *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
         *engine.decisions,
         about_backend,
         attention,
         *adapter_decisions(adapter, shape),
         *about_models,
-        *rollout_decisions(training, engine.batch),
+        *rollout_decisions(spec, training, engine.batch),
         *knob_decisions(config, hardware, resolved.chosen.strategy, prompts=prompts, apart=apart),
         *idle_decisions(config),
         *_warnings(found),
@@ -100,7 +99,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         attention=attention.choice, recompute=training.gradient_checkpointing, compile=training.torch_compile,
         optimizer=resolved.optimizer, decisions=said, config=config, config_digest=config.digest(), run_dir=job.run_dir, shape=shape,
         launcher=job.launcher, paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,
-        models={role: replace(other, shape=_shape_of(role, other, job)) for role, other in models.items()},
+        models={role: replace(other, shape=_shape_of(role, other, shape, job.others)) for role, other in models.items()},
     )  # fmt: skip
 
 
@@ -111,14 +110,15 @@ def _warnings(found: Sequence[Diagnostic]) -> Iterator[Decision]:
             yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
 
 
-def _shape_of(role: str, model: OtherModel, job: Job) -> ModelShape | None:
+def _shape_of(
+    role: str, model: OtherModel, own: ModelShape | None, others: Mapping[str, ModelShape | None]
+) -> ModelShape | None:
     """The shape of another model than the policy, under the head that its role has."""
-    found = job.shape if model.model is None else job.others.get(model.model)
+    found = own if model.model is None else others.get(model.model)
     return scoring(found) if found is not None and role in ("value", "reward") else found
 
 
-def _main_decisions(job: Job, resolved: Resolved) -> tuple[Decision, ...]:
-    hardware, world_size, num_nodes = job.hardware, job.world_size, job.num_nodes
+def _main_decisions(hardware: Hardware, world_size: int, num_nodes: int, resolved: Resolved) -> tuple[Decision, ...]:
     batch, precision = resolved.engine.batch, resolved.precision
     where = f"{world_size} process(es) on {num_nodes} node(s)"
     devices = hardware.num_devices

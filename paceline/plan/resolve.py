@@ -82,7 +82,7 @@ def resolve(chosen: Chosen | None, job: Job, found: list[Diagnostic]) -> Resolve
         )
     if engine is not None:
         found += check_family(job.shape, engine.mesh)
-        found += check_rollout(training, engine.batch)
+        found += check_rollout(job.algorithm, training, engine.batch)
     if errors(found) or chosen is None or optimizer is None or engine is None:
         raise ConfigError(*errors(found))
     return Resolved(chosen, adapter, optimizer, precision, engine)

@@ -9,7 +9,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes
 from paceline.plan import codes
-from paceline.plan.algorithms.base import algorithm_spec
+from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.room import placed
 from paceline.plan.cost.states import SIZES
@@ -23,9 +23,8 @@ _KEY = "training.rollout"
 MARGIN = 0.9  # of a rank's memory
 
 
-def check_rollout(training: TrainingSection, batch: BatchSplit) -> list[Diagnostic]:
+def check_rollout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> list[Diagnostic]:
     """Findings where a rollout cannot be cut into whole groups and whole steps."""
-    spec = algorithm_spec(training.algorithm)
     if not spec.on_policy:
         return []
     group, pieces = spec.group_size(training), (training.rollout or RolloutOptions()).steps_per_generation
@@ -44,19 +43,18 @@ def check_rollout(training: TrainingSection, batch: BatchSplit) -> list[Diagnost
     return []
 
 
-def rollout_cut(training: TrainingSection, batch: BatchSplit) -> tuple[int, int]:
+def rollout_cut(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[int, int]:
     """(optimizer steps that one pass over a rollout takes, passes over it)."""
     pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
-    return pieces // batch.accumulation, algorithm_spec(training.algorithm).num_passes(training)
+    return pieces // batch.accumulation, spec.num_passes(training)
 
 
-def rollout_decisions(training: TrainingSection, batch: BatchSplit) -> tuple[Decision, ...]:
+def rollout_decisions(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[Decision, ...]:
     """What a rollout is, in words."""
-    spec = algorithm_spec(training.algorithm)
     if not spec.on_policy:
         return ()
     group = spec.group_size(training)
-    windows, passes = rollout_cut(training, batch)
+    windows, passes = rollout_cut(spec, training, batch)
     answers, steps = windows * batch.global_batch, windows * passes
     value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
     return (Decision("rollout", value, f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers"),)  # fmt: skip

@@ -121,9 +121,10 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
 
 def _rollout(plan: Plan) -> Rollout | None:
     options = plan.config.training.rollout
-    if not algorithm_spec(plan.algorithm).on_policy or options is None:
+    spec = algorithm_spec(plan.algorithm)
+    if not spec.on_policy or options is None:
         return None
-    windows, passes = rollout_cut(plan.config.training, plan.batch)
+    windows, passes = rollout_cut(spec, plan.config.training, plan.batch)
     return Rollout(options.max_completion_length, windows, passes, options.generation_rows)
 
 

@@ -11,6 +11,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape, trained_shape
 from paceline.plan.plan import Decision
@@ -43,6 +44,11 @@ class Job:
     def lora(self) -> LoraSection | None:
         """The config's ``lora``; None where all weights are trained."""
         return self.config.lora
+
+    @property
+    def algorithm(self) -> AlgorithmSpec:
+        """What is learnt. Raises ConfigError for one that there is not."""
+        return algorithm_spec(self.training.algorithm)
 
     @property
     def ranks_per_node(self) -> int:

@@ -20,6 +20,7 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import check_rollout
 from paceline.plan.batch import BatchSplit
 from paceline.protocols.batch import Batch
@@ -384,14 +385,10 @@ def test_evaluation_answers_every_prompt_once() -> None:
     [({"num_generations": 4}, None), ({"num_generations": 3}, "rollout.groups"), ({"num_generations": 4, "steps_per_generation": 3}, "rollout.steps"), ({"num_generations": 16, "steps_per_generation": 4}, None)],
 )  # fmt: skip
 def test_whole_groups_and_whole_steps(rollout: dict[str, Any], code: str | None) -> None:
-    found = check_rollout(
-        TrainingSection.model_validate({"algorithm": "grpo", "rollout": rollout}), BatchSplit(2, 2, 2, 8)
-    )
+    training, batch = TrainingSection.model_validate({"rollout": rollout}), BatchSplit(2, 2, 2, 8)
+    found = check_rollout(algorithm_spec("grpo"), training, batch)
     assert [d.code for d in found] == ([code] if code else [])
-    assert (
-        check_rollout(TrainingSection.model_validate({"algorithm": "sft", "rollout": rollout}), BatchSplit(2, 2, 2, 8))
-        == []
-    )
+    assert check_rollout(algorithm_spec("sft"), training, batch) == []
     if code:
         with pytest.raises(ConfigError, match="write"):
             raise ConfigError(*found)
