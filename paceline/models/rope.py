@@ -63,7 +63,7 @@ def depends_on_length(module: nn.Module) -> bool:
     return bool(named & BY_LENGTH)
 
 
-def _alone(module: Any, own: Any, x: Tensor, positions: Tensor, args: Any, kwargs: Any) -> Any:
+def _alone(module: nn.Module, own: Any, x: Tensor, positions: Tensor, args: Any, kwargs: Any) -> Any:
     """What the module answers for one document, as if it were the first it sees."""
     for name in [n for n in vars(module) | module._buffers if n.endswith(_FRESH)]:
         prefix = name.removesuffix(_FRESH)

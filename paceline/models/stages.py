@@ -222,7 +222,7 @@ def _shell(hf: Any, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
     return _with_modules(hf, outer)
 
 
-def _with_modules(module: Any, modules: Mapping[str, nn.Module]) -> Any:
+def _with_modules(module: nn.Module, modules: Mapping[str, nn.Module]) -> Any:
     clone = copy.copy(module)
     clone._modules = dict(modules)
     return clone

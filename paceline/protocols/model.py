@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ WHOLE = BuildOptions()
 
 class RootModule(nn.Module):
     """The root module of a role (contract 1): ``forward(batch, ask)`` computes trunk, head and what is asked, as fp32 tensors by name (see ``Ask``)."""
+
+    hf: Any  # Transformers' model: its classes have no type in common beyond a module
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their plain Hugging Face names, tied ones once."""

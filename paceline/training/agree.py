@@ -11,12 +11,13 @@ import torch
 import paceline
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.runtime.world import World
 from paceline.training import codes
 
 PLAN_LIMIT_BYTES = 1 << 20
 
 
-def share_plan(world: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def share_plan(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Rank 0's ``make()`` as every rank receives it. An error in ``make`` is raised on all ranks under its own name."""
     message: dict[str, Any] | None = None
     failure: PacelineError | None = None
@@ -48,7 +49,7 @@ def identity(config_digest: str, data_fingerprint: str, device: torch.device) ->
     }
 
 
-def check_same(world: Any, mine: dict[str, str]) -> None:
+def check_same(world: World, mine: dict[str, str]) -> None:
     """Raise PacelineError on every rank when one differs from rank 0, naming rank, field and both values."""
     everyone = world.all_gather_json(mine)
     found = [

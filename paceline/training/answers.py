@@ -30,6 +30,7 @@ from paceline.launch.ending import ended
 from paceline.launch.environ import current
 from paceline.launch.outlet import redacted
 from paceline.models.factory import HFModelFactory
+from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import PARAM
 from paceline.runlog.eventlog import EventLog
@@ -153,13 +154,15 @@ def load_run_config(run: RunDir) -> Config:
 
 
 @torch.no_grad()
-def load_weights(root: Any, reader: CheckpointReader) -> None:
+def load_weights(root: RootModule, reader: CheckpointReader) -> None:
     """Read the policy's parameters into ``root``."""
     for name, parameter in root.plain_named_parameters():
         parameter.copy_(reader.read(Role.POLICY.value, name, PARAM))
 
 
-def ask(root: Any, tokenizer: Any, questions: Sequence[dict[str, str]], sampling: Sampling) -> list[dict[str, Any]]:
+def ask(
+    root: RootModule, tokenizer: Any, questions: Sequence[dict[str, str]], sampling: Sampling
+) -> list[dict[str, Any]]:
     """One answer a question, each on its own."""
     conversations = [[{"role": "user", "content": q["prompt"]}] for q in questions]
     said = answer(root.hf, tokenizer, conversations, sampling, batch_size=256)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+
+from paceline.config.sections.training import TrainingSection
 
 T = TypeVar("T")
 AHEAD = 2  # what a thread keeps ready where the config says nothing, as torch's DataLoader
@@ -26,7 +28,7 @@ class Loading:
     device: torch.device = torch.device("cpu")
 
     @staticmethod
-    def of(training: Any, device: torch.device) -> Loading:
+    def of(training: TrainingSection, device: torch.device) -> Loading:
         """What the config's ``training.dataloader_…`` keys ask for; there is nothing to page-lock for but on CUDA."""
         return Loading(
             training.dataloader_num_workers,

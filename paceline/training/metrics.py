@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from paceline.plan.hardware.catalogue import data_sheet_peak
+from paceline.plan.model.shape import ModelShape
+from paceline.plan.parts import AdapterSpec
 from paceline.runtime.device import device_name, matmul_rate
 
 
@@ -49,10 +50,12 @@ class Throughput:
         return {"mfu": share, "of_product": None} if self.peak.data_sheet else {"mfu": None, "of_product": share}
 
 
-def computed_parameters(shape: Any, adapter: Any, reference: str = "", trained: int = 1, forwards: int = 0) -> int:
+def computed_parameters(
+    shape: ModelShape | None, adapter: AdapterSpec | None, reference: str = "", trained: int = 1, forwards: int = 0
+) -> int:
     """Weights that count for MFU at 6 FLOP a token: under an adapter a weight has no gradient of its own, which leaves 4 of the 6; a reference
     asked in every step adds the 2 of its forward, and so does each of the ``forwards`` over a window before it; of ``trained`` models each counts."""
-    whole = int(shape.matmul_parameters) if shape else 0
+    whole = shape.matmul_parameters if shape else 0
     sixths = (6 if adapter is None else 4) * trained + 2 * (forwards + (reference in ("live", "adapter")))
     return whole * sixths // 6
 

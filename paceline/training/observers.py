@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
+from paceline.data.prepare import Prepared
 from paceline.plan.plan import Plan
 from paceline.runlog import events
 from paceline.runlog.levels import is_written
@@ -33,7 +33,7 @@ class Observers:
         plan: Plan,
         config: Config,
         environ: Mapping[str, str],
-        prepared: Any,
+        prepared: Prepared,
         redact: Redactor,
         *,
         leads: bool = True,

@@ -22,6 +22,7 @@ from paceline.data.store import DERIVED
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
 from paceline.protocols.roles import Ask, Role
+from paceline.runtime.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training.windows import Cut
@@ -92,7 +93,7 @@ def reference_column(runner: Runner, handles: Handles, role: Role, source: Packe
 class ReferenceCache:
     """One file a fingerprint, read and written by rank 0; every rank gets what it holds."""
 
-    def __init__(self, world: Any, folder: Path, key: Mapping[str, Any]) -> None:
+    def __init__(self, world: World, folder: Path, key: Mapping[str, Any]) -> None:
         """``key`` is what the numbers follow from, JSON; rank 0's counts."""
         self.world = world
         text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)

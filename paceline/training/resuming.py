@@ -14,6 +14,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
 from paceline.plan.plan import Plan
+from paceline.runtime.world import World
 from paceline.training import codes
 from paceline.training.agree import share_plan
 from paceline.training.continuity import FIXED, keep_global_batch, not_compared, other_strategy
@@ -29,7 +30,7 @@ class Resumed:
     notes: tuple[Diagnostic, ...]
 
 
-def open_resume(world: Any, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Any]) -> Resumed:
+def open_resume(world: World, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Any]) -> Resumed:
     """Collective. ``state_now`` is what this run would save. Raises CheckpointError or ConfigError, the same on all ranks."""
     if not where:
         return Resumed(None, plan, ())

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError
+from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
+from paceline.strategies.base import Strategy
+from paceline.strategies.handle import Handle
 from paceline.training import codes
 from paceline.training.state import TrainState
 
@@ -16,7 +19,7 @@ from paceline.training.state import TrainState
 def run_state(
     state: TrainState,
     algorithm: Any,
-    plan: Any,
+    plan: Plan,
     data_fingerprint: str,
     adapters: Mapping[str, Any] | None = None,
     *,
@@ -100,7 +103,7 @@ def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
         )
 
 
-def exported_shards(strategy: Any, handles: Mapping[Role, Any], algorithm: Any, more: Any = ()) -> Any:
+def exported_shards(strategy: Strategy, handles: Mapping[Role, Handle], algorithm: Any, more: Any = ()) -> Any:
     """This rank's shards of every trained role, then ``more``."""
     for role in algorithm.trains:
         yield from strategy.export_state(handles[role])

@@ -22,11 +22,13 @@ from paceline.models.heap import keep_heap
 from paceline.models.scalar_head import SCALAR_ROLES
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.rollout import OnPolicyObjective
 from paceline.protocols.window import Window
 from paceline.runtime.device import memory_bytes
 from paceline.runtime.seed import seed_for
+from paceline.runtime.world import World
 from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handles
 from paceline.strategies.registry import make_strategy
@@ -54,7 +56,7 @@ from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
 class Session:
     """The parts of one run on one rank."""
 
-    world: Any
+    world: World
     plan: Plan
     config: Config
     prepared: Prepared
@@ -141,7 +143,7 @@ class Session:
         options = spec.arguments(spec.options_of(self.config.training))
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
-    def check_data(self, root: Any) -> None:
+    def check_data(self, root: RootModule) -> None:
         """Every token has a row in the embedding. Raises DataError."""
         found = check_token_range(self.prepared, root.hf.get_input_embeddings().num_embeddings)
         if found:

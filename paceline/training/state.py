@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.training import codes
 
@@ -67,7 +68,7 @@ class BestRule:
         return better
 
 
-def best_rule(training: Any, names: Sequence[str]) -> BestRule:
+def best_rule(training: TrainingSection, names: Sequence[str]) -> BestRule:
     """``metric_for_best_model`` (default eval_loss) as Transformers reads it: larger is better unless its name ends in ``loss``.
 
     Raises ConfigError when no evaluation will yield it (``names`` are those that do).

@@ -20,18 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.plan.plan import Plan
 from paceline.plan.strategies.options import DeepSpeedOptions
 from paceline.strategies import codes
 
 _OWNED = ("optimizer", "scheduler", "gradient_clipping", "train_batch_size")
 
 
-def options_of(plan: Any) -> DeepSpeedOptions:
+def options_of(plan: Plan) -> DeepSpeedOptions:
     """Its options in the plan; of a class of the user's own on top of it, about which the plan knows nothing, the defaults."""
     return plan.engine if isinstance(plan.engine, DeepSpeedOptions) else DeepSpeedOptions()
 
 
-def engine_config(plan: Any, role: str = "") -> dict[str, Any]:
+def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
     """A fresh JSON for ``deepspeed.initialize`` of the model of ``role``. Raises ConfigError for float64 masters, which no ZeRO stage keeps."""
     stage = options_of(plan).zero_stage
     if stage and plan.precision.master == "float64":
@@ -71,7 +72,7 @@ def engine_config(plan: Any, role: str = "") -> dict[str, Any]:
     return config
 
 
-def asking_config(plan: Any, role: str) -> dict[str, Any]:
+def asking_config(plan: Plan, role: str) -> dict[str, Any]:
     """The same for a model without an optimizer, whose weights ZeRO-3 shares out."""
     config = engine_config(plan, role)
     config.get("zero_optimization", {}).pop("offload_optimizer", None)
@@ -89,7 +90,7 @@ def _own_drive_folders(zero: dict[str, Any], run_dir: str, role: str) -> None:
             block["nvme_path"] = str((Path(given) / own if given else Path(run_dir) / "nvme") / role)
 
 
-def minimal(plan: Any) -> dict[str, Any]:
+def minimal(plan: Plan) -> dict[str, Any]:
     """What the stage, the batch and the precision of the plan come to when no JSON was compiled."""
     low = {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision.compute)
     config: dict[str, Any] = {

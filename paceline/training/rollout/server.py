@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.errors import ConfigError
 from paceline.generation.remote import Server, ServerEngine
+from paceline.protocols.model import RootModule
 from paceline.runtime.world import World, environment
 from paceline.training.rollout.named import missing_key
 from paceline.training.rollout.server_weights import WeightSync
@@ -37,7 +37,7 @@ class RolloutServer:
         folder = Path(self.options.weights_dir).expanduser().absolute() if self.options.weights_dir else self.folder
         self.sync = WeightSync(server, folder, self.dtype, self.options.sync_timeout)
 
-    def open(self, root: Any) -> ServerEngine:
+    def open(self, root: RootModule) -> ServerEngine:
         """The engine, once the server has the weights of ``root``."""
         if self.world.rank == 0:
             self.sync.push(root.hf)

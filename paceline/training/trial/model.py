@@ -27,7 +27,7 @@ from paceline.plan.model.config_json import model_config
 from paceline.plan.model.shrink import shrunk
 from paceline.plan.model.unusual import impossible, unusual
 from paceline.plan.plan import Plan
-from paceline.protocols.model import BuildOptions
+from paceline.protocols.model import BuildOptions, RootModule
 from paceline.protocols.roles import Role
 from paceline.strategies.deepspeed.tensor_parallel import check_tp_plan
 from paceline.strategies.optimizer import trained_parameters
@@ -86,14 +86,14 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
     return models_codes.MODELS_BAD_CONFIG("this model cannot be built from its config", _where(config), found, _HINT)
 
 
-def _numbers(config: Config, plan: Plan, root: Any) -> None:
+def _numbers(config: Config, plan: Plan, root: RootModule) -> None:
     """Numbers that every class takes, and with which nothing can be computed."""
     if wrong := impossible(model_config(config.model, current())):
         what = "no step can be computed with these numbers of the model's config"
         raise ConfigError(models_codes.MODELS_BAD_CONFIG(what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"))  # fmt: skip
 
 
-def _frequencies(config: Config, plan: Plan, root: Any) -> None:
+def _frequencies(config: Config, plan: Plan, root: RootModule) -> None:
     """The frequencies of rotary positions are numbers: of zero for a base, or for a factor, everything computed is none."""
     kinds = {
         type(m)
@@ -139,20 +139,20 @@ def _is_here(config: Config, plan: Plan, role: Role) -> bool:
     return named is None or Path(named).expanduser().is_dir()
 
 
-def _wrap(config: Config, plan: Plan, root: Any) -> None:
+def _wrap(config: Config, plan: Plan, root: RootModule) -> None:
     how = plan.engine.sharded
     if how is not None and how.wrap.classes:
         wrapped_classes(root.hf, how.wrap.classes)
 
 
-def _context_parallel(config: Config, plan: Plan, root: Any) -> None:
+def _context_parallel(config: Config, plan: Plan, root: RootModule) -> None:
     if plan.mesh.cp > 1:
         how = plan.engine.sharded
         method = ULYSSES if how is None else how.cp_method
         check_context_parallel(root, plan.mesh.cp, method, plan.mesh.tp)
 
 
-def _tensor_parallel(config: Config, plan: Plan, root: Any) -> None:
+def _tensor_parallel(config: Config, plan: Plan, root: RootModule) -> None:
     if plan.mesh.tp == 1:
         return
     how = plan.engine.sharded
@@ -162,13 +162,13 @@ def _tensor_parallel(config: Config, plan: Plan, root: Any) -> None:
         how_cut(root, plan.mesh.tp, sequence_parallel=how.sequence_parallel)
 
 
-def _answers(config: Config, plan: Plan, root: Any) -> None:
+def _answers(config: Config, plan: Plan, root: RootModule) -> None:
     rollout = config.training.rollout
     if algorithm_spec(plan.algorithm).on_policy and rollout is not None and rollout.server is None:
         cache_for(root.hf, 1)
 
 
-def _stages(config: Config, plan: Plan, root: Any) -> None:
+def _stages(config: Config, plan: Plan, root: RootModule) -> None:
     """A small sibling with weights is cut and compared: on the meta device there is nothing to compare."""
     if plan.mesh.pp == 1:
         return
