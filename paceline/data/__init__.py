@@ -1,1 +1,1 @@
-"""Rows on disk to micro-batches: formats, templates, preparation, packing and the arithmetic order."""
+"""From rows on disk to micro-batches: formats, chat templates, tokenization, packing, and the data order."""

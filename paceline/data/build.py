@@ -1,4 +1,4 @@
-"""Build one prepared set: read, tokenise, write, split, publish. The caller holds the lock."""
+"""Build one prepared data set: read, tokenize, write, split, publish. The caller holds the lock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build(
     num_proc: int,
     report: Report,
 ) -> None:
-    """Prepare and publish the set ``key``. Raises DataError; nothing is left behind then."""
+    """Prepare and publish the data set ``key``. Raises DataError, and then leaves nothing behind."""
     sets = [*train, *evaluation]
     opened = _open_all(sets, setup)
     tokenizer = open_tokenizer(setup.tokenizer)
@@ -100,7 +100,7 @@ class _Tally:
     counts: PrepareCounts = field(default_factory=PrepareCounts)
     refused: dict[str, Tally] = field(default_factory=dict)
     documents: list[int] = field(default_factory=list)
-    unread: list[dict[str, Tally]] = field(default_factory=list)  # of each data set, by the field's name
+    unread: list[dict[str, Tally]] = field(default_factory=list)  # for each data set, by field name
     longest: int = 0
     max_token_id: int = -1
 
@@ -114,13 +114,14 @@ def _write_tokens(
     num_proc: int,
     report: Report,
 ) -> _Tally:
-    """Tokenise everything into the table. Raises DataError when the policy refuses rows, or none is usable."""
+    """Tokenize all rows into the table. Raises DataError if the policy refuses rows, or no row is usable."""
     tally = _Tally(documents=[0] * len(sets), unread=[{} for _ in sets])
     behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
     meter = Meter(behind[-1], report)
     chunks: Iterator[Chunk] = (chunk for o in opened for chunk in o.chunks)
     writer = TableWriter(path, setup.kind.columns)
     try:
+        # Chunks come back in order; counting and refusing happen here, writing as they arrive.
         for result in tokenise(setup, chunks, num_proc):
             number = _count(tally, result, data, setup.kind.group)
             if ALWAYS_REFUSED in tally.refused:
@@ -138,7 +139,7 @@ def _write_tokens(
 
 
 def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) -> int:
-    """Add a chunk to the counts; the number of its data set."""
+    """Add a chunk to the counts; return the index of its data set."""
     counts, block = tally.counts, result.block
     counts.rows_read += result.read
     counts.rows_used += len(block) // group
@@ -187,7 +188,7 @@ def _write_indices(
     seed: int,
     group: int,
 ) -> list[Diagnostic]:
-    """Which rows are trained on and which are held out. Raises DataError when one side is empty."""
+    """Write the row indices for training and for evaluation. Raises DataError if one of them is empty."""
     table = TokenTable(stage / TOKENS, group=group)
     keys = table.keys[::group]
     train = np.flatnonzero(table.group_dataset < num_train_sets)
@@ -215,7 +216,7 @@ def _write_indices(
 
 
 def _documents(rows: Any, group: int) -> Any:
-    """int64 [n · group]: the documents of these rows."""
+    """Return int64 [n · group]: the documents of these rows."""
     return (rows[:, None] * group + np.arange(group)).ravel()
 
 

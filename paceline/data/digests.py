@@ -1,4 +1,4 @@
-"""Digests of files, and small answers kept beside the cache: a note that is damaged is no note."""
+"""File digests, and small cached results with a checksum: a damaged one counts as missing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from paceline.data import codes
 
 HASHED_BLOCK = 1 << 26
 _BLOCK_BYTES = 1 << 22
-_SETTLED_SECONDS = 2.0  # a file changed this shortly before it was hashed may change again within the clock's grain
+_SETTLED_SECONDS = 2.0  # a file modified this recently may change again within its timestamp's resolution
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "sentencepiece", "tiktoken")
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that make text to tokens; ``none`` for one that is not installed."""
+    """Return the versions of the tokenization libraries; ``none`` for one that is not installed."""
     return {name: _version(name) for name in _LIBRARIES}
 
 
@@ -35,13 +35,13 @@ def _version(package: str) -> str:
 
 
 def digest_files(files: Iterable[Path], cache_dir: Path) -> dict[Path, str]:
-    """sha256 of each file; remembered by (path, size, time of change, inode) so that large files are not read again."""
+    """Return the sha256 of each file, cached by (path, size, mtime, ctime, inode)."""
     memo = cache_dir / "digests"
     return {file: _digest(file, memo) for file in files}
 
 
 def sha256_of(file: Path) -> str:
-    """sha256 of a file's bytes, lower-case hex. Raises OSError."""
+    """Return the sha256 of a file, lower-case hex. Raises OSError."""
     digest = hashlib.sha256()
     with open_file(file) as stream:
         while block := stream.read(_BLOCK_BYTES):
@@ -50,7 +50,10 @@ def sha256_of(file: Path) -> str:
 
 
 def block_digest(file: Path) -> str:
-    """A digest of a file's bytes that threads work out together: sha256 over the sha256 of each block of 64 MiB, lower-case hex. Raises OSError."""
+    """Return the sha256 over the sha256 of each 64 MiB block, lower-case hex, computed by threads.
+
+    Raises OSError.
+    """
     size = file.stat().st_size
     starts = range(0, size, HASHED_BLOCK)
     with ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1, len(starts)))) as pool:
@@ -86,7 +89,7 @@ def _digest(file: Path, memo: Path) -> str:
 
 
 def recall(note: Path) -> dict[str, Any] | None:
-    """What ``remember`` wrote; None where there is nothing, or not that."""
+    """Return what ``remember`` wrote; None if it is missing or damaged."""
     try:
         said = json.loads(note.read_text("utf-8"))
         value, check = said["value"], said["check"]
@@ -96,7 +99,7 @@ def recall(note: Path) -> dict[str, Any] | None:
 
 
 def remember(note: Path, value: Mapping[str, Any]) -> None:
-    """Write the note whole or not at all; a cache that cannot be written costs time only."""
+    """Write a cached result atomically; errors are ignored, since a missing cache only costs time."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         staged = note.with_name(f"{note.name}.{os.getpid()}")
@@ -107,5 +110,5 @@ def remember(note: Path, value: Mapping[str, Any]) -> None:
 
 
 def digest_of(value: Any) -> str:
-    """sha256 of canonical JSON."""
+    """Return the sha256 of canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A row of any shape to the examples it gives, or to what would be lost of it."""
+"""Convert a row of any format to examples, or report what would be lost of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.data.problems import Problem, Tally
 
 @dataclass(frozen=True)
 class Reading:
-    """What rows are read for: ``train_on`` as in the config, ``kind`` what each of them is."""
+    """How rows are read: ``train_on`` as in the config, ``kind`` the kind of row."""
 
     train_on: str = "assistant"
     kind: RowKind = DOCUMENTS
 
 
 class RowReader:
-    """Rows of one shape to examples; ``unread`` counts the fields that nobody reads."""
+    """Convert rows of one shape to examples; ``unread`` counts fields that are not read."""
 
     def __init__(self, shape: Shape, reading: Reading) -> None:
         self._shape, self._kind = shape, reading.kind
@@ -34,7 +34,10 @@ class RowReader:
         return self._fields.unread
 
     def read(self, row: Mapping[str, Any], where: str) -> tuple[Example, ...] | Problem:
-        """The examples of a row, or why there are none (first what would be lost of it, all of it at once)."""
+        """Return the examples of a row, or the problem.
+
+        Fields that would be lost are reported first, all at once.
+        """
         lost = self._fields.look(row, where)
         if lost:
             (reason, detail), *also = lost

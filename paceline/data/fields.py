@@ -1,4 +1,8 @@
-"""Fields of rows and turns that no reader uses: what would be lost with them is refused, what says nothing of the text passes, all others are counted and named."""
+"""Fields of rows and turns that are not read.
+
+Fields whose loss would change the text are refused, harmless ones are ignored, all others are counted and
+named.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,29 @@ from paceline.data.problems import Tally
 
 Lost = tuple[str, str]  # reason (a key of ``problems.REASONS``), detail
 
-# Fields by what is lost without them. Of a row:
+# Field of a row → what would be lost without it.
 _OF_ROWS: Mapping[str, str] = {
     **dict.fromkeys(("tools", "functions"), "tools"),
     **dict.fromkeys(("tool_calls", "function_call"), "tool_calls"),
     **dict.fromkeys(("reasoning_content",), "reasoning"),
     **dict.fromkeys(("images", "image", "videos", "video", "audios", "audio"), "images"),
 }
-# Of a turn:
+# The same for a field of a turn.
 _OF_TURNS: Mapping[str, str] = {
     **_OF_ROWS,
     **dict.fromkeys(("reasoning", "reasoning_details", "thinking", "thought", "thoughts"), "reasoning"),
 }
-# Of a turn, when it says anything else than "as usual" (1, true): whether it is learnt, and how much.
+# Fields of a turn that set its loss weight, unless the value is the default (1, true).
 _WEIGHTS = ("weight", "loss_weight", "loss", "train", "training", "trainable", "train_on_turn")
-# Roles of turns that are calls of tools (ShareGPT: LLaMA-Factory's, ms-swift's) or answers to them without a text turn's meaning.
+# Roles of turns that are tool calls or their results (ShareGPT formats of LLaMA-Factory and ms-swift).
 _CALLERS = ("function_call", "tool_call", "function", "tool_response", "function_response")
-# Kinds of content parts.
+# Type of a content part → what would be lost without it.
 _PARTS: Mapping[str, str] = {
     **dict.fromkeys(("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio", "file"), "images"),
     **dict.fromkeys(("reasoning", "thinking", "redacted_thinking", "analysis"), "reasoning"),
     **dict.fromkeys(("tool_use", "tool_call", "function_call", "tool_result", "tool_response"), "tool_calls"),
 }  # fmt: skip
-# Who or what a row is, not what it says.
+# Fields that identify or describe a row but are not part of its text.
 HARMLESS = frozenset(
     {
         "id", "_id", "idx", "index", "__index_level_0__", "uuid", "uid", "hash", "row_id", "prompt_id", "question_id", "conversation_id", "message_id",
@@ -43,19 +47,22 @@ HARMLESS = frozenset(
 
 
 class FieldReader:
-    """Looks at the fields of rows of one shape; ``unread`` counts, by name, the rows where a field that nobody reads holds something.
+    """Check the fields of rows of one shape.
 
-    ``keeps_rows``: rows are kept whole for a reward to look at, so that their columns are read; ``all_learnt``: turns of any role carry loss.
+    ``unread`` counts rows by the name of a non-empty field that is not read.
+
+    ``keeps_rows``: full rows are kept for a reward function, so all columns are read; ``all_learnt``: turns
+    of every role have loss.
     """
 
     def __init__(self, shape: Shape, *, keeps_rows: bool = False, all_learnt: bool = False) -> None:
         self.unread: dict[str, Tally] = {}
-        self._used = dict.fromkeys(sorted(used_columns(shape)))  # in the same order in every process
+        self._used = dict.fromkeys(sorted(used_columns(shape)))  # in the same order in all processes
         self._keeps_rows = keeps_rows
         self._all_learnt = all_learnt
 
     def look(self, row: Row, where: str) -> list[Lost]:
-        """What would be lost of this row, each reason once. Counts its other unread fields."""
+        """Return what would be lost of this row, each reason once; count its other unread fields."""
         lost: dict[str, str] = {}
         unread: dict[str, None] = {}
         for name, value in row.items():
@@ -75,7 +82,7 @@ class FieldReader:
     def _turn(
         self, turn: Mapping[str, Any], column: str, number: int, lost: dict[str, str], unread: dict[str, None]
     ) -> None:
-        """The fields of turn ``number`` of a column."""
+        """Check the fields of turn ``number`` of a column."""
         keys = ("from", "value") if "from" in turn else ("role", "content")
         role, place = str(turn.get(keys[0])), f"turn {number} of '{column}'"
         if role in _CALLERS:
@@ -100,13 +107,13 @@ class FieldReader:
 
 
 def used_columns(shape: Shape) -> frozenset[str]:
-    """The columns of the file that rows of this shape are read from (of pairs and prompts all that were found)."""
+    """Return the columns of the file that rows of this shape are read from."""
     must, may = COLUMNS.get(shape.format, (tuple(shape.columns), ()))
     return frozenset(shape.columns[name] for name in (*must, *may) if name in shape.columns)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a field says nothing: absent, blank, or a structure of nothings (Parquet fills all fields of a struct)."""
+    """Whether a field is absent, blank, or all its parts are (Parquet fills all fields of a struct)."""
     if value is None:
         return True
     if isinstance(value, str):
@@ -117,13 +124,13 @@ def is_empty(value: Any) -> bool:
 
 
 def _turns(value: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(number from 1, turn) of a column that holds turns; nothing for a text."""
+    """Yield (number from 1, turn) of a column that holds turns; nothing for a text."""
     turns: Sequence[Any] = [value] if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     yield from ((number, turn) for number, turn in enumerate(turns, 1) if isinstance(turn, Mapping))
 
 
 def _parts(content: Any) -> Iterator[tuple[str, str, bool]]:
-    """(type, name of a field beside type and text, whether it holds anything) of the parts of a content that is no plain text."""
+    """Yield (part type, field name, whether the field is non-empty) of the parts of structured content."""
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, Mapping):
             kind = part.get("type")

@@ -1,4 +1,4 @@
-"""The key of a prepared set: whatever changes its tokens changes the key."""
+"""The cache key of prepared data: everything that can change the tokens is part of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from paceline.data.digests import digest_files, versions
 from paceline.data.locate import Located
 
 FORMAT_VERSION = 5
-# Modules that decide nothing of the tokens: how they are shown, cut into rows, read back, or kept. A test holds that preparation imports no others.
+# Modules that do not affect the tokens. A test checks that preparation imports no others.
 BESIDE_THE_TOKENS = ("progress", "digests", "store", "starter", "identity", "fingerprint")
-_CODE = (  # and every kind of row
+_CODE = (  # and every module of kinds/
     "build",
     "examples",
     "fields",
@@ -37,12 +37,12 @@ _CODE = (  # and every kind of row
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:
-    """40 hex digits of canonical JSON."""
+    """Return 40 hex digits of the sha256 of canonical JSON."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:40]
 
 
 def code_version() -> dict[str, Any]:
-    """Whatever of the program decides the tokens: our own source and templates, and the libraries' versions."""
+    """Return what in the program determines the tokens: our sources and templates, library versions."""
     own, here = hashlib.sha256(), Path(__file__).parent
     named = (here / f"{name}.py" for name in _CODE)
     for path in (*named, *sorted(here.glob("kinds/*.py")), *sorted(here.glob("templates/*.jinja"))):
@@ -51,12 +51,15 @@ def code_version() -> dict[str, Any]:
 
 
 def definition() -> str:
-    """``code_version`` in words: fingerprints are compared only where it is the same, for another one gives other fingerprints of the same data."""
+    """Return ``code_version`` as text.
+
+    Fingerprints are comparable only if it is equal: another version gives the same data another fingerprint.
+    """
     return ", ".join(f"{name} {value}" for name, value in code_version().items())
 
 
 def located_digest(located: Located, split: str, cache_dir: Path) -> list[str]:
-    """Content of a data set: a digest for each file, in reading order."""
+    """Return the content digests of a data set: one per file, in reading order."""
     if located.kind == "hub":
         from paceline.data.readers import load_hub
 

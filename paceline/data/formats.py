@@ -1,4 +1,4 @@
-"""Row formats: found out from the rows, each brought to one shape, a conversation or a plain text."""
+"""Row formats: detected from the rows, and normalised to a conversation or a plain text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.data import codes
 Row = Mapping[str, Any]
 Message = dict[str, str]
 
-# format -> (columns it must have, columns it may have)
+# format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ()),
     "sharegpt": (("conversations",), ("system",)),
@@ -23,7 +23,7 @@ COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "prompt_completion": (("prompt", "completion"), ("system",)),
     "text": (("text",), ()),
 }
-# other names under which prompt and completion are found (first match counts)
+# alternative names of prompt and completion (the first match counts)
 PAIRS: tuple[tuple[str, str], ...] = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -39,7 +39,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Shape:
-    """How to read a row: its format and, for each column the format knows, the name it has in the file; ``note`` says what was assumed."""
+    """How to read a row: its format, and the file's name for each column of the format.
+
+    ``note``: what was assumed.
+    """
 
     format: str
     columns: Mapping[str, str]
@@ -48,10 +51,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Example:
-    """A row in the common shape: ``messages`` (a conversation) or ``text``; ``prompt`` identifies it in splits (duplicates stay together).
+    """A normalised row: ``messages`` (a conversation) or ``text``.
 
-    Only the assistant's turns from number ``learn_from`` on are learnt; ``values`` are numbers beside it by name; ``facts`` what is known of a prompt
-    that the model answers itself, as JSON.
+    Assistant turns have loss from turn ``learn_from`` on; ``values``: extra numbers by name; ``facts``: JSON
+    about a prompt that the model answers itself, for reward functions.
     """
 
     messages: tuple[Message, ...] = ()
@@ -62,7 +65,10 @@ class Example:
 
     @property
     def prompt(self) -> str:
-        """What comes before the first answer; the whole text of a plain text."""
+        """The text before the first answer, or all of a plain text.
+
+        Rows with equal prompts stay in one split.
+        """
         if not self.messages:
             return self.text
         turns: list[str] = []
@@ -74,7 +80,7 @@ class Example:
 
 
 class RowError(Exception):
-    """A row that does not fit its format; ``reason`` is a key of ``problems.REASONS``."""
+    """A row does not fit its format; ``reason`` is a key of ``problems.REASONS``."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -83,7 +89,10 @@ class RowError(Exception):
 
 
 def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None) -> Shape:
-    """The shape of a data set from its first rows. Raises DataError when no format fits, several do, or a column asked for is missing."""
+    """Detect a data set's shape from its first rows.
+
+    Raises DataError if no format fits, several do, or a configured column is missing.
+    """
     found = list(dict.fromkeys(name for row in rows for name in row))
     columns = _mapped(mapping or {}, found, where)
     if asked == "preference":
@@ -92,6 +101,7 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
         return _asked(asked, columns, found, where)
     if {"chosen", "rejected"} <= set(found) and not mapping and not _answered(rows, columns):
         raise DataError(_unknown(found, where))
+    # Without a configured format exactly one structured format, or plain text, must fit.
     candidates = _candidates(rows, columns)
     structured = [c for c in candidates if c.format != "text"]
     if len(structured) == 1 or (len(candidates) == 1):
@@ -114,7 +124,7 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
 
 
 def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dict[str, str]:
-    """Known column -> name in the file, the user's own names first."""
+    """Return format column -> name in the file; the user's mapping wins."""
     known = sorted({c for must, may in COLUMNS.values() for c in (*must, *may)})
     for name, actual in mapping.items():
         if name not in known:
@@ -174,7 +184,7 @@ def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
 
 
 def _answered(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
-    """Whether rows with preference pairs hold an answer to imitate besides: a conversation that ends with the assistant."""
+    """Whether preference rows also hold a conversation that ends with the assistant, to train on."""
     for name in ("messages", "conversations"):
         turns = rows[0].get(columns.get(name, name))
         if isinstance(turns, Sequence) and turns and isinstance(turns[-1], Mapping):
@@ -220,7 +230,7 @@ def _preference(found: Sequence[str], where: str) -> Diagnostic:
 
 
 def normalise(row: Row, shape: Shape) -> Example:
-    """A row in the common shape. Raises RowError with the reason when it cannot be used."""
+    """Convert a row to an Example. Raises RowError if it cannot be used."""
     return _READERS[shape.format](row, shape.columns)
 
 
@@ -233,7 +243,7 @@ def _text(row: Row, columns: Mapping[str, str], name: str, *, needed: bool = Fal
 
 
 def as_text(value: Any, name: str) -> str:
-    """A text from a text, a number or text parts. Raises RowError for anything else."""
+    """Return the text of a string, a number or text parts. Raises RowError for anything else."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -256,12 +266,12 @@ def as_text(value: Any, name: str) -> str:
 def _digits(value: float, name: str) -> str:
     try:
         return str(value)
-    except ValueError as exc:  # Python writes integers of at most 4,300 digits
+    except ValueError as exc:  # Python formats integers of at most 4,300 digits
         raise RowError("not_text", f"'{name}' is a number of more digits than can be written") from exc
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether the text can be written at all: JSON's escapes can name half a surrogate pair."""
+    """Whether the text can be encoded: JSON escapes can produce half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -319,7 +329,7 @@ def _system(row: Row, columns: Mapping[str, str]) -> list[Message]:
 
 
 def turns_of(turns: Any, role_key: str, text_key: str, roles: Mapping[str, str]) -> list[Message]:
-    """A list of turns under their common names. Raises RowError for what is none."""
+    """Normalise a list of turns to role and content. Raises RowError if it is not one."""
     if turns is None:
         raise RowError("missing_column", "no turns")
     if not isinstance(turns, Sequence) or isinstance(turns, str):

@@ -1,4 +1,4 @@
-"""What preparation would refuse of the first rows, told before it."""
+"""Report which of the first rows the preparation would refuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.data.problems import LENGTH_REASONS, Problem, Tally, refusal
 
 
 def refused_rows(looked: Looked, reading: Reading) -> list[Diagnostic]:
-    """What is wrong with the first rows, counted by reason, where a bad row refuses the run."""
+    """Return the errors of the first rows by reason, for a config that refuses bad rows."""
     reader, refused = RowReader(looked.shape, reading), dict[str, Tally]()
     for row in looked.head:
         bad = Problem(row.reason, row.where, row.detail) if row.value is None else reader.read(row.value, row.where)

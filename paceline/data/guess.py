@@ -1,4 +1,4 @@
-"""Whether a file of plain text or CSV is something else in truth, seen from its beginning: rows of JSON would be trained on with braces and keys."""
+"""Detect files named .txt or .csv that hold other formats: JSON would be trained on with braces and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _HEADERS = [frozenset(must) for must, _ in COLUMNS.values() if len(must) > 1] + 
 
 
 def disguised(file: Path) -> Diagnostic | None:
-    """The finding for a .txt or .csv file that holds rows of another kind; None for what is what it says. Raises OSError."""
+    """Return the finding for a .txt or .csv file that holds another format; None if it is as named.
+
+    Raises OSError.
+    """
     with open_file(file) as stream:
         start = stream.read(_LOOKED_AT).decode("utf-8-sig", "ignore")
     kind = _kind(start)
@@ -33,10 +36,10 @@ def disguised(file: Path) -> Diagnostic | None:
 
 
 def _kind(start: str) -> tuple[str, str] | None:
-    """(suffix, what it is called) of a text that begins so."""
+    """Return (suffix, name) of the format that a text beginning like this has; None if it is plain text."""
     text = start.lstrip()
     lines = [line for line in start.splitlines() if line.strip()]
-    whole = lines[:_LINES] if len(start) < _LOOKED_AT else lines[:-1][:_LINES]  # the last may be cut
+    whole = lines[:_LINES] if len(start) < _LOOKED_AT else lines[:-1][:_LINES]  # the last may be incomplete
     if whole and all(_is_object(line) for line in whole):
         return "jsonl", "JSON lines"
     if re.match(r'\[\s*(\{\s*"|\])', text) or re.match(r'\{\s*\n\s*"[^"\n]*"\s*:', text):

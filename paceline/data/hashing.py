@@ -1,4 +1,4 @@
-"""Counter-based randomness in numpy: the same numbers on every platform, numpy version and world size."""
+"""Counter-based randomness in NumPy: equal on every platform, NumPy version and world size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _MASK = (1 << 64) - 1
 
 
 def mix(values: U64) -> U64:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), elementwise on uint64."""
+    """Apply SplitMix64's finalizer, elementwise on uint64.
+
+    Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators".
+    """
     z = values.astype(np.uint64, copy=True)
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)
@@ -24,23 +27,29 @@ def mix(values: U64) -> U64:
 
 
 def stream_key(*parts: int | str) -> int:
-    """One 64-bit key for a named stream, such as ``stream_key(seed, "pack", epoch)``."""
+    """Return a 64-bit key for a named stream, such as ``stream_key(seed, "pack", epoch)``."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def hash_values(key: int, values: U64) -> U64:
-    """uint64 [n]: a pseudo-random number for each value of a stream."""
+    """Return uint64 [n]: a pseudo-random number for each value of a stream."""
     return mix(mix(values ^ np.uint64(key)) + np.uint64((key * _GAMMA + _GAMMA) & _MASK))
 
 
 def permutation(key: int, num: int) -> NDArray[np.int64]:
-    """int64 [num]: a permutation of 0 … num-1 that depends on nothing but ``key`` and ``num`` (argsort of hashed counters, ties by index)."""
+    """Return int64 [num]: a permutation of 0 … num-1 that depends only on ``key`` and ``num``.
+
+    The argsort of hashed counters, ties by index.
+    """
     return np.argsort(hash_values(key, np.arange(num, dtype=np.uint64)), kind="stable").astype(np.int64, copy=False)
 
 
 def text_key(text: str) -> int:
-    """64-bit key of a text, blind to differences in white space: what "the same prompt" means in splits and overlap warnings."""
+    """Return a 64-bit hash of a text, ignoring differences in white space.
+
+    It defines "the same prompt" in splits and overlap warnings.
+    """
     return int.from_bytes(
         hashlib.blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
     )

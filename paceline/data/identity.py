@@ -1,7 +1,8 @@
-"""What a tokenizer is: the class that was really loaded, its serialised state, its special tokens and its template.
+"""Identify a tokenizer: the class that is really loaded, its serialised state, special tokens and template.
 
-Transformers picks the class by ``model_type`` of ``config.json``, so equal tokenizer files give other tokens under another model's config. The answer is
-remembered by what it was read from (files, library versions, tokens added), for loading a large vocabulary takes a second.
+Transformers picks the class by ``model_type`` of ``config.json``, so equal tokenizer files can give different
+tokens with another model's config. The result is cached by its inputs (files, library versions, added
+tokens), since loading a large vocabulary takes a second.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", "
 
 
 def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
-    """Whatever of the tokenizer changes tokens, as JSON. Raises DataError where it cannot be loaded."""
+    """Return everything about the tokenizer that can change tokens, as JSON.
+
+    Raises DataError if it cannot be loaded.
+    """
     folder = Path(spec.folder)
     inputs = {
         "files": sorted((str(f.relative_to(folder)), d) for f, d in digest_files(read_by(folder), cache_dir).items()),
@@ -38,13 +42,19 @@ def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> dict[str, Any]:
 
 
 def read_by(folder: Path) -> list[Path]:
-    """The files a tokenizer may be made from: all that lie in its folder but weights (which file a class reads is its own affair)."""
+    """Return the files that a tokenizer may be loaded from: all in its folder except weights.
+
+    Which of them are read depends on the class.
+    """
     inside = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     return sorted(f for f in inside if f.is_file() and f.suffix.lower() not in _WEIGHTS)
 
 
 def state_of(tokenizer: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The loaded tokenizer. One without a serialisable backend, or with code of its own, is as good as all that it was read from."""
+    """Return the state of a loaded tokenizer.
+
+    Without a serialisable backend, or with remote code, it is identified by all of its input files.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
     opaque = backend is None or inputs["code"] is not None
     return {

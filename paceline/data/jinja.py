@@ -1,4 +1,4 @@
-"""Whether a chat template is Jinja, by reading it alone: nothing of it runs, and Transformers is not imported."""
+"""Check the syntax of a chat template without running it or importing Transformers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from paceline.data import codes
 
 
 def syntax_error(template: str) -> str | None:
-    """``line N: what`` of the first mistake; None where there is none. Tags are those that Transformers' templates have: Jinja's own, loop controls, generation."""
+    """Return ``line N: what`` of the first syntax error; None if there is none.
+
+    Accepted tags: Jinja's own, loop controls, and Transformers' ``generation``.
+    """
     from jinja2 import Environment, TemplateSyntaxError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
 
     class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012 (Jinja's own form)
+        tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)
@@ -32,7 +35,7 @@ def syntax_error(template: str) -> str | None:
 
 
 def look_at_template(given: str | None, folder: Path | None) -> Diagnostic | None:
-    """The finding about ``model.chat_template``'s text, else about the one in a tokenizer's folder."""
+    """Check ``model.chat_template``'s text, or else the template in a tokenizer's folder."""
     own = None if folder is None else folder / "chat_template.jinja"
     try:
         text = given if given is not None else read_text(own) if own is not None and own.is_file() else ""

@@ -1,6 +1,7 @@
-"""How long an epoch of prepared data is: ``python -m paceline.data.lengths --config-json FILE --cache DIR`` answers ``{"rows": …, "tokens": …}``, or null.
+"""The number of rows and tokens of an epoch, if the data is already prepared.
 
-For a plan, in passing: nothing is prepared, no hub is asked, no set is written, and files too large to be hashed at once are left alone.
+``python -m paceline.data.lengths --config-json FILE --cache DIR`` prints ``{"rows": …, "tokens": …}``, or
+null. For a plan: nothing is prepared, downloaded or written, and files too large to hash quickly are skipped.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
 from paceline.plan.algorithms.base import algorithm_spec
 
-IN_PASSING = 64_000_000  # bytes that are hashed in a tenth of a second
+IN_PASSING = 64_000_000  # bytes that can be hashed in a tenth of a second
 
 
 def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
-    """(rows, tokens of all of them) of the first epoch as training counts them, packed where it packs; None where that cannot be told."""
+    """Return (rows, tokens) of the first epoch as in training, packed if training packs; None if unknown."""
     data, model, training = config.data, config.model, config.training
     folder = model.tokenizer or model.name_or_path
     spec = algorithm_spec(training.algorithm)
@@ -55,7 +56,7 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the answer; returns the exit code."""
+    """Print the result; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.data.lengths", description="How long an epoch is.")
     parser.add_argument("--config-json", required=True, help="the effective config as JSON")
     parser.add_argument("--cache", required=True, help="where prepared data is kept")

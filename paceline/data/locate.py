@@ -1,4 +1,4 @@
-"""Where a data set is: a file, a folder of files, a ``datasets`` directory, or a name on the hub."""
+"""Locate a data set: a file, a folder of files, a ``datasets`` directory, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ SPLITS = {
     "dev": "validation",
     "eval": "validation",
 }
-SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder of ``datasets.save_to_disk``
+SAVED = ("dataset_dict.json", "state.json")  # files that mark a folder of ``datasets.save_to_disk``
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
 @dataclass(frozen=True)
 class Located:
-    """``kind``: ``files`` (read by ``readers``), ``saved`` (a ``datasets.save_to_disk`` directory) or ``hub``; ``note`` says what was left out."""
+    """Where a data set is.
+
+    ``kind``: ``files`` (read by ``readers``), ``saved`` (a ``datasets.save_to_disk`` directory) or ``hub``;
+    ``note``: which files were left out.
+    """
 
     kind: str
     files: tuple[Path, ...] = ()
@@ -41,7 +45,7 @@ class Located:
 
 
 def locate(path: str, split: str, name: str | None = None) -> Located:
-    """Find a data set. Raises DataError when nothing is there, or nothing that can be read."""
+    """Locate a data set. Raises DataError if nothing is there, or nothing that can be read."""
     local = Path(path).expanduser()
     try:
         exists = local.exists()
@@ -138,7 +142,10 @@ def _folder(folder: Path, split: str) -> Located:
 
 
 def _split_of(file: Path, root: Path) -> str | None:
-    """The split that a file's name (or the folder it is in) speaks of: ``gsm8k_test.jsonl`` → test. Guards against training on the test file."""
+    """Return the split in a file's or its folder's name: ``gsm8k_test.jsonl`` → test.
+
+    Prevents training on the test file.
+    """
     for part in reversed(file.relative_to(root).with_suffix("").parts):
         for word in re.split(r"[-_. ]", part.lower()):
             if word in SPLITS:

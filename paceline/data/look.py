@@ -1,4 +1,4 @@
-"""The data and the tokenizer of a config as far as a look tells: found, not empty, of a known shape, with a chat template where one is needed."""
+"""Quick checks of a config's data and tokenizer: present, not empty, known format, chat template."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection, Dataset
     from paceline.config.sections.model import ModelSection
 
-#: A JSON list is read whole before its first row is known; a larger one is left to the preparation.
+#: A JSON list must be read completely for its first row; larger ones are left to the preparation.
 MOST_BYTES = 64 << 20
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
@@ -37,8 +37,10 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 def look_at_sets(
     data: DataSection, reading: Reading, *, saved: bool = False
 ) -> tuple[frozenset[str], list[Diagnostic]]:
-    """(formats of the rows, findings): every data set under ``data.train`` and ``data.eval`` by itself. ``saved``: those alone that the library
-    datasets has written, which it is imported for."""
+    """Check every data set of ``data.train`` and ``data.eval``; return (formats of the rows, findings).
+
+    ``saved``: check only those written by the ``datasets`` library, which has to be imported for them.
+    """
     formats: set[str] = set()
     found: list[Diagnostic] = []
     for key, sections in (("data.train", data.train), ("data.eval", data.eval or ())):
@@ -57,13 +59,13 @@ def look_at_sets(
 
 
 def saved_sets(data: DataSection) -> list[str]:
-    """The folders that the library datasets has written. What cannot be found is told by the look."""
+    """Return the folders written by the ``datasets`` library; missing paths are reported elsewhere."""
     paths = [section.path for section in (*data.train, *(data.eval or ()))]
     return [p for p in paths if any((Path(p).expanduser() / name).is_file() for name in SAVED)]
 
 
 def missing_sets(data: DataSection, key: str) -> Iterator[Diagnostic]:
-    """Findings about data sets under ``key`` (``data.train``, ``data.eval``) that are not there."""
+    """Yield findings about missing data sets under ``key`` (``data.train``, ``data.eval``)."""
     for section in (data.train if key == "data.train" else data.eval) or ():
         try:
             [data_set] = find_sets(key, (section,))
@@ -73,7 +75,7 @@ def missing_sets(data: DataSection, key: str) -> Iterator[Diagnostic]:
 
 
 def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnostic]:
-    """A name that could be the hub's, next to a file or folder here of nearly that name."""
+    """Report a name that could be on the hub but nearly matches a local file or folder."""
     path = Path(section.path)
     if data_set.located.kind != "hub" or not path.parent.is_dir():
         return
@@ -84,7 +86,10 @@ def _misspelt(key: str, section: Dataset, data_set: DataSet) -> Iterator[Diagnos
 
 
 def columns_of(data: DataSection) -> frozenset[str] | None:
-    """What a reward function is given of the rows by name: the columns of their first ones; None where they are not looked into."""
+    """Return the names that a reward function gets: columns of the first rows.
+
+    None if they are not read here.
+    """
     names = {"answer", "prompt"}
     for section in data.train:
         [data_set] = find_sets("data.train", (section,))
@@ -96,26 +101,29 @@ def columns_of(data: DataSection) -> frozenset[str] | None:
 
 
 def _at(key: str, section: Dataset, finding: Diagnostic) -> Diagnostic:
-    """The finding at the key of the config, the file in what was found."""
+    """Move a finding to the config key; the file becomes part of ``found``."""
     file = finding.where or section.path
     return replace(finding, where=key, found=f"{file}: {finding.found}" if finding.found else file)
 
 
 def _is_looked_into(data_set: DataSet) -> bool:
-    """Files of text whose first rows are soon read; Arrow and hub data sets need libraries of their own."""
+    """Whether the first rows can be read quickly; Arrow and hub data sets need other libraries."""
     located = data_set.located
     lists = [file for file in located.files[:1] if file.suffix.lower() == ".json"]
     return located.kind == "files" and all(file.stat().st_size <= MOST_BYTES for file in lists)
 
 
 def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKind = DOCUMENTS) -> Iterator[Diagnostic]:
-    """Findings about a tokenizer in a folder; a hub name is left to its download. ``formats``: of the rows that were looked at, which are of ``kind``."""
+    """Yield findings about a tokenizer in a local folder; hub names are left to the download.
+
+    ``formats``: of the rows, which are of ``kind``.
+    """
     name = model.tokenizer or model.name_or_path
     key = "model.tokenizer" if model.tokenizer else "model.name_or_path"
     if not name:
         return
     folder = Path(name).expanduser()
-    beside = folder.parent != Path(".") and any(folder.parent.glob("*/tokenizer*"))  # a folder of models that is here
+    beside = folder.parent != Path(".") and any(folder.parent.glob("*/tokenizer*"))  # models are here
     if model.tokenizer and beside and not folder.exists() and name.count("/") == 1:
         there = ", ".join(sorted({f.parent.name for f in folder.parent.glob("*/tokenizer*")})[:6])
         what, hint = (
@@ -126,7 +134,7 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKin
         return
     local = folder.is_dir() or name.startswith(("/", ".", "~")) or name.count("/") > 1 or folder.exists()
     if not local or (key == "model.name_or_path" and not folder.is_dir()):
-        return  # on the hub; or a model's folder that is not there, which is told as such
+        return  # on the hub; or the model's folder is missing, which is reported elsewhere
     template: str | None = None
     try:
         template = template_text(model.chat_template)
@@ -151,7 +159,7 @@ def look_at_tokenizer(model: ModelSection, formats: frozenset[str], kind: RowKin
 
 
 def _cut(file: Path) -> str:
-    """Why a file cannot be one JSON object, by its ends alone: a vocabulary may be large."""
+    """Return why a file cannot be complete JSON, judging by its ends only: a vocabulary may be large."""
     try:
         with open_file(file) as stream:
             head = stream.read(64).lstrip()

@@ -1,4 +1,4 @@
-"""The data sets of a config, located, and their first rows looked at: what shape they have."""
+"""Locate the data sets of a config and detect their formats from the first rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from paceline.data.readers import RawRow, read_rows
 if TYPE_CHECKING:
     from paceline.config.sections.data import Dataset
 
-LOOKED_AT = 64  # rows from which the format is found out
+LOOKED_AT = 64  # rows used to detect the format
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set of ``data.train`` or ``data.eval``: its section and where it is. ``key`` is its place in the config."""
+    """One data set of ``data.train`` or ``data.eval``: its section and location.
+
+    ``key``: its place in the config.
+    """
 
     key: str
     section: Dataset
@@ -33,7 +36,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Looked:
-    """A data set whose first rows were looked at: ``head`` are those, ``rows`` all (the head first)."""
+    """A data set with its detected shape: ``head`` the first rows, ``rows`` all rows (the head first)."""
 
     shape: Shape
     head: list[RawRow]
@@ -41,7 +44,7 @@ class Looked:
 
 
 def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
-    """Locate the data sets under ``data.train`` or ``data.eval``. Raises DataError with all that are missing."""
+    """Locate the data sets of ``data.train`` or ``data.eval``. Raises DataError with all that are missing."""
     found: list[DataSet] = []
     problems: list[Diagnostic] = []
     for number, section in enumerate(sections):
@@ -55,7 +58,7 @@ def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
 
 
 def look(data_set: DataSet, reading: Reading) -> Looked:
-    """Read the first rows and find out their shape. Raises DataError when there are none, or they have none."""
+    """Read the first rows and detect their shape. Raises DataError if there are none, or no format fits."""
     section = data_set.section
     rows = iter(read_rows(data_set.located, section.split))
     if section.max_rows is not None:

@@ -40,7 +40,7 @@ _STAGES = {
 
 
 class Bar:
-    """A progress bar of the preparation; where nobody looks (no terminal), one line every ten seconds."""
+    """A progress bar of the preparation; without a terminal, one line every ten seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -62,7 +62,7 @@ class Bar:
         self._bar.stop()
 
     def __call__(self, progress: PrepareProgress) -> None:
-        """Show the state."""
+        """Show the progress."""
         said = rate(progress)
         stage = _STAGES[progress.stage]
         self._bar.update(self._task, description=stage, completed=progress.fraction or 0.0, said=said)
@@ -73,7 +73,7 @@ class Bar:
 
 
 def rate(progress: PrepareProgress) -> str:
-    """Rows, rows a second and the time that is left, as text."""
+    """Return rows, rows per second and the remaining time as text."""
     if not progress.rows:
         return ""
     left = f", {human_seconds(progress.eta_seconds)} left" if progress.eta_seconds is not None else ""
@@ -82,7 +82,7 @@ def rate(progress: PrepareProgress) -> str:
 
 
 def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, seconds: float) -> list[str]:
-    """What became of the rows, as lines of text."""
+    """Return the fate of the rows as lines of text."""
     counts = prepared.counts
     lines = [
         f"rows      {counts.rows_read:,} read, {counts.rows_used:,} used, {counts.rows_skipped:,} skipped, {counts.rows_truncated:,} truncated",
@@ -101,7 +101,7 @@ def summary(prepared: Prepared, *, seq_len: int, packing: bool, seed: int, secon
 
 
 def run(config: Config, cache: Path, console: Console) -> None:
-    """Prepare what ``config`` describes and say what came of it. Raises PacelineError."""
+    """Prepare the data of ``config`` and print a summary. Raises PacelineError."""
     seed = config.training.seed if config.data.seed is None else config.data.seed
     started = time.monotonic()
     with written_for(cache, config.training.output_access), Bar(console) as bar:
@@ -124,7 +124,7 @@ def run(config: Config, cache: Path, console: Console) -> None:
 
 
 def read_config(arguments: argparse.Namespace) -> Config:
-    """The config out of a plan or a config file (JSON). Raises ConfigError."""
+    """Read the config from a plan or a config file (JSON). Raises ConfigError."""
     file = Path(arguments.plan or arguments.config_json)
     try:
         content: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
@@ -140,7 +140,7 @@ def read_config(arguments: argparse.Namespace) -> Config:
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the preparation; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m paceline.data.main", description="Tokenise and store the data of a config or plan."
     )

@@ -1,4 +1,4 @@
-"""The data order is arithmetic (contract 4): which documents an epoch has, in which rows, and which rank takes which row when."""
+"""The data order as a pure function (contract 4): an epoch's documents, their rows, and each rank's rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ I64 = NDArray[np.int64]
 
 
 def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], seed: int, epoch: int) -> I64:
-    """int64 [n]: the documents of one epoch, ascending, each as often as its data set's weight says.
+    """Return int64 [n]: the documents of one epoch, ascending, repeated according to their data set's weight.
 
-    A data set of N documents and weight w gives round(w x N) draws: every document floor(w) times, and the rest from the documents with
-    the smallest hash of (seed, epoch, document), so no document comes twice before another came once. Weight 1 is every document once.
+    A data set of N documents and weight w gives round(w x N) samples: every document floor(w) times, the rest
+    from the documents with the smallest hash of (seed, epoch, document), so no document is repeated before
+    all have appeared. Weight 1 is every document once.
     """
     if all(weight == 1 for weight in weights):
         return np.arange(len(dataset_of), dtype=np.int64)
@@ -40,7 +41,10 @@ def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], see
 def epoch_bins(
     documents: I64, lengths: NDArray[np.int32], *, seq_len: int, packing: bool, seed: int, epoch: int, shuffle: bool
 ) -> Bins:
-    """The rows of one epoch in their order: bins of documents (indices into the table), packed or one each, permuted by (seed, epoch) when ``shuffle``."""
+    """Return the rows of one epoch in order: bins of documents (indices into the table), packed or one each.
+
+    With ``shuffle`` permuted by (seed, epoch).
+    """
     num = len(documents)
     if packing:
         order = permutation(stream_key(seed, "pack", epoch), num) if shuffle else None
@@ -62,16 +66,17 @@ def _reordered(bins: Bins, order: I64) -> Bins:
 
 
 def steps_per_epoch(num_rows: int, global_batch: int, *, drop_last: bool) -> int:
-    """Optimizer steps of one epoch: the last partial step is filled with weight-0 rows, or dropped."""
+    """Return optimizer steps per epoch; the last partial step is filled with weight-0 rows, or dropped."""
     return num_rows // global_batch if drop_last else -(-num_rows // global_batch)
 
 
 def positions_for(
     step: int, micro_step: int, dp_rank: int, dp_size: int, micro_batch: int, accumulation: int
 ) -> list[int]:
-    """Positions in the epoch's order for one micro-batch: [sG + (j·dp + d)·m, +m), G = m · accumulation · dp.
+    """Return the positions in the epoch's order of one micro-batch.
 
-    ``step`` counts from the start of the epoch. Positions at or beyond ``num_rows`` are fillers (``RowSource.batch`` makes them weight-0 rows).
+    They are [sG + (j·dp + d)·m, +m) with G = m · accumulation · dp; ``step`` s counts from the start of the
+    epoch. Positions at or beyond ``num_rows`` are fillers (``RowSource.batch`` makes them weight-0 rows).
     """
     global_batch = micro_batch * accumulation * dp_size
     start = step * global_batch + (micro_step * dp_size + dp_rank) * micro_batch
@@ -79,12 +84,12 @@ def positions_for(
 
 
 def step_positions(step: int, global_batch: int, num_rows: int) -> range:
-    """Positions of a whole step, all ranks together, without fillers: [sG, (s+1)G) below ``num_rows``."""
+    """Return the positions of a full step over all ranks, without fillers: [sG, (s+1)G) < ``num_rows``."""
     return range(step * global_batch, min((step + 1) * global_batch, num_rows))
 
 
 def check_feeds(num_rows: int, dp_size: int, *, what: str = "training") -> list[Diagnostic]:
-    """A finding when there are fewer rows than data-parallel processes: some would never see a row."""
+    """Return a finding if there are fewer rows than data-parallel ranks: some would never get a row."""
     if num_rows >= dp_size:
         return []
     return [

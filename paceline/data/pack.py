@@ -1,4 +1,7 @@
-"""Packing: which documents share a row. A pure function of the lengths and an order; nothing is padded, split or lost."""
+"""Packing: assign documents to rows. A pure function of lengths and order.
+
+No padding, splitting or dropping.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Bins:
-    """Rows as index lists: bin b holds ``items[offsets[b]:offsets[b + 1]]`` (int64, indices into the lengths that were packed)."""
+    """Rows as index lists: bin b is ``items[offsets[b]:offsets[b + 1]]`` (int64, indices of lengths)."""
 
     items: I64
     offsets: I64
@@ -26,20 +29,21 @@ class Bins:
         return len(self.offsets) - 1
 
     def bin(self, index: int) -> I64:
-        """int64 [k]: the items of one bin."""
+        """Return int64 [k]: the items of one bin."""
         return self.items[self.offsets[index] : self.offsets[index + 1]]
 
 
 def one_each(num: int) -> Bins:
-    """Every document its own row (packing off)."""
+    """Put every document into its own row (packing off)."""
     return Bins(np.arange(num, dtype=np.int64), np.arange(num + 1, dtype=np.int64))
 
 
 def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | None = None) -> Bins:
-    """Bins of at most ``seq_len`` tokens by best-fit decreasing (Johnson 1973).
+    """Pack into bins of at most ``seq_len`` tokens by best-fit decreasing (Johnson 1973).
 
-    Documents of equal length are interchangeable, so a whole length is placed at once: a million documents take well under a second.
-    ``order`` (a permutation) says which of the documents of one length comes first. Raises DataError when a document does not fit.
+    Documents of equal length are interchangeable, so all of one length are placed at once: a million
+    documents take well under a second. ``order`` (a permutation): which documents of one length come first.
+    Raises DataError if a document does not fit.
     """
     num = len(lengths)
     if num == 0:
@@ -65,7 +69,7 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
 
 
 def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
-    """The bin of each document of a descending list of lengths, and the number of bins."""
+    """Return the bin of each document, for lengths in descending order, and the number of bins."""
     bin_of = np.empty(len(descending), np.int64)
     room: dict[int, list[I64]] = {}  # free tokens -> stacks of bins with that much room
     values, starts = np.unique(-descending, return_index=True)
@@ -74,6 +78,7 @@ def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
     for value, first, last in zip((-values).tolist(), starts.tolist(), ends.tolist(), strict=True):
         length = max(int(value), 1)
         while first < last:
+            # Best fit: the bins with the least room that is enough, or new bins.
             free = min((r for r in room if r >= length), default=0)
             per_bin = (free or seq_len) // length
             wanted = -(-(last - first) // per_bin)
@@ -82,6 +87,7 @@ def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
             else:
                 free, bins = seq_len, np.arange(num_bins, num_bins + wanted, dtype=np.int64)
                 num_bins += wanted
+            # Fill them with as many documents of this length as fit; the last bin may stay partly filled.
             placed = min(last - first, len(bins) * per_bin)
             bin_of[first : first + placed] = np.repeat(bins, per_bin)[:placed]
             full, rest = divmod(placed, per_bin)
@@ -92,7 +98,7 @@ def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
 
 
 def _take(room: dict[int, list[I64]], free: int, wanted: int) -> I64:
-    """Up to ``wanted`` bins out of those with ``free`` tokens of room."""
+    """Take up to ``wanted`` bins from those with ``free`` tokens of room."""
     stack = room[free]
     bins = stack.pop()
     if len(bins) > wanted:
@@ -109,5 +115,5 @@ def _put(room: dict[int, list[I64]], free: int, bins: I64) -> None:
 
 
 def efficiency(bins: Bins, lengths: NDArray[np.int32], seq_len: int) -> float:
-    """Real tokens over the room of all rows, 0 to 1."""
+    """Return tokens divided by the capacity of all rows, 0 to 1."""
     return float(lengths[bins.items].sum(dtype=np.int64)) / (len(bins) * seq_len) if len(bins) else 1.0

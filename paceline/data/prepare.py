@@ -1,4 +1,4 @@
-"""Preparation, a stage of its own before any process group: rows to token tables, once, kept under a fingerprint."""
+"""Data preparation, before any process group: rows to token tables, once, cached under a fingerprint."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection
     from paceline.config.sections.model import ModelSection
 
-_BYTES_A_PROCESS = 16_000_000  # starting a process costs seconds: it must have this much text to pay
+_BYTES_A_PROCESS = 16_000_000  # minimum text per process: starting one takes seconds
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared set, memory-mapped.
+    """A prepared data set, memory-mapped.
 
-    vocab_size      rows the embedding needs: one more than the largest token id of the tokenizer (added tokens counted)
-    pad_token_id    a token for filler rows, never learnt
-    stop_token_ids  tokens that end an answer (end of text, and the template's end of turn): for generation_config's eos_token_id
-    tokenizer_path  the tokenizer as it was used (tokens added, chat template settled): what goes beside the weights
-    longest         tokens of the longest document
-    train_fingerprint  of what is trained on alone: another evaluation set does not change it
-    definition      what made the fingerprints: those of another definition say nothing of the data
-    notes           what was assumed, left out, cut or found to overlap; warnings and notes, never errors
+    vocab_size      embedding rows needed: the tokenizer's largest token id (with added tokens) + 1
+    pad_token_id    token of filler rows; it has no loss
+    stop_token_ids  tokens that end an answer (end of text, end of turn), for the generation config
+    tokenizer_path  the tokenizer as used (added tokens, final template), to be saved with the weights
+    longest         length of the longest document in tokens
+    train_fingerprint  fingerprint of the training data alone, independent of the evaluation set
+    definition      how fingerprints are computed: they are comparable only if it is equal
+    notes           what was assumed, left out, truncated or found to overlap; never errors
     """
 
     path: Path
@@ -75,10 +75,11 @@ def prepare(
     max_positions: int | None = None,
     kind: RowKind = DOCUMENTS,
 ) -> Prepared:
-    """Tokenise the data of a config, whose rows are of ``kind``, or find it prepared already.
+    """Tokenize a config's data, whose rows are of ``kind``, or find it in the cache.
 
-    ``seed`` decides the validation split; ``max_positions`` (the model's, when known) refuses documents it has no positions for. Two
-    processes that prepare the same set do the work once. Raises DataError with every reason known at that point.
+    ``seed`` determines the validation split; ``max_positions`` (the model's, if known): longer documents are
+    refused. Two processes that prepare the same data set do the work once. Raises DataError with every reason
+    known at that point.
     """
     say: Report = report or (lambda progress: None)
     train, evaluation = sets_of(data)
@@ -103,6 +104,7 @@ def prepare(
         ),
     )
     prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
+    # Add what is known only now: the training data's own fingerprint, a damaged cache, too long documents.
     alone = key_of(data, setup, train, [], seed, cache_dir)
     prepared = replace(prepared, train_fingerprint=alone, definition=definition())
     say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
@@ -118,13 +120,13 @@ def prepare(
 
 
 def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
-    """How ``prepare`` turns rows into tokens. Raises DataError when the tokenizer's files are not there."""
+    """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
     return Setup(tokenizer_spec(model), kind.learnt(data.train_on), data.max_length, data.on_too_long, kind)
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """A whole set: what its ``meta.json`` says, whether it was there already, and what was wrong with the one that was there before."""
+    """A complete data set: its ``meta.json``, whether it was cached, and what was wrong with a cached one."""
 
     meta: dict[str, Any]
     from_cache: bool
@@ -132,8 +134,8 @@ class _Settled:
 
 
 def _settled(store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None]) -> _Settled:
-    """The set of this key, verified, or made (anew). Raises DataError."""
-    if not store.writable() and store.folder(key).is_dir():  # nobody to agree with, nothing to mend
+    """Return the verified data set of this key, building it if needed. Raises DataError."""
+    if not store.writable() and store.folder(key).is_dir():  # read-only cache: no locks, no repair
         meta, damage = store.verified(key)
         if meta is None:
             raise DataError(_damaged(store, key, damage))
@@ -162,8 +164,11 @@ def _damaged(store: Store, key: str, why: str) -> Diagnostic:
 def train_fingerprint_of(
     data: DataSection, model: ModelSection, seed: int, cache_dir: Path, *, kind: RowKind, most_bytes: int
 ) -> str | None:
-    """``Prepared.train_fingerprint`` of what ``prepare`` would make of files that are here; None where something would be downloaded, or more than
-    ``most_bytes`` read. Raises DataError for what is not there."""
+    """Return ``Prepared.train_fingerprint`` for local files, without preparing them.
+
+    None if something would be downloaded, or more than ``most_bytes`` read. Raises DataError for missing
+    files.
+    """
     train, evaluation = sets_of(data)
     here = all(s.located.kind == "files" for s in (*train, *evaluation))
     name = model.tokenizer or model.name_or_path
@@ -178,7 +183,7 @@ def train_fingerprint_of(
 def key_of(
     data: DataSection, setup: Setup, train: list[DataSet], evaluation: list[DataSet], seed: int, cache_dir: Path
 ) -> str:
-    """The fingerprint of what is prepared."""
+    """Return the fingerprint of the prepared data."""
     return fingerprint(
         {
             "code": code_version(),
@@ -192,7 +197,7 @@ def key_of(
 
 
 def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
-    """(to train on, held out) as the config names them. Raises DataError."""
+    """Return (training, evaluation) data sets as named in the config. Raises DataError."""
     if not data.train:
         raise DataError(
             rules_codes.DATA_MISSING(
@@ -216,15 +221,15 @@ def sets_of(data: DataSection) -> tuple[list[DataSet], list[DataSet]]:
 
 
 def _identity(data_set: DataSet, cache_dir: Path) -> list[Any]:
-    """What of a data set changes its tokens: content and reading, not where it lies, nor its weight."""
+    """Return what of a data set can change its tokens: content and options, not location or weight."""
     section = data_set.section
     content = located_digest(data_set.located, section.split, cache_dir)
-    names = [f.name for f in data_set.located.files]  # a folder's split is read off the names
+    names = [f.name for f in data_set.located.files]  # the split of a folder's files is in their names
     return [content, names, section.format, section.split, section.max_rows, sorted(dict(section.columns).items())]
 
 
 def _num_proc(asked: int | None, sets: list[DataSet]) -> int:
-    """Processes to tokenise with: as asked, else as many as have enough to do to pay for their start."""
+    """Return the number of tokenizing processes: as configured, else as many as have enough work."""
     if asked is not None:
         return asked
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -233,7 +238,7 @@ def _num_proc(asked: int | None, sets: list[DataSet]) -> int:
 
 
 def opened(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, from_cache: bool) -> Prepared:
-    """The set that ``meta`` describes, memory-mapped."""
+    """Open the data set that ``meta`` describes, memory-mapped."""
     folder = store.folder(key)
     weights = tuple(float(s.weight) for s in data.train)
     has_eval = EVAL in meta["files"]
@@ -256,7 +261,7 @@ def opened(store: Store, key: str, meta: dict[str, Any], data: DataSection, *, f
 
 
 def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]:
-    """How many documents of each data set an epoch draws, where that is not simply all of them."""
+    """Yield how many documents of each weighted data set an epoch samples."""
     for number, section in enumerate(data.train):
         if section.weight != 1:
             count = int(np.count_nonzero(train.dataset == number))
@@ -267,7 +272,10 @@ def _mixture_notes(train: TokenTable, data: DataSection) -> Iterator[Diagnostic]
 
 
 def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
-    """A finding when a document is longer than the model has positions (in a packed row each document starts again at 0)."""
+    """Return a finding if a document is longer than the model's positions.
+
+    Positions restart at 0 in every document of a packed row.
+    """
     if prepared.longest <= max_positions:
         return []
     tables = [t for t in (prepared.train, prepared.eval) if t is not None]
@@ -278,7 +286,7 @@ def check_positions(prepared: Prepared, max_positions: int) -> list[Diagnostic]:
 
 
 def check_token_range(prepared: Prepared, embedding_rows: int) -> list[Diagnostic]:
-    """A finding when the data holds a token that the embedding has no row for."""
+    """Return a finding if the data holds a token id without an embedding row."""
     if prepared.max_token_id < embedding_rows:
         return []
     found = f"token id {prepared.max_token_id}, tokenizer with {prepared.vocab_size} tokens"

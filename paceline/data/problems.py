@@ -1,4 +1,4 @@
-"""Rows that cannot be used: why, where, how many. Nothing is dropped without being counted here."""
+"""Rows that cannot be used: why, where, how many. Every dropped row is counted here."""
 
 from __future__ import annotations
 
@@ -109,15 +109,15 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
 }
 
-ALWAYS_REFUSED = "template_costly"  # by no policy: each further row would cost as much
+ALWAYS_REFUSED = "template_costly"  # under every policy: each further row would cost as much
 LENGTH_REASONS = (
     "too_long",
     "answer_cut_off",
     "prompt_too_long",
-)  # ruled by data.on_too_long, the others by data.on_bad_row
+)  # handled by data.on_too_long, the others by data.on_bad_row
 
 
-# reason -> (a value of data.on_too_long that deals with it, what becomes of rows where that is the value): no hint names the value that is set
+# reason -> (value of data.on_too_long, resulting verb), for hints, which do not suggest the current value
 _CUT, _LEFT = ("truncate", "truncated"), ("skip", "skipped")
 _POLICIES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "too_long": (_CUT, _LEFT), "prompt_too_long": (_LEFT,), "answer_cut_off": (_LEFT,),
@@ -126,7 +126,10 @@ _POLICIES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One row that cannot be used as it is: ``reason`` is a key of REASONS, ``where`` is ``file:line``; ``also`` further reasons, with details."""
+    """A row that cannot be used as it is.
+
+    ``reason``: a key of REASONS; ``where``: ``file:line``; ``also``: further (reason, detail).
+    """
 
     reason: str
     where: str
@@ -134,20 +137,20 @@ class Problem:
     also: tuple[tuple[str, str], ...] = ()
 
     def each(self) -> Iterator[Problem]:
-        """Every reason on its own."""
+        """Yield every reason as a Problem of its own."""
         yield replace(self, also=())
         yield from (Problem(reason, self.where, detail) for reason, detail in self.also)
 
 
 @dataclass
 class Tally:
-    """How many rows have one problem, with the first few places."""
+    """The number of rows with one problem, and the first few places."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
     def merge(self, other: Tally) -> None:
-        """Add the rows of another tally behind this one's."""
+        """Add the rows of another tally."""
         self.count += other.count
         self.examples += other.examples[: EXAMPLES_KEPT - len(self.examples)]
 
@@ -159,13 +162,13 @@ class Tally:
 
     @property
     def first_place(self) -> str:
-        """``file:line`` of the first of them."""
+        """``file:line`` of the first row."""
         return self.examples[0].partition(": ")[0] if self.examples else ""
 
 
 @dataclass
 class PrepareCounts:
-    """What became of every row that was read: rows_read = rows_used + all skipped."""
+    """What happened to every row that was read: rows_read = rows_used + all skipped."""
 
     rows_read: int = 0
     rows_used: int = 0
@@ -185,21 +188,21 @@ class PrepareCounts:
         return sum(tally.count for tally in self.truncated.values())
 
     def skip(self, problem: Problem) -> None:
-        """Count a row that is left out."""
+        """Count a skipped row."""
         self.skipped.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
 
     def truncate(self, problem: Problem) -> None:
-        """Count a row that was cut."""
+        """Count a truncated row."""
         self.truncated.setdefault(problem.reason, Tally()).add(problem.where, problem.detail)
 
     def diagnostics(self) -> list[Diagnostic]:
-        """Warnings for what was left out or cut."""
+        """Return warnings for skipped and truncated rows."""
         return [_finding(r, t, "skipped", Severity.WARNING, self.rows_read) for r, t in self.skipped.items()] + [
             _finding(r, t, "truncated", Severity.WARNING, self.rows_read) for r, t in self.truncated.items()
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain JSON types."""
+        """Return plain JSON types."""
         plain = {k: v for k, v in self.__dict__.items() if k not in ("skipped", "truncated")}
         for kind in ("skipped", "truncated"):
             plain[kind] = {r: {"count": t.count, "examples": t.examples} for r, t in getattr(self, kind).items()}
@@ -216,7 +219,7 @@ class PrepareCounts:
 
 
 def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
-    """One note that names every field nobody reads, with how many rows have it and the first of them."""
+    """Return one note that names every unread field, with its number of rows and the first of them."""
     if not unread:
         return []
     most = sorted(unread.items(), key=lambda item: (-item[1].count, item[0]))
@@ -228,14 +231,14 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
 
 
 def refusal(problems: Mapping[str, Tally], rows_read: int, of: str = "") -> tuple[Diagnostic, ...]:
-    """The errors of rows that the policy refuses, one a reason; ``of`` says which rows were looked at (all, when empty)."""
+    """Return the errors of refused rows, one per reason; ``of`` says which rows were read (empty: all)."""
     return tuple(
         _finding(reason, tally, "refused", Severity.ERROR, rows_read, of) for reason, tally in problems.items()
     )
 
 
 def left_out(problems: Mapping[str, Tally], rows_read: int) -> tuple[Diagnostic, ...]:
-    """Why rows were left out, one error a reason: said when none is left."""
+    """Return one error per reason why rows were skipped, for when no row is left."""
     return tuple(_finding(reason, tally, "skipped", Severity.ERROR, rows_read) for reason, tally in problems.items())
 
 

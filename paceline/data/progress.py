@@ -1,4 +1,4 @@
-"""What preparation reports while it runs."""
+"""Progress reports of the preparation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PrepareProgress:
-    """``stage``: fingerprint, waiting (another process prepares the same set), tokenise, write, done. ``fraction`` 0 to 1, None when unknown."""
+    """The state of the preparation.
+
+    ``stage``: fingerprint, waiting (another process prepares the same data), tokenise, write, done.
+    ``fraction``: 0 to 1, None if unknown.
+    """
 
     stage: str
     rows: int = 0
@@ -23,7 +27,7 @@ Report = Callable[[PrepareProgress], None]
 
 
 class Meter:
-    """Rows done and bytes behind, to rates and an ETA. Reports at most ten times a second."""
+    """Turn finished rows and bytes into rates and an ETA. Reports at most ten times per second."""
 
     def __init__(self, total_bytes: int, report: Report) -> None:
         self._total = total_bytes

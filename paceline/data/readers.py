@@ -1,4 +1,7 @@
-"""Files to rows, each with its place (``file:line``). A line that cannot be read is a problem of that row; a file that cannot be read is an error."""
+"""Read files as rows, each with its place (``file:line``).
+
+A line that cannot be read is a problem of that row; a file that cannot be read is an error.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,14 @@ from paceline.data.locate import SUFFIXES, Located
 from paceline.data.strict import DECODER, check_value, parse_row
 
 MAX_LINE = 1 << 26  # characters of one row
-_GIVE_UP_AFTER = 20  # unreadable lines in a row at the start of a file: it is no JSONL at all
+_GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it is not JSONL
 
 
 class RawRow(NamedTuple):
-    """A row as it was read: ``value`` is the object, or None when ``reason`` says why not; ``consumed`` is how many bytes of all files lie behind."""
+    """A row as read: ``value`` is the object, or None for the given ``reason``.
+
+    ``consumed``: bytes of all files read so far.
+    """
 
     value: dict[str, Any] | None
     where: str
@@ -32,7 +38,7 @@ class RawRow(NamedTuple):
 
 
 def read_rows(located: Located, split: str) -> Iterator[RawRow]:
-    """All rows of a data set, in order. Raises DataError on a file that cannot be read at all."""
+    """Yield all rows of a data set, in order. Raises DataError for a file that cannot be read at all."""
     if located.kind == "saved":
         yield from _saved(located.folder or Path(), split)
         return
@@ -47,7 +53,7 @@ def read_rows(located: Located, split: str) -> Iterator[RawRow]:
 
 
 def total_bytes(located: Located) -> int:
-    """Size of the files, for progress; 0 when it is not known."""
+    """Return the size of the files, for progress; 0 if unknown."""
     return sum(f.stat().st_size for f in located.files)
 
 
@@ -72,7 +78,7 @@ def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str, int]]:
-    """(number, line, bytes so far) of the lines of a text file that are not blank."""
+    """Yield (number, line, bytes so far) of the non-blank lines of a text file."""
     number, consumed = 0, 0
     with _open(file) as stream:
         try:
@@ -128,7 +134,7 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
 
 
 def _complaint(exc: Exception) -> str:
-    """What the JSON parser says, without its own line numbers (they count from the start of the row)."""
+    """Return the JSON parser's message without its line numbers (they count from the start of the row)."""
     if isinstance(exc, RecursionError):
         return "nested too deeply"
     return f"{exc.msg}, column {exc.colno}" if isinstance(exc, json.JSONDecodeError) else str(exc)
@@ -150,7 +156,7 @@ def _not_json(file: Path, line: int, found: str, exc: Exception) -> Diagnostic:
 
 
 def _json(file: Path) -> Iterator[RawRow]:
-    """A .json file: a list of objects; many are JSON lines in truth, which is seen from the first character."""
+    """Read a .json file: a list of objects, or JSON lines, which the first character tells apart."""
     first = next(_lines(file), None)
     if first is None:
         raise DataError(codes.DATA_EMPTY("the file is empty", str(file), "only white space", "a file with rows"))
@@ -162,12 +168,12 @@ def _json(file: Path) -> Iterator[RawRow]:
     except json.JSONDecodeError as exc:
         raise DataError(_whole_json(file, first[0], first[1], exc)) from exc
     except (ValueError, RecursionError):
-        pass  # a line of JSON lines that is refused by its place
+        pass  # JSON lines whose first line is refused, with its line number
     yield from _jsonl(file)
 
 
 def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
-    """What to say of a .json file that is neither a list nor JSON lines."""
+    """Return the finding about a .json file that is neither a list nor JSON lines."""
     try:
         with open_text(file) as stream:
             value = json.load(stream)
@@ -183,13 +189,14 @@ def _whole_json(file: Path, line: int, text: str, exc: Exception) -> Diagnostic:
 
 
 def _json_list(file: Path) -> Iterator[RawRow]:
-    """The objects of a JSON list one by one, with the line each begins on."""
+    """Yield the objects of a JSON list, with the line where each begins."""
     with _open(file) as stream:
         try:
             text = stream.read()
         except UnicodeDecodeError as exc:
             raise _not_utf8(file, 1 + exc.object[: exc.start].count(b"\n"), exc) from exc
     place, counted, line = _skip(text, text.index("[") + 1), 0, 1
+    # One object an iteration: count lines up to it, decode it, then expect a comma or the end.
     while text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
         try:
@@ -262,16 +269,16 @@ def _csv(file: Path) -> Iterator[RawRow]:
 
 
 def _twice(names: Sequence[str]) -> str:
-    """A name that stands twice, or an empty text: of two columns of one name only one would be read."""
+    """Return a duplicate name, or empty: only one of two columns of a name would be read."""
     return next((name for name in names if names.count(name) > 1), "")
 
 
 def _plain(file: Path) -> None:
-    """Raises DataError for a file that is no text or CSV in truth."""
+    """Raise DataError for a .txt or .csv file that holds another format."""
     try:
         found = disguised(file)
     except OSError:
-        return  # opening it names the reason
+        return  # opening the file reports the reason
     if found is not None:
         raise DataError(found)
 
@@ -301,7 +308,7 @@ def _parquet(file: Path) -> Iterator[RawRow]:
         OSError,
         ValueError,
         OverflowError,
-    ) as exc:  # the last two: dates that Python has none for
+    ) as exc:  # the last two: dates beyond Python's range
         raise DataError(
             codes.DATA_NOT_PARQUET(
                 "the file is not Parquet, or it is damaged",
@@ -312,7 +319,7 @@ def _parquet(file: Path) -> Iterator[RawRow]:
 
 
 def _saved(folder: Path, split: str) -> Iterator[RawRow]:
-    """A directory written by ``datasets.save_to_disk``."""
+    """Read a directory written by ``datasets.save_to_disk``."""
     import datasets
 
     try:
@@ -351,7 +358,7 @@ def _records(dataset: Any, name: str) -> Iterator[RawRow]:
 
 
 def load_hub(located: Located, split: str) -> Any:
-    """A data set of the hub through ``datasets`` (which runs no scripts). Raises DataError when it cannot be had."""
+    """Load a data set from the hub through ``datasets`` (which runs no scripts). Raises DataError."""
     import datasets
 
     name = located.hub

@@ -1,4 +1,4 @@
-"""The rows of a data set, cut into chunks, with what was assumed of them."""
+"""The rows of a data set in chunks, with notes about what was assumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.data.tokenise import CHUNK_ROWS, Chunk, ChunkRow
 
 @dataclass(frozen=True)
 class OpenSet:
-    """A data set whose first rows were looked at; ``notes`` say what was assumed."""
+    """A data set whose format was detected; ``notes``: what was assumed."""
 
     shape: Shape
     chunks: Iterator[Chunk]
@@ -26,7 +26,7 @@ class OpenSet:
 
 
 def open_set(number: int, data_set: DataSet, reading: Reading) -> OpenSet:
-    """Look at the first rows of a data set and find out its shape. Raises DataError when it has none, or no rows."""
+    """Detect the format of a data set and open it. Raises DataError if it has no rows or no known format."""
     looked = look(data_set, reading)
     chunks = _chunks(number, looked.shape, looked.rows)
     return OpenSet(looked.shape, chunks, tuple(_notes(data_set, looked.shape)))

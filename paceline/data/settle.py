@@ -1,4 +1,4 @@
-"""The chat template that rows are rendered with, settled before the first of them: which one, whether it is Jinja, what it costs, how answers end."""
+"""Choose and check the chat template before the first row: validity, cost, how answers end."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from paceline.data.tokenizer import BUILTIN_TEMPLATES, builtin_template
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-END_MARKS = ("<|im_end|>", "<|eot_id|>")  # of turns, in the templates of most families
+END_MARKS = ("<|im_end|>", "<|eot_id|>")  # end-of-turn tokens in the templates of most model families
 
 
 def rendered(formats: Set[str]) -> frozenset[str]:
-    """Of the formats of rows those that a chat template is for."""
+    """Return those of the row formats that need a chat template."""
     return frozenset(formats) - {"text"}
 
 
 def settle_template(
     setup: Setup, tokenizer: PreTrainedTokenizerBase, found: Set[str]
 ) -> tuple[Setup, list[Diagnostic]]:
-    """The template conversations are rendered with, put into the tokenizer; ``found``: the formats of the rows. A tokenizer that has none: questions and answers get the built-in ``plain`` one (with a note),
-    real conversations are refused, for how turns are marked is a decision. Raises DataError."""
+    """Put the chat template into the tokenizer; return the setup and notes. ``found``: formats of the rows.
+
+    If the tokenizer has none, prompts and answers get the built-in ``plain`` template (with a note), while
+    conversations are refused, since the user must decide how turns are marked. Raises DataError.
+    """
     formats = rendered(found)
     notes: list[Diagnostic] = []
     if not formats:
@@ -58,7 +61,7 @@ def settle_template(
 
 
 def no_template(tokenizer: str) -> Diagnostic:
-    """Conversations, and a tokenizer that cannot render them."""
+    """Return the error for conversations with a tokenizer that has no chat template."""
     others = ", ".join(name for name in BUILTIN_TEMPLATES if name != "chatml")
     hint = f"model.chat_template: chatml (or {others}, the path of a .jinja file, or a tokenizer that has one)"
     what = "the tokenizer has no chat template, and the data is conversations"
@@ -66,7 +69,10 @@ def no_template(tokenizer: str) -> Diagnostic:
 
 
 def _check_syntax(template: str, where: str) -> None:
-    """Raises DataError when the template is no Jinja at all (a template that refuses a conversation is a matter of that row)."""
+    """Raise DataError if the template is not valid Jinja.
+
+    A template that refuses a conversation is that row's problem.
+    """
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -79,7 +85,7 @@ def _check_syntax(template: str, where: str) -> None:
         raise DataError(codes.DATA_BAD_CHAT_TEMPLATE("the chat template is not Jinja", where, found, hint)) from exc
     except (SpentError, MemoryError) as exc:
         raise DataError(_costly(where, type(exc).__name__)) from exc
-    except Exception:  # noqa: BLE001  (of an empty conversation anything may be said: what counts is a row's)
+    except Exception:  # noqa: BLE001  (an empty conversation may be refused; only rows count)
         return
 
 
@@ -89,7 +95,7 @@ def _costly(where: str, found: str) -> Diagnostic:
 
 
 def stop_tokens(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end an answer. Raises DataError when the template is never done."""
+    """Return the tokens that end an answer. Raises DataError if the template does not terminate."""
     try:
         return list(Encoder(tokenizer, setup.train_on).stop_token_ids())
     except CostlyTemplateError as exc:

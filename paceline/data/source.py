@@ -16,17 +16,18 @@ from paceline.data.table import TokenTable, decode_labels
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.prefixes import with_prefixes
 
-_EPOCHS_KEPT = 2  # the running epoch and the one evaluation or look-ahead asks for
+_EPOCHS_KEPT = 2  # the current epoch and the one of evaluation or prefetching
 
 
 class PackedSource:
-    """A ``protocols.data.RowSource`` over a token table: rows are bins of documents (``packing``) or single documents.
+    """A ``protocols.data.RowSource`` over a token table: rows are bins of documents or single documents.
 
-    Documents that belong together (``TokenTable.group``: both halves of a preference pair) stand in one row, next to each other.
-    ``seq_len`` is the most tokens of a row, of pairs for each half: their rows have room for twice as many; ``shuffle=False`` (evaluation) keeps the order of the table. ``columns`` are more values [D] of the
-    documents, which batches hold as ``extras``. Stateless: rows are a function of
-    (table, seq_len, packing, seed, epoch) alone, so that any rank of any world size asks for any position at any time.
-    Raises DataError when a document is longer than ``seq_len``.
+    Bins with ``packing``. The documents of a group (``TokenTable.group``: both halves of a preference pair)
+    are adjacent in one row. ``seq_len``: maximum tokens of a row (for pairs of each half: rows have room for
+    twice as many). ``shuffle=False`` (evaluation) keeps the table's order. ``columns``: extra values [D] of
+    the documents, which batches hold as ``extras``. Stateless: rows are a function of (table, seq_len,
+    packing, seed, epoch) only, so any rank of any world size can read any position at any time. Raises
+    DataError if a document is longer than ``seq_len``.
     """
 
     algorithm = ORDER_ALGORITHM
@@ -42,10 +43,10 @@ class PackedSource:
         self.shuffle = shuffle
         self.columns: dict[str, NDArray[np.float64]] = {}
         self._layouts: dict[int, Bins] = {}
-        self._lock = threading.Lock()  # batches are made by several threads
+        self._lock = threading.Lock()  # several threads make batches
 
     def layout(self, epoch: int) -> Bins:
-        """The rows of an epoch in their order."""
+        """Return the rows of an epoch in order."""
         with self._lock:
             return self._layout(epoch)
 
@@ -71,22 +72,22 @@ class PackedSource:
         return self._layouts[epoch]
 
     def num_rows(self, epoch: int) -> int:
-        """Rows of an epoch; equal in all epochs unless a mixture draws anew in each."""
+        """Return the rows of an epoch; equal in all epochs unless a mixture samples anew in each."""
         if not self.shuffle or all(weight == 1 for weight in self.table.weights):
             epoch = self._known_epoch(epoch)
         return len(self.layout(epoch))
 
     def _known_epoch(self, epoch: int) -> int:
-        """An epoch whose layout is at hand: how many bins there are depends on the lengths alone, not on their order."""
+        """Return an epoch with a cached layout: the number of bins depends on the lengths only."""
         with self._lock:
             return epoch if epoch in self._layouts or not self._layouts else next(iter(self._layouts))
 
     def efficiency(self, epoch: int = 0) -> float:
-        """Real tokens over the room of all rows."""
+        """Return tokens divided by the capacity of all rows."""
         return efficiency(self.layout(epoch), self.table.lengths, self.seq_len * self.table.group)
 
     def document_ids(self, epoch: int, positions: Sequence[int]) -> list[int]:
-        """The documents of these rows in order; -1 for a filler."""
+        """Return the documents of these rows in order; -1 for a filler."""
         bins = self.layout(epoch)
         ids: list[int] = []
         for position in positions:
@@ -94,7 +95,10 @@ class PackedSource:
         return ids
 
     def batch(self, epoch: int, positions: Sequence[int]) -> Batch:
-        """The micro-batch of the rows at these positions of the epoch's order; -1 or a position beyond the end gives a filler row."""
+        """Return the micro-batch at these positions of the epoch's order.
+
+        -1 or a position past the end is a filler row.
+        """
         ids = self.document_ids(epoch, positions)
         filler = np.full(2, ~self.pad_token_id, np.int32)
         documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
@@ -105,8 +109,12 @@ class PackedSource:
         return batch if self.table.group == 1 else with_prefixes(batch)
 
     def mismatched(self, epoch: int, positions: Sequence[int], among: range) -> Batch:
-        """The rows at ``positions`` with each prompt's answer replaced by that of the document before it among the rows at ``among`` (the last one's for
-        the first): as TRL's ``KL_completion_ids``, but a function of the order of the data alone, however ``among`` is split."""
+        """Return the rows at ``positions``, each prompt with the answer of the document before it in
+        ``among``.
+
+        The first document gets the last one's answer: as TRL's ``KL_completion_ids``, but a function of the
+        data order alone, however ``among`` is split over micro-batches and ranks.
+        """
         bins = self.layout(epoch)
         ids, documents = self.document_ids(epoch, positions), []
         for position in positions:
@@ -118,7 +126,10 @@ class PackedSource:
         return build_batch(documents, ids, sum(position in among for position in positions))
 
     def _swapped(self, document: int, other: int) -> NDArray[np.int32]:
-        """The prompt of ``document`` (what comes before its first label) and behind it the answer of ``other``, cut to ``seq_len``; a filler's is one."""
+        """Join the prompt of ``document`` (before its first label) and ``other``'s answer, up to ``seq_len``.
+
+        A filler stays a filler.
+        """
         if document < 0:
             return np.full(2, ~self.pad_token_id, np.int32)
         own, answer = self.table.coded(document), self.table.coded(other)
@@ -126,7 +137,7 @@ class PackedSource:
         return joined[: self.seq_len]
 
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
-        """What is known of each document; 0 of a filler."""
+        """Return the extra columns of the documents; 0 for a filler."""
         columns = {**self.table.columns, **self.columns}
         return {
             name: torch.tensor([float(values[i]) if i >= 0 else 0.0 for i in ids], dtype=torch.float64)
@@ -135,13 +146,13 @@ class PackedSource:
 
 
 def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:
-    """A flat batch of coded documents (see ``data.table``)."""
+    """Build a flat batch of coded documents (see ``data.table``)."""
     lengths = np.array([len(d) for d in documents], np.int64)
     ends = np.cumsum(lengths)
     input_ids, own = decode_labels(np.concatenate(documents))
     labels = np.full(len(own), IGNORE_INDEX, np.int64)
     labels[:-1] = own[1:]
-    labels[ends - 1] = IGNORE_INDEX  # the first token of the next document is nobody's label
+    labels[ends - 1] = IGNORE_INDEX  # the next document's first token is not a label
     positions = np.arange(len(own), dtype=np.int64) - np.repeat(ends - lengths, lengths)
     boundaries = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
     return Batch(

@@ -1,4 +1,4 @@
-"""The validation split: by seed, without leakage. Rows with the same prompt stay on one side."""
+"""The validation split, by seed and without leakage: rows with the same prompt stay on one side."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ I64 = NDArray[np.int64]
 
 
 def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tuple[I64, I64]:
-    """(train, held out): ascending row indices, together every row once.
+    """Return (train, held out): ascending row indices that together cover every row once.
 
-    ``keys`` uint64 [n] are the hashes of the prompts; ``wanted`` is a fraction below 1 or a number of rows. Whole groups of equal prompts
-    are held out in the order of their hash with the seed, as long as they fit; so what is held out depends on the rows, not on their order.
-    Raises DataError when nothing would be left on one side.
+    ``keys`` uint64 [n]: hashes of the prompts; ``wanted``: a fraction below 1, or a number of rows. Groups of
+    equal prompts are held out in the order of their hash with the seed, as long as they fit; so the split
+    depends on the rows, not on their order. Raises DataError if one side would be empty.
     """
     num = len(keys)
     target = max(1, round(wanted * num)) if wanted < 1 else int(wanted)
@@ -44,12 +44,12 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
             count += size
         if count == target:
             break
-    if count == 0:  # every group is larger than what was asked for
+    if count == 0:  # every group is larger than the target
         held[int(np.argmin(sizes))] = True
     out = held[group_of]
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 
 def overlap(train_keys: NDArray[np.uint64], eval_keys: NDArray[np.uint64]) -> int:
-    """How many evaluation rows have a prompt that is trained on."""
+    """Return how many evaluation rows have a prompt that is also trained on."""
     return int(np.isin(eval_keys, train_keys).sum())

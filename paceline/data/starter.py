@@ -1,4 +1,4 @@
-"""Who started this process, so that work of a node is done by one of its ranks: they have the same parent."""
+"""Identify the launcher of this process by its parent, so that one rank per node can do shared work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def starter() -> list[str]:
-    """What the processes that one launcher began on this node have in common: the parent's id and when it began (ids are used again)."""
+    """Return what the processes of one launcher on this node share: the parent's pid and its start time.
+
+    The start time is needed since pids are reused.
+    """
     parent = os.getppid()
     try:
         status = Path(f"/proc/{parent}/stat").read_text("ascii", "replace")
@@ -20,7 +23,7 @@ def starter() -> list[str]:
 
 
 def node() -> str:
-    """8 hex digits of this boot of this machine."""
+    """Return 8 hex digits that identify this boot of this machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -29,6 +32,6 @@ def node() -> str:
 
 
 def stamp_of(path: Path) -> list[int]:
-    """What changes when a file is written or replaced. Raises OSError."""
+    """Return values that change when a file is written or replaced. Raises OSError."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

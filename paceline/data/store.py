@@ -1,4 +1,4 @@
-"""Prepared sets on disk: one folder a fingerprint, published by a rename, every byte checked when opened (once a node)."""
+"""Prepared data sets on disk: a folder per fingerprint, published by a rename, verified once per node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from paceline.data.starter import node, stamp_of, starter
 from paceline.launch import codes as launch_codes
 
 TOKENS, TRAIN, EVAL, META, TOKENIZER = "tokens.arrow", "train.npy", "eval.npy", "meta.json", "tokenizer"
-DERIVED = (
-    "reference"  # a folder for what runs work out of the set (log-probabilities), in files with digests of their own
-)
+DERIVED = "reference"  # folder of results derived from the data (log-probabilities), with their own digests
 
 
 class Store:
-    """The cache of prepared sets under ``cache_dir``."""
+    """The cache of prepared data sets under ``cache_dir``."""
 
     def __init__(self, cache_dir: Path) -> None:
         self.root = cache_dir / "prepared"
@@ -33,16 +31,19 @@ class Store:
         self._notes = cache_dir / "verified"
 
     def folder(self, key: str) -> Path:
-        """Where the set of this fingerprint lies, or will lie."""
+        """Return the folder of this fingerprint's data set, existing or not."""
         return self.root / key
 
     def writable(self) -> bool:
-        """Whether this process may lock and change the cache (or make it)."""
+        """Whether this process may lock and change (or create) the cache."""
         there = next(p for p in (self._locks, *self._locks.parents) if p.exists())
-        return os.access(there, os.W_OK | os.X_OK) or not there.is_dir()  # what is no folder is refused by name later
+        return os.access(there, os.W_OK | os.X_OK) or not there.is_dir()  # not a folder: reported later
 
     def find(self, key: str) -> tuple[dict[str, Any] | None, str]:
-        """(what ``meta.json`` says, "") of a set that looks whole (its list of files, their sizes); (None, why) when there is none or it is damaged."""
+        """Return (``meta.json``, "") of a data set whose files and sizes are right.
+
+        (None, why) if it is missing or damaged.
+        """
         folder = self.folder(key)
         if not folder.is_dir():
             return None, ""
@@ -63,12 +64,15 @@ class Store:
         return meta, ""
 
     def verified(self, key: str) -> tuple[dict[str, Any] | None, str]:
-        """``find``, and every byte compared with its digest, unless a process of the same starter has done that here before (``node_lock`` keeps their order)."""
+        """Like ``find``, and verify every byte, unless another process of this launcher and node has done so.
+
+        ``node_lock`` makes them take turns.
+        """
         meta, why = self.find(key)
         return (None, why) if meta is None else self._verified(key, meta)
 
     def node_lock(self, key: str, waiting: Any) -> AbstractContextManager[None]:
-        """Held while the set is verified on this node: others of it wait for the verdict, those of other nodes do not."""
+        """Lock for verifying the data set on this node; other nodes verify at the same time."""
         return self.lock(f"{key}-{node()}", waiting)
 
     def _verified(self, key: str, meta: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -87,7 +91,10 @@ class Store:
 
     @contextmanager
     def lock(self, key: str, waiting: Any) -> Iterator[None]:
-        """Held by the process that prepares this set; ``waiting()`` is called each second while another holds it."""
+        """Lock for preparing this data set.
+
+        ``waiting()`` is called every second while another process holds it.
+        """
         from filelock import FileLock, Timeout
 
         try:
@@ -109,10 +116,10 @@ class Store:
 
     @contextmanager
     def staged(self, key: str) -> Iterator[Path]:
-        """A fresh folder to write into (the lock is held); gone afterwards unless it was published."""
+        """Yield a new folder to write into (the lock is held); it is removed unless it was published."""
         stage = self.root / f".stage-{key}-{uuid.uuid4().hex[:8]}"
         try:
-            for left in self.root.glob(f".stage-{key}-*"):  # of a process that died: we hold its lock
+            for left in self.root.glob(f".stage-{key}-*"):  # left by a process that died: we hold the lock
                 shutil.rmtree(left, ignore_errors=True)
             stage.mkdir(parents=True)
             yield stage
@@ -122,7 +129,10 @@ class Store:
             shutil.rmtree(stage, ignore_errors=True)
 
     def publish(self, stage: Path, key: str, meta: Mapping[str, Any]) -> None:
-        """Write ``meta.json``, make everything durable and rename; what was there (damaged) is moved away first."""
+        """Write ``meta.json``, fsync everything and rename.
+
+        An existing damaged folder is moved away first.
+        """
         files = _files(stage)
         entries = {str(p.relative_to(stage)): {"bytes": p.stat().st_size, "sha256": block_digest(p)} for p in files}
         whole = json.loads(json.dumps({**meta, "fingerprint": key, "files": entries}))
@@ -144,12 +154,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def save_index(path: Path, index: np.ndarray) -> None:
-    """int64 [n] row indices as .npy."""
+    """Write int64 [n] row indices as .npy."""
     np.save(path, index.astype(np.int64, copy=False), allow_pickle=False)
 
 
 def load_index(path: Path) -> np.ndarray:
-    """The inverse of ``save_index``."""
+    """Read what ``save_index`` wrote."""
     return np.load(path, allow_pickle=False)
 
 
@@ -162,7 +172,7 @@ def _sync(path: Path) -> None:
 
 
 def cannot_write(path: Path, exc: OSError) -> DataError:
-    """The error of a cache on a full, read-only or missing disk."""
+    """Return the error for a cache on a full, read-only or missing disk."""
     return DataError(
         launch_codes.DATA_CACHE_WRITE(
             "prepared data cannot be written",

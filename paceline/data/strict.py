@@ -1,4 +1,4 @@
-"""JSON of rows as the standard has it: no NaN, no key twice, no number without end, nested no deeper than data is."""
+"""Strict JSON for rows: no NaN, no duplicate keys, no numbers beyond float range, limited nesting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-MAX_DEPTH = 64  # of objects and lists in one row; the deepest of published sets has seven
+MAX_DEPTH = 64  # of objects and lists in one row; published data sets need at most seven
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -32,16 +32,19 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constan
 
 
 def parse_row(text: str) -> Any:
-    """The value of a line. Raises ValueError or RecursionError with what is wrong."""
+    """Parse a line. Raises ValueError or RecursionError with what is wrong."""
     value = DECODER.decode(text)
     check_value(value, text)
     return value
 
 
 def check_value(value: Any, text: str) -> None:
-    """Raises RecursionError for what is nested deeper than MAX_DEPTH, ValueError for a key that cannot be written; ``text`` is what it was read from."""
+    """Check a value parsed from ``text``.
+
+    Raises RecursionError if it is nested deeper than MAX_DEPTH, ValueError for a key that cannot be encoded.
+    """
     deep = text.count("{") + text.count("[") > MAX_DEPTH  # few brackets cannot nest deeply
-    halves = "\\ud" in text or "\\uD" in text  # without such an escape no half of a surrogate pair comes in
+    halves = "\\ud" in text or "\\uD" in text  # half of a surrogate pair needs such an escape
     if not deep and not halves:
         return
     level = [value]

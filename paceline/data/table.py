@@ -1,6 +1,7 @@
-"""The token table: prepared documents in memory-mapped Arrow, written once, read by every rank without a copy.
+"""The token table: documents in memory-mapped Arrow, written once, read by every rank without copies.
 
-One int32 a token carries both the token and whether it is learnt: a labelled token is stored as its id, an unlabelled one as ``~id`` (negative).
+One int32 per token holds both the token and whether it has loss: a labelled token is its id, an unlabelled
+one ``~id`` (negative).
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 I32 = NDArray[np.int32]
-_FACTS = 5  # the place of ``facts`` in the file; the numbers beside a document stand behind it
+_FACTS = 5  # column index of ``facts`` in the file; the extra columns follow it
 
 
 def encode_labels(input_ids: I32, labelled: NDArray[np.bool_]) -> I32:
-    """int32 [n]: ids and label mask in one number each."""
+    """Return int32 [n]: ids and label mask in one number each."""
     return np.where(labelled, input_ids, ~input_ids).astype(np.int32, copy=False)
 
 
 def decode_labels(coded: I32) -> tuple[I32, I32]:
-    """(input_ids, labels), int32 [n] both, NOT shifted: labels are the ids, or IGNORE_INDEX where nothing is learnt."""
-    from paceline.protocols.batch import IGNORE_INDEX  # here, so that preparation does without torch
+    """Return (input_ids, labels), int32 [n], NOT shifted; labels are ids, or IGNORE_INDEX without loss."""
+    from paceline.protocols.batch import IGNORE_INDEX  # here, so that preparation does not import torch
 
     return np.where(coded < 0, ~coded, coded), np.where(coded < 0, np.int32(IGNORE_INDEX), coded)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """A block of documents on its way to the table (``coded`` is flat; the others have one entry a document)."""
+    """A block of documents to write (``coded`` is flat; the other arrays have one entry per document)."""
 
     coded: I32
     lengths: I32
@@ -51,7 +52,10 @@ class Documents:
 
 
 class TableWriter:
-    """Writes ``tokens.arrow`` (Arrow IPC file) block by block; ``columns`` are the names of the numbers beside each document."""
+    """Write ``tokens.arrow`` (Arrow IPC file) block by block.
+
+    ``columns``: names of the extra numbers per document.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str] = ()) -> None:
         import pyarrow as pa
@@ -90,22 +94,22 @@ class TableWriter:
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
     def close(self) -> None:
-        """Finish the file; without this it cannot be read."""
+        """Finish the file; it cannot be read before."""
         self._writer.close()
         self._sink.close()
 
 
 class TokenTable:
-    """Some documents (``index``, e.g. those of training) of a token file, addressable by 0 … len-1.
+    """Some documents (``index``, e.g. the training split) of a token file, numbered 0 … len-1.
 
     lengths     int32 [n]   tokens of each document
-    num_labels  int32 [n]   labelled tokens of each document (the first token of a document is never predicted, so never counted)
-    keys        uint64 [n]  hash of the prompt (of the whole text for plain text)
+    num_labels  int32 [n]   labelled tokens of each document (its first token is never predicted)
+    keys        uint64 [n]  hash of the prompt (of the full text for plain text)
     dataset     int32 [n]   index of the data set in ``data.train`` (or ``data.eval``)
     source_row  int64 [n]   row number in that data set
-    columns     name -> float64 [n]: numbers beside each document (``RowKind.columns``), as the margin of the pair that it is half of
+    columns     name -> float64 [n]: extra numbers (``RowKind.columns``), e.g. a pair's margin
     weights     a weight for each data set (mixtures)
-    group       documents that belong together and follow each other (2: chosen and rejected of a preference pair)
+    group       consecutive documents that belong together (2: chosen and rejected of a pair)
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class TokenTable:
         self.path = path
         with pa.memory_map(str(path)) as source:
             batches: list[pa.RecordBatch] = [b for b in pa.ipc.open_file(source).read_all().to_batches() if b.num_rows]
-        self._batches = batches  # holds the map alive
+        self._batches = batches  # keeps the memory map alive
         self._values = [_as_numpy(b.column(0).values) for b in batches]
         self._offsets = [_as_numpy(b.column(0).offsets) for b in batches]
         self._first_row = np.cumsum([0, *(b.num_rows for b in batches)])
@@ -148,12 +152,12 @@ class TokenTable:
 
     @property
     def group_lengths(self) -> I32:
-        """int32 [n / group]: tokens of the documents that belong together."""
+        """int32 [n / group]: tokens of each group of documents."""
         return self.lengths.reshape(-1, self.group).sum(1, dtype=np.int32)
 
     @property
     def group_dataset(self) -> I32:
-        """int32 [n / group]: the data set they come from."""
+        """int32 [n / group]: the data set of each group."""
         return self.dataset[:: self.group]
 
     @property
@@ -161,30 +165,36 @@ class TokenTable:
         return int(self.lengths.sum(dtype=np.int64))
 
     def coded(self, document: int) -> I32:
-        """int32 [length]: the document as stored (see ``decode_labels``), a view of the mapped file."""
+        """Return int32 [length]: the document as stored (see ``decode_labels``), a view of the file."""
         batch, local = self._place(document)
         offsets = self._offsets[batch]
         return self._values[batch][offsets[local] : offsets[local + 1]]
 
     def _place(self, document: int) -> tuple[int, int]:
-        """(block of the file, row within it) of a document."""
+        """Return (block of the file, row within it) of a document."""
         row = int(self._index[document])
         batch = int(np.searchsorted(self._first_row, row, side="right")) - 1
         return batch, row - int(self._first_row[batch])
 
     def facts(self, document: int) -> dict[str, Any]:
-        """What is known of a prompt that the model answers itself: its row, with ``prompt`` and ``answer``; empty for other documents."""
+        """Return the row of a prompt that the model answers itself, with ``prompt`` and ``answer``.
+
+        Empty for others.
+        """
         batch, local = self._place(document)
         text = self._batches[batch].column(_FACTS)[local].as_py()
         found: dict[str, Any] = json.loads(text) if text else {}
         return found
 
     def row(self, document: int) -> tuple[I32, I32]:
-        """(input_ids, labels) of a document, int32 [length], labels NOT shifted."""
+        """Return (input_ids, labels) of a document, int32 [length], labels NOT shifted."""
         return decode_labels(self.coded(document))
 
 
 def _as_numpy(column: pa.Array) -> NDArray:
-    """A view of numbers without nulls; ``column.to_numpy`` gives the same, and imports pandas for it (60 MB a process)."""
+    """Return a view of a numeric column without nulls.
+
+    ``column.to_numpy`` would import pandas (60 MB per process).
+    """
     numbers = np.frombuffer(column.buffers()[1], dtype=column.type.to_pandas_dtype())
     return numbers[column.offset : column.offset + len(column)]

@@ -1,7 +1,8 @@
-"""Conversations to tokens with the tokenizer's chat template (in Transformers' sandbox), and which tokens are learnt.
+"""Tokenize conversations with the chat template (in Transformers' sandbox), and label the answers.
 
-The whole conversation is rendered once and tokenised once; the answers are spans of its characters, taken from the template's own
-``{% generation %}`` marks, or else from rendering its prefixes. A token is learnt when it overlaps a span.
+The full conversation is rendered once and tokenized once; answers are character spans, from the template's
+own ``{% generation %}`` marks, or else from rendering prefixes of the conversation. A token has loss if it
+overlaps a span.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-MAX_CHARACTERS = 1 << 26  # of one rendered conversation
+MAX_CHARACTERS = 1 << 26  # maximum of one rendered conversation
 
 Span = tuple[int, int]
 T = TypeVar("T")
 
 
 class Encoded(NamedTuple):
-    """``input_ids`` int32 [n]; ``labelled`` bool [n], true where the token is learnt."""
+    """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss."""
 
     input_ids: NDArray[np.int32]
     labelled: NDArray[np.bool_]
 
 
 class CostlyTemplateError(RowError):
-    """The template takes more time or memory than any conversation needs; ``number`` is the example's. There is no going on with it."""
+    """The template takes too much time or memory, so preparation stops; ``number``: the example's index."""
 
     def __init__(self, detail: str, number: int = 0) -> None:
         super().__init__("template_costly", detail)
@@ -43,7 +44,7 @@ class CostlyTemplateError(RowError):
 
 
 class Encoder:
-    """Turns examples into tokens. ``train_on`` is ``assistant`` or ``all``."""
+    """Convert examples to tokens. ``train_on`` is ``assistant`` or ``all``."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, train_on: str) -> None:
         self.tokenizer = tokenizer
@@ -59,7 +60,10 @@ class Encoder:
         self._eos = tokenizer.eos_token_id
 
     def encode(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
-        """One result an example, in order; a row that cannot be encoded gives its RowError instead. Raises CostlyTemplateError."""
+        """Return one result per example, in order; a row that cannot be encoded gives its RowError.
+
+        Raises CostlyTemplateError.
+        """
         results: list[Encoded | RowError | None] = [None] * len(examples)
         rendered: list[tuple[int, str, list[Span] | None]] = []
         turns = ((n, e) for n, e in enumerate(examples) if e.messages)
@@ -78,7 +82,7 @@ class Encoder:
         return [r if r is not None else RowError("empty") for r in results]
 
     def encode_prompts(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
-        """The conversation and the opening of the assistant's turn, nothing of it learnt."""
+        """Return the conversations with the opening of the assistant's turn, without labels."""
         results: list[Encoded | RowError] = []
         for _, found in self._each(enumerate(examples), lambda e: self._text(list(e.messages), prompt=True)):
             if isinstance(found, RowError):
@@ -91,7 +95,10 @@ class Encoder:
     def _each(
         self, examples: Iterable[tuple[int, Example]], render: Callable[[Example], T]
     ) -> list[tuple[int, T | RowError]]:
-        """(number, what it is rendered to, or why not) of each, within bounds of memory and time: a template is a program of whoever made it."""
+        """Render each example within bounds of memory and time (templates are untrusted).
+
+        Return (number, text or error).
+        """
         done: list[tuple[int, T | RowError]] = []
         number = 0
         try:
@@ -109,7 +116,7 @@ class Encoder:
         return done
 
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer: end of text, and what the chat template closes the assistant's turn with."""
+        """Return the tokens that end an answer: end of text, and the template's end of turn."""
         stops = {} if self._eos is None else {int(self._eos): None}
         if self.template:
             turns = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
@@ -119,7 +126,10 @@ class Encoder:
         return tuple(stops)
 
     def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Any]]:
-        """(ids int32 [n], the tokenizer's own ``Encoding`` or None) of each text; a template writes its special tokens itself."""
+        """Return (ids int32 [n], the tokenizer's ``Encoding`` or None) of each text.
+
+        Templates write their special tokens themselves.
+        """
         if not texts:
             return []
         coded = self.tokenizer(texts, add_special_tokens=not chat, return_attention_mask=False, verbose=False)
@@ -134,7 +144,10 @@ class Encoder:
         return Encoded(ids, np.ones(len(ids), np.bool_))
 
     def _conversation(self, ids: NDArray[np.int32], encoding: Any, spans: list[Span] | None) -> Encoded:
-        """Label the spans (all tokens when None); the last answer ends with a special token, so that the model learns to stop."""
+        """Label the spans (None: all tokens).
+
+        End the last answer with a special token, so that the model learns to stop.
+        """
         if spans is None:
             labelled = np.ones(len(ids), np.bool_)
         else:
@@ -150,7 +163,7 @@ class Encoder:
         return Encoded(ids, labelled)
 
     def _render(self, messages: list[Message], learn_from: int = 0) -> tuple[str, list[Span] | None]:
-        """The conversation as text, and the spans of its answers from turn ``learn_from`` on (None: all of it)."""
+        """Return the conversation's text, and its answers' spans from turn ``learn_from`` (None: all)."""
         if self.train_on == "all":
             return self._text(messages), None
         if self.marked:
@@ -163,9 +176,10 @@ class Encoder:
         return text, [self._closed(text, self._answer(text, messages, turn)) for turn in turns]
 
     def _answer(self, text: str, messages: list[Message], turn: int) -> Span:
-        """Where the answer of one turn lies: from the end of the prompt (with its opening for the assistant) to the end of the turn.
+        """Return the span of one turn's answer: from the end of the generation prompt to the end of the turn.
 
-        Templates that treat an answer differently once it lies in the past (reasoning is dropped) are not incremental: there the answer's own text is looked for.
+        Templates that render earlier answers differently (they drop reasoning) are not incremental: then
+        search for the answer's own text.
         """
         before = self._text(messages[:turn]) if turn else ""
         opened = self._text(messages[:turn], prompt=True) if turn else ""
@@ -185,7 +199,7 @@ class Encoder:
         return start, found + len(content)
 
     def _closed(self, text: str, span: Span) -> Span:
-        """The span up to and with the special token that closes the turn, without white space behind it."""
+        """Extend the span to the special token that ends the turn, without trailing white space."""
         start, end = span
         end = start + len(text[start:end].rstrip())
         if any(match.end() == end for match in self._special.finditer(text, max(start, end - 64), end)):
@@ -200,7 +214,7 @@ class Encoder:
     def _jinja(self, messages: list[Message], *, prompt: bool = False, mask: bool = False) -> tuple[str, list[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        render: Any = render_jinja_template  # its annotation says str, it returns texts and marks
+        render: Any = render_jinja_template  # annotated as str, but returns texts and marks
 
         tokens: dict[str, Any] = dict(self.tokenizer.special_tokens_map)
         try:
@@ -213,7 +227,7 @@ class Encoder:
             )
         except (bounded.SpentError, MemoryError):
             raise
-        except Exception as exc:  # noqa: BLE001  (whatever somebody else's program raises is its refusal)
+        except Exception as exc:  # noqa: BLE001  (a template may raise anything)
             raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
         if len(rendered[0]) > MAX_CHARACTERS:
             raise MemoryError
@@ -221,7 +235,10 @@ class Encoder:
 
 
 def _token_range(encoding: Any, start: int, end: int) -> tuple[int, int]:
-    """First and last token that overlap the characters [start, end); characters that no token covers (dropped white space) are passed over."""
+    """Return the first and last token that overlap the characters [start, end).
+
+    Characters without a token (dropped white space) are skipped.
+    """
     first, last = None, None
     while start < end and (first := encoding.char_to_token(start)) is None:
         start += 1
@@ -231,7 +248,7 @@ def _token_range(encoding: Any, start: int, end: int) -> tuple[int, int]:
 
 
 def _common(a: str, b: str) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

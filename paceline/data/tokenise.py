@@ -1,4 +1,4 @@
-"""Rows to token blocks, in this process or in several: the work of one chunk is a pure function of (setup, chunk)."""
+"""Tokenize chunks of rows, in this process or several; each is a pure function of (setup, chunk)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True)
 class Setup:
-    """How rows become tokens; equal for all chunks of a preparation."""
+    """How rows are tokenized; the same for all chunks."""
 
     tokenizer: TokenizerSpec
     train_on: str
@@ -41,12 +41,12 @@ class Setup:
 
     @property
     def reading(self) -> Reading:
-        """What rows are read for."""
+        """How rows are read."""
         return Reading(self.train_on, self.kind)
 
 
 class ChunkRow(NamedTuple):
-    """A row on its way to a worker."""
+    """A row sent to a worker."""
 
     number: int
     where: str
@@ -54,7 +54,10 @@ class ChunkRow(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Rows of one data set; ``consumed`` is how many bytes of it lie behind when the chunk is done, ``read`` how many rows were read for it."""
+    """Rows of one data set.
+
+    ``consumed``: bytes of the data set read after this chunk, ``read``: rows read for it.
+    """
 
     dataset: int
     shape: Shape
@@ -65,7 +68,7 @@ class Chunk(NamedTuple):
 
 
 class ChunkResult(NamedTuple):
-    """What became of a chunk: the block of usable documents, rows left out and rows cut, rows with fields that nobody reads (by the field's name)."""
+    """The result of a chunk: usable documents, skipped and truncated rows, and unread fields by name."""
 
     dataset: int
     block: Documents
@@ -82,9 +85,10 @@ def _encoder(tokenizer: TokenizerSpec, train_on: str) -> Encoder:
 
 
 def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
-    """Tokenise one chunk."""
+    """Tokenize one chunk."""
     skipped, truncated = list(chunk.problems), []
     kept: list[tuple[ChunkRow, tuple[Example, ...]]] = []
+    # Rows to examples; then all examples are rendered and tokenized in one batch.
     reader = RowReader(chunk.shape, setup.reading)
     for row in chunk.rows:
         found = reader.read(row.value, row.where)
@@ -98,11 +102,12 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     flat = [(row, example) for row, examples in kept for example in examples]
     try:
         encoded = iter(encode([example for _, example in flat]))
-    except CostlyTemplateError as error:  # the rows after it would take as long: nothing of the chunk is used
+    except CostlyTemplateError as error:  # further rows would take as long: discard the chunk
         skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
         block = _block(chunk.dataset, [], setup.kind.columns)
         return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {})
     for row, examples in kept:
+        # A row is kept or skipped with all of its documents.
         results = list(itertools.islice(encoded, len(examples)))
         problem = next((p for one in results if (p := _unusable(one, row.where, setup))), None)
         cut = [_cut(one, setup.max_length) for one in results if isinstance(one, Encoded)]
@@ -124,7 +129,10 @@ def _cut(encoded: Encoded, length: int) -> Encoded:
 
 
 def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem | None:
-    """Why a row gives no document, or None. The first token of a document is never predicted, so it is no label."""
+    """Return why a row gives no document, or None.
+
+    A document's first token is never predicted, so not a label.
+    """
     if isinstance(encoded, RowError):
         return Problem(encoded.reason, where, encoded.detail)
     if setup.kind.answered:
@@ -157,7 +165,7 @@ def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]], col
 
 
 def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[ChunkResult]:
-    """Results in the order of the chunks, from ``num_proc`` processes (1: this one)."""
+    """Yield results in the order of the chunks, from ``num_proc`` processes (1: this one)."""
     if num_proc <= 1:
         yield from (tokenise_chunk(setup, chunk) for chunk in chunks)
         return

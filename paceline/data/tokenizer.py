@@ -1,4 +1,4 @@
-"""The tokenizer: loaded from a folder or the hub, tokens added, the chat template settled."""
+"""Load the tokenizer from a folder or the hub, add tokens, set the chat template."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _FILES = (
 
 
 def tokenizer_folder(model: ModelSection) -> Path:
-    """The local folder with the tokenizer's files; for a hub name they are downloaded (or taken from the hub's cache). Raises DataError."""
+    """Return the local folder with the tokenizer's files, downloading a hub name if needed.
+
+    Raises DataError.
+    """
     name = model.tokenizer or model.name_or_path
     if not name:
         raise DataError(
@@ -59,7 +62,7 @@ def tokenizer_folder(model: ModelSection) -> Path:
 
 
 def tokenizer_here(model: ModelSection) -> Path | None:
-    """The folder with the tokenizer's files, where one is named and lies here; None where it would be downloaded, or is missing."""
+    """Return the tokenizer's local folder; None if it would be downloaded, or is missing."""
     folder = Path(model.tokenizer or model.name_or_path or "/nowhere").expanduser()
     return folder if folder.is_dir() and tokenizer_files(folder) else None
 
@@ -71,14 +74,14 @@ def _download(name: str, model: ModelSection) -> Path:
     revision = model.revision if name == model.name_or_path else None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except Exception as exc:  # noqa: BLE001  (network, authentication and hub errors alike: the tokenizer cannot be had)
+    except Exception as exc:  # noqa: BLE001  (network, authentication and hub errors)
         message = str(exc).split("\n")[0][:300]
         why = f"it is no folder here and could not be loaded from the hub: {type(exc).__name__}: {message}"
         raise DataError(_not_found(name, why, model)) from exc
 
 
 def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
-    """The key that named it: a model's own tokenizer is missing with the model."""
+    """Return the error at the key that names it; a model's own tokenizer is missing along with the model."""
     if model.tokenizer:
         hint = "model.tokenizer: a folder with tokenizer.json, or a name on the hub with the network on"
         return codes.DATA_NO_TOKENIZER(f"there is no tokenizer '{name}'", "model.tokenizer", found, hint)
@@ -87,26 +90,29 @@ def _not_found(name: str, found: str, model: ModelSection) -> Diagnostic:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a folder that decide how text becomes tokens, sorted."""
+    """Return the files in a folder that affect tokenization, sorted."""
     patterns = [p for p in _FILES if p != "config.json"]
     return sorted({f for pattern in patterns for f in folder.glob(pattern) if f.is_file()})
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Everything that decides how text becomes tokens, small enough to send to a worker process. ``chat_template`` is Jinja text."""
+    """Everything that affects tokenization, small enough for worker processes.
+
+    ``chat_template`` is Jinja text.
+    """
 
     folder: str
     add_tokens: tuple[str, ...] = ()
     add_special_tokens: tuple[str, ...] = ()
     chat_template: str | None = None
-    code_revision: str | None = None  # what pins the tokenizer's own code; None: it runs none
+    code_revision: str | None = None  # pins the tokenizer's remote code; None: remote code is off
 
 
 def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
-    """What ``load_tokenizer`` would load. Raises DataError when the files are not there."""
+    """Return the spec of what ``load_tokenizer`` would load. Raises DataError if files are missing."""
     folder, template = tokenizer_folder(model), template_text(model.chat_template)
-    trusted = model.trust_remote_code and model.tokenizer in (None, model.name_or_path)  # what the pin is of
+    trusted = model.trust_remote_code and model.tokenizer in (None, model.name_or_path)  # the pinned repository
     if trusted:
         check_code(model.name_or_path or "", model.revision)
     revision = model.revision if trusted else None
@@ -114,23 +120,24 @@ def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
 
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
-    """The tokenizer as training uses it.
+    """Load the tokenizer as training uses it. Raises DataError.
 
-    ``add_tokens`` and ``add_special_tokens`` are added, ``chat_template`` (a built-in name, a path, or Jinja text) replaces its own, and a
-    missing pad token is the end-of-text token (rows are never padded; it only names a filler). Raises DataError.
+    ``add_tokens`` and ``add_special_tokens`` are added, ``chat_template`` (a built-in name, a path, or Jinja
+    text) replaces its own, and a missing pad token becomes the end-of-text token (rows are never padded; it
+    only names a filler).
     """
     return open_tokenizer(tokenizer_spec(model))
 
 
 def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
-    """``load_tokenizer`` for files that are already here."""
+    """Like ``load_tokenizer``, for local files."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             spec.folder, trust_remote_code=spec.code_revision is not None, code_revision=spec.code_revision
         )
-    except Exception as exc:  # noqa: BLE001  (broken files raise many kinds)
+    except Exception as exc:  # noqa: BLE001  (damaged files raise many types)
         message = str(exc).split("\n")[0][:300]
         hint = "model.tokenizer: a folder that AutoTokenizer.from_pretrained loads; its own Python runs only from the folder or commit that model.revision pins"
         raise DataError(
@@ -150,12 +157,15 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
 
 
 def builtin_template(name: str) -> str:
-    """The Jinja text of a template of BUILTIN_TEMPLATES."""
+    """Return the Jinja text of a built-in template."""
     return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text("utf-8").rstrip("\n")
 
 
 def template_text(value: str | None) -> str | None:
-    """Jinja text from ``model.chat_template``: a built-in name, a path, or the text itself. Raises DataError for a name that is none of these."""
+    """Return the Jinja text of ``model.chat_template``: a built-in name, a path, or the text itself.
+
+    Raises DataError.
+    """
     if value is None:
         return None
     if value in BUILTIN_TEMPLATES:
@@ -163,7 +173,7 @@ def template_text(value: str | None) -> str | None:
     if "{{" in value or "{%" in value:
         return value
     path = Path(value).expanduser()
-    if os.path.isfile(path):  # a text without Jinja may be longer than any name
+    if os.path.isfile(path):  # isfile: a text may be longer than any file name
         return path.read_text("utf-8")
     hint = f"one of {', '.join(BUILTIN_TEMPLATES)}, the path of a .jinja file, or the template itself"
     raise DataError(
@@ -174,12 +184,12 @@ def template_text(value: str | None) -> str | None:
 
 
 def vocab_size(tokenizer: Any) -> int:
-    """Rows that the embedding needs: one more than the largest token id."""
+    """Return the rows that the embedding needs: the largest token id + 1."""
     return max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
 
 
 def pad_token_id(tokenizer: Any) -> int:
-    """A token for filler rows: pad, else end of text, else 0. It is never learnt."""
+    """Return a token for filler rows, which have no loss: pad, else end of text, else 0."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if candidate is not None:
             return int(candidate)

@@ -1,4 +1,4 @@
-"""What the files of a tokenizer tell by themselves, and so what only loading it can tell: half a second of reading in place of an import of torch."""
+"""What a tokenizer's files show without loading it: half a second of reading, no import of torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from paceline.data.tokenizer import BUILTIN_TEMPLATES, template_text
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
 
-# Classes that are fast wherever there is a tokenizer.json, beside every name that ends in Fast.
+# Classes that are fast if there is a tokenizer.json, besides every name that ends in Fast.
 _FAST = ("TokenizersBackend", "LlamaTokenizer", "Qwen2Tokenizer", "GemmaTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "CodeGenTokenizer")  # fmt: skip
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-_LARGEST, _DEEPEST, _LONGEST = 99_999, 4, 200_000  # a number in a template, loops in each other, characters of it
+_LARGEST, _DEEPEST, _LONGEST = 99_999, 4, 200_000  # of a template: numbers, nested loops, characters
 
 
 def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_answers: bool) -> list[str]:
-    """Why the tokenizer in ``folder`` has to be loaded before it is known how rows of ``formats`` are rendered; empty where its files tell."""
+    """Return why the tokenizer must be loaded to know how rows are rendered.
+
+    Empty if its files are enough.
+    """
     if not rendered(formats):
         return []
     said, kind = _object(folder / "tokenizer_config.json"), ""
@@ -42,7 +45,7 @@ def _of_template(folder: Path, model: ModelSection, said: Mapping[str, Any]) -> 
         template = template_text(model.chat_template)
         if template is None and (folder / "chat_template.jinja").is_file():
             template = read_text(folder / "chat_template.jinja")
-    except (DataError, OSError, ValueError):  # the look tells it
+    except (DataError, OSError, ValueError):  # reported by data.look
         return
     if template is None:
         own = said.get("chat_template")
@@ -67,8 +70,10 @@ def _knows(folder: Path, model: ModelSection, said: Mapping[str, Any], token: st
 
 
 def ends_soon(template: str) -> bool:
-    """Whether a template plainly takes little time and memory: no ranges, products, macros, large numbers or loops deep in each other. The renderer's
-    bounds hold whatever is said here."""
+    """Whether a template obviously takes little time and memory; the renderer enforces limits in any case.
+
+    No ranges, products, macros, large numbers or deeply nested loops.
+    """
     from jinja2 import Environment, TemplateSyntaxError, nodes
 
     if len(template) > _LONGEST:
@@ -87,7 +92,7 @@ def ends_soon(template: str) -> bool:
 
 
 def _is_large(value: Any) -> bool:
-    """A large number, or a text with one in it (the width of a field)."""
+    """Whether a value is a large number, or a text that contains one (a format width)."""
     if isinstance(value, str):
         words = "".join(c if c.isdecimal() else " " for c in value).split()
         return any(len(word) > len(str(_LARGEST)) for word in words)
@@ -95,7 +100,7 @@ def _is_large(value: Any) -> bool:
 
 
 def _depth(node: Any) -> int:
-    """Loops in each other; a recursive one counts as too many."""
+    """Return the depth of nested loops; a recursive loop counts as too deep."""
     from jinja2 import nodes
 
     inner = max((_depth(child) for child in node.iter_child_nodes()), default=0)
@@ -105,7 +110,10 @@ def _depth(node: Any) -> int:
 
 
 def most_tokens(folder: Path, model: ModelSection) -> int | None:
-    """No fewer than the rows that the embedding needs, by tokenizer.json, its config and the tokens that the config adds; None: they do not tell."""
+    """Return an upper bound of the embedding rows needed, from the tokenizer's files and added tokens.
+
+    None if the files do not show it.
+    """
     whole, said = _object(folder / "tokenizer.json"), _object(folder / "tokenizer_config.json")
     try:
         vocabulary = whole["model"]["vocab"]
@@ -122,13 +130,13 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
 
 
 def same_files(one: Path, other: Path) -> bool:
-    """Whether two folders have the same tokens for all that their files tell."""
+    """Whether two folders hold the same tokenizer, judging by their files."""
     names = ("tokenizer.json", "tokenizer_config.json")
     return all((f / n).is_file() for f in (one, other) for n in names) and all(read_text(one / n) == read_text(other / n) for n in names)  # fmt: skip
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
+    """Read a JSON object; empty if there is none."""
     try:
         found = json.loads(read_text(file))
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""What a row of a data set can be: one object a kind, named by an algorithm's spec."""
+"""The kinds of rows of data sets: one object each, named by an algorithm's spec."""

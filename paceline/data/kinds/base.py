@@ -1,4 +1,4 @@
-"""``RowKind``: how a row of one kind is recognised and read, how many documents it gives, and which numbers stand beside each."""
+"""``RowKind``: how rows of one kind are detected and read, and which documents and numbers they give."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from paceline.data.formats import Example, Row, Shape
 
 
 class RowKind(ABC):
-    """What a row is. Without state: one object serves all processes that tokenise.
+    """A kind of row. Stateless: one object serves all tokenizing processes.
 
-    ``words``: what a person calls it. ``group``: documents a row gives, that stay side by side. ``columns``: names of the numbers that stand beside each
-    document (``Example.values``; 0 where an example names none), read back as ``TokenTable.columns`` and, of a batch, ``Batch.extras``. ``answered``: the
-    model answers the rows itself in training, so that nothing of them is learnt and none is cut. ``keeps_rows``: rows are kept whole for a reward to
-    look at. ``conversations``: formats whose turns a chat template has to mark.
+    ``words``: its name in messages. ``group``: documents per row, which stay adjacent. ``columns``: names of
+    extra numbers per document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in
+    a batch, ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
+    have no labels and are never truncated. ``keeps_rows``: full rows are kept for a reward function.
+    ``conversations``: formats that need a chat template.
     """
 
     words: str
@@ -32,22 +33,27 @@ class RowKind(ABC):
 
     @abstractmethod
     def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
-        """How rows are read, from the first of them; ``asked`` and ``mapping`` are ``format`` and ``columns`` of the data set. Raises DataError."""
+        """Detect the shape from the first rows.
+
+        ``asked`` and ``mapping``: ``format`` and ``columns`` of the data set.
+
+        Raises DataError.
+        """
 
     @abstractmethod
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
-        """The ``group`` examples of a row. Raises RowError."""
+        """Return the ``group`` examples of a row. Raises RowError."""
 
     def learnt(self, train_on: str) -> str:
-        """``data.train_on`` as it holds for rows of this kind."""
+        """Return ``data.train_on`` as it applies to rows of this kind."""
         return train_on
 
     def same(self, documents: Sequence[Iterable[int]]) -> bool:
-        """Whether the coded documents of a row, cut to their length, say nothing apart from each other."""
+        """Whether the truncated documents of a row are equal, so that there is nothing to learn from them."""
         return False
 
     def identity(self) -> list[str]:
-        """What tells this kind from others in the key of prepared data: the sources of our own are in it already, a user's own are added here."""
+        """Return this kind's part of the cache key: its name, and the source's digest of a user's own."""
         own = type(self)
         name = f"{own.__module__}:{own.__qualname__}"
         if own.__module__.startswith("paceline."):
@@ -56,7 +62,7 @@ class RowKind(ABC):
 
 
 def row_kind(name: str) -> RowKind:
-    """The kind that an algorithm's spec names. Raises ConfigError for an unknown one."""
+    """Return the kind that an algorithm's spec names. Raises ConfigError for an unknown one."""
     found: Any = load_attr(ROW_KINDS.get(name, name))
     assert isinstance(found, RowKind), f"{name} is no RowKind"
     return found

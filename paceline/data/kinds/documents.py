@@ -1,4 +1,4 @@
-"""Documents: a conversation or a text a row, learnt as it stands."""
+"""Documents: one conversation or text per row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.data.kinds.base import RowKind
 
 
 class Documents(RowKind):
-    """One document a row."""
+    """One document per row."""
 
     words = "documents"
     conversations = frozenset({"messages", "sharegpt"})

@@ -1,7 +1,8 @@
-"""Labelled answers: one prompt, one answer, and whether it is a good one; TRL's unpaired preferences.
+"""Labelled answers: a prompt, an answer, and whether it is good (TRL's unpaired preferences).
 
-Columns are ``completion`` (or ``response``, ``output``, ``answer``: a text, one turn or a list of turns) and ``label`` (LLaMA-Factory's ``kto_tag``), beside a
-prompt as preference pairs have it. Without a column for the answer it is the last turn of ``messages`` or ``conversations``.
+Columns are ``completion`` (or ``response``, ``output``, ``answer``: a text, one turn or a list of turns) and
+``label`` (LLaMA-Factory's ``kto_tag``), and a prompt as in preference pairs. Without a column for the answer
+it is the last turn of ``messages`` or ``conversations``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _TRUTH = {True: 1.0, False: 0.0, "true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0} 
 def detect_labelled(
     rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
-    """How labelled answers are read, from the first rows. Raises DataError where there is no prompt, no answer or no label, or several prompts."""
+    """Detect the shape of labelled answers from the first rows.
+
+    Raises DataError without prompt, answer or label, or with several prompts.
+    """
     found = {name for row in rows for name in row}
     mapping = dict(mapping or {})
     for name, others in _OTHER_NAMES.items():
@@ -39,7 +43,10 @@ def detect_labelled(
 
 
 def normalise_labelled(row: Row, shape: Shape) -> Example:
-    """The conversation, of which the turns behind the prompt are learnt, with 1 or 0 as ``label``. Raises RowError."""
+    """Return the conversation, with loss on the turns after the prompt, and ``label`` 1 or 0.
+
+    Raises RowError.
+    """
     columns = shape.columns
     prompt = prompt_of(row, columns) or []
     if ANSWER in columns:
@@ -57,7 +64,7 @@ def normalise_labelled(row: Row, shape: Shape) -> Example:
 
 
 def _label(value: Any, name: str) -> float:
-    """1 or 0 of a truth value, 1 or 0, or the text of one (as CSV has it)."""
+    """Return 1 or 0 for a bool, 1 or 0, or the text of one (as in CSV)."""
     if value is None:
         raise RowError("missing_column", f"no '{name}'")
     known = value.strip().lower() if isinstance(value, str) else value
@@ -67,7 +74,7 @@ def _label(value: Any, name: str) -> float:
 
 
 class Labelled(RowKind):
-    """One document a row, of which the answer alone is learnt, and its label beside it."""
+    """One document per row with loss on the answer only, and its label."""
 
     words = "labelled answers"
     columns = (LABEL,)

@@ -1,8 +1,9 @@
-"""Preference pairs: one prompt, an answer that was chosen and one that was rejected, in every form they are published in.
+"""Preference pairs: a prompt, a chosen and a rejected answer, in all common published forms.
 
-The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns), or ``instruction`` with ``input``; without any of these the
-two answers are whole conversations that begin alike (the implicit prompt of TRL). Each answer is a text, one turn or a list of turns, with the
-keys of ShareGPT (``from``, ``value``) or of messages (``role``, ``content``). ``margin`` says by how much the chosen answer is better.
+The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns), or ``instruction`` with
+``input``; without any of these the two answers are full conversations with a common beginning (TRL's implicit
+prompt). Each answer is a text, one turn or a list of turns, with the keys of ShareGPT (``from``, ``value``)
+or of messages (``role``, ``content``). ``margin``: by how much the chosen answer is better.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 def detect_pairs(
     rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
-    """How pairs are read, from the first rows. Raises DataError when there is no ``chosen`` and ``rejected``, or several prompts."""
+    """Detect the shape of pairs from the first rows.
+
+    Raises DataError without ``chosen`` and ``rejected``, or with several prompts.
+    """
     what = "the rows are no preference pairs (chosen, rejected)"
     hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
     wrong = codes.DATA_FORMAT_PAIRS(what, where, hint=hint)
@@ -46,8 +50,11 @@ def detect_answers(
     mapping: Mapping[str, str],
     alone: str = "",
 ) -> Shape:
-    """How answers to a prompt are read: columns that must be there and columns that may; ``alone`` says where the prompt is if no column holds it (empty: it
-    must be one). Raises DataError, of ``wrong`` where columns are missing."""
+    """Detect the shape of answers to a prompt, from required (``needed``) and optional (``beside``) columns.
+
+    ``alone``: note for rows without a prompt column (empty: one is required). Raises DataError, with
+    ``wrong`` if columns are missing.
+    """
     found = list(dict.fromkeys(name for row in rows for name in row))
     seen = f"columns {', '.join(found) or 'none'}"
     known = (*needed, *PROMPTS, *beside)
@@ -75,14 +82,17 @@ def detect_answers(
 
 
 def _preferred(prompts: list[str], mapping: Mapping[str, str]) -> list[str]:
-    """What the user named wins; a text beside the turns it was taken from gives way."""
+    """Prefer prompts that the user mapped, then turns over the text they were taken from."""
     named = [name for name in prompts if name in mapping]
     turns = [name for name in prompts if name in ("conversations", "messages")]
     return named or turns or prompts
 
 
 def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
-    """(chosen, rejected): conversations with the same prompt, of which the turns behind it are learnt. Raises RowError."""
+    """Return (chosen, rejected): conversations with the same prompt and loss on the turns after it.
+
+    Raises RowError.
+    """
     columns = shape.columns
     answers = [turns_or_text(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
     prompt = prompt_of(row, columns)
@@ -104,7 +114,7 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
 
 
 def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
-    """The turns before the answers; None where no column holds them. Raises RowError."""
+    """Return the turns before the answers; None if no column holds them. Raises RowError."""
     name = next((name for name in PROMPTS if name in columns), None)
     if name is None:
         return None
@@ -119,7 +129,7 @@ def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
 
 
 def turns_or_text(value: Any, name: str, role: str) -> list[Message]:
-    """A text (of ``role``), one turn, or a list of turns."""
+    """Normalise a text (with ``role``), one turn, or a list of turns."""
     if value is None:
         raise RowError("missing_column", f"no '{name}'")
     if isinstance(value, Mapping):
@@ -132,7 +142,7 @@ def turns_or_text(value: Any, name: str, role: str) -> list[Message]:
 
 
 def _shared(one: list[Message], other: list[Message]) -> int:
-    """How many turns both conversations begin with."""
+    """Return the number of leading turns that both conversations share."""
     count = 0
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1
@@ -140,7 +150,7 @@ def _shared(one: list[Message], other: list[Message]) -> int:
 
 
 def system_of(row: Row, columns: Mapping[str, str]) -> list[Message]:
-    """The system message in a column of its own; none where there is none."""
+    """Return the system message from its own column, if any."""
     text = as_text(row.get(columns["system"]), columns["system"]) if "system" in columns else ""
     return [{"role": "system", "content": text}] if text.strip() else []
 
@@ -155,7 +165,7 @@ def _margin(row: Row, columns: Mapping[str, str]) -> dict[str, float]:
 
 
 class Pairs(RowKind):
-    """Two documents a row, chosen and rejected, of which the answers alone are learnt."""
+    """Two documents per row, chosen and rejected, with loss on the answers only."""
 
     words = "preference pairs"
     group = 2

@@ -1,8 +1,9 @@
-"""Prompts to be answered by the model itself: what is asked, and what a reward needs to judge the answer (the expected one, tests, …).
+"""Prompts that the model answers itself, with what a reward needs to judge the answer.
 
-The prompt is ``prompt``, ``question``, ``query``, ``problem`` or ``instruction`` (a text, with ``input`` behind an instruction), or turns under any of
-these, ``messages`` or ``conversations``; a last turn of the assistant is the expected answer. Without one it is ``answer``, ``completion``, ``response``,
-``output``, ``solution`` or ``ground_truth``, where the rows have it.
+The prompt is ``prompt``, ``question``, ``query``, ``problem`` or ``instruction`` (a text, ``input`` is
+appended to an instruction), or turns under any of these, ``messages`` or ``conversations``; a last assistant
+turn is the expected answer. Otherwise it is ``answer``, ``completion``, ``response``, ``output``,
+``solution`` or ``ground_truth``, if present.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 def detect_prompts(
     rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
-    """How prompts are read, from the first rows; ``columns`` says ``prompt``, ``answer``, ``input`` and ``system`` by their names in the file.
+    """Detect the shape of prompts from the first rows.
 
-    Raises DataError when there is no prompt, or several, or a column asked for is missing.
+    ``columns`` maps ``prompt``, ``answer``, ``input`` and ``system`` to names in the file. Raises DataError
+    without a prompt, with several, or if a mapped column is missing.
     """
     found = list(dict.fromkeys(name for row in rows for name in row))
     mapping = dict(mapping or {})
@@ -56,7 +58,10 @@ def detect_prompts(
 
 
 def normalise_prompt(row: Row, shape: Shape) -> Example:
-    """The conversation up to where the model answers; ``facts`` is the row as JSON, with ``answer`` and ``prompt`` (the last question). Raises RowError."""
+    """Return the conversation up to the model's answer.
+
+    ``facts`` is the row as JSON, with ``answer`` and ``prompt`` (the last question). Raises RowError.
+    """
     columns = shape.columns
     value = row.get(columns["prompt"])
     if value is None:
@@ -87,7 +92,7 @@ def _turns(value: Any, name: str) -> list[Message]:
 
 
 def _json(facts: Mapping[str, Any]) -> str:
-    """One line of JSON; what JSON has no word for becomes its text."""
+    """Return one line of JSON; other types become their text."""
     try:
         text = json.dumps(facts, ensure_ascii=False, default=str)
         text.encode()
@@ -99,7 +104,7 @@ def _json(facts: Mapping[str, Any]) -> str:
 
 
 class Prompts(RowKind):
-    """One prompt a row, with what a reward needs to judge its answers."""
+    """One prompt per row, with what a reward needs to judge its answers."""
 
     words = "prompts"
     answered = True
