@@ -1,4 +1,7 @@
-"""``python -m paceline.simulate JOB ANSWER``: a plan and a model's config in, what a simulated step holds and sends out (JSON files)."""
+"""Simulate one step: ``python -m paceline.simulate JOB ANSWER``.
+
+JOB: a plan and a model's config; ANSWER: memory and collectives of the step (JSON files).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from paceline.launch.outlet import redacted
 
 @redacted
 def main(job: str, answer: str) -> int:
-    """Writes what was found, or ``{"failed": why}``: torch's own limits are told, not raised."""
+    """Write the result, or ``{"failed": why}``: limits of torch are reported, not raised."""
     asked = json.loads(Path(job).read_text(encoding="utf-8"))
     try:
         from paceline.plan.plan import Plan
@@ -21,7 +24,7 @@ def main(job: str, answer: str) -> int:
         found: dict[str, Any] = simulate(Plan.from_json(asked["plan"]), asked["config"])
     except ImportError as error:
         found = {"missing": str(error)}
-    except Exception as error:  # whatever torch cannot do without numbers
+    except Exception as error:  # what torch cannot do on fake tensors
         lines = [line for line in str(error).splitlines() if line.strip()]
         found = {"failed": f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]}
     Path(answer).write_text(json.dumps(found), encoding="utf-8")

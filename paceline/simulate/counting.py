@@ -1,4 +1,4 @@
-"""What a simulated step does: collectives by kind and bytes, and what autograd keeps for the backward."""
+"""What a simulated step does: collectives by kind and bytes, and activations that autograd saves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _IGNORED = ("wait_tensor", "barrier", "monitored_barrier")
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the collectives inside; bytes are those of the whole tensor (what is gathered, what is scattered from)."""
+    """Count collectives inside.
+
+    Bytes are those of the full tensor (all-gather's output, reduce-scatter's input).
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -30,7 +33,7 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Looks and passes on."""
+        """Record the operation and run it."""
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func._opname, args)
         return func(*args, **(kwargs or {}))
@@ -45,9 +48,9 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers what a step asks of its numbers, which are not there: every position is labelled, no probability is too small.
+    """Answer data-dependent operations on fake tensors: all positions are labelled, no probability is tiny.
 
-    ``x != y`` is taken to be true everywhere and ``x < y`` nowhere, where a position list is made of it.
+    ``nonzero`` of ``x != y`` returns every position, and ``nonzero`` of any other mask none.
     """
 
     def __init__(self) -> None:
@@ -55,7 +58,7 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._true: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """All but ``nonzero`` is passed on."""
+        """Replace ``nonzero`` on fake tensors, run everything else."""
         if func is torch.ops.aten.nonzero.default and isinstance(args[0], FakeTensor):
             mask = args[0]
             rows = mask.numel() if id(mask) in self._true else 0
@@ -67,7 +70,7 @@ class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Kept:
-    """Bytes that autograd keeps while ``watching``: storages that are no weight's, each once, split where the head begins."""
+    """Bytes that autograd saves while ``watching``: every storage except weights once, by trunk and head."""
 
     def __init__(self, root: nn.Module) -> None:
         self.trunk = 0
@@ -80,7 +83,10 @@ class Kept:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, what is saved is counted. What FSDP2 gathers is told by its type: a parameter, or a view of one."""
+        """Count saved tensors inside.
+
+        FSDP2's gathered weights are recognised by type: parameters or views of them.
+        """
         root: Any = self._root
         weights = [t for p in root.parameters() for t in (p, compute_copy(p))]
         self._weights = {_local(t).untyped_storage()._cdata for t in (*weights, *root.buffers())}
@@ -93,7 +99,7 @@ class Kept:
             self._in_head = False
 
     def forget(self) -> None:
-        """Let go of what was looked at, so that memory is freed."""
+        """Drop the references, so that the memory is freed."""
         self._alive.clear()
         self._seen.clear()
 
@@ -115,7 +121,7 @@ class Kept:
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
-    """As ``strategies.measure.storage_bytes``, of tensors whose storages have no address."""
+    """Like ``strategies.measure.storage_bytes``, for tensors whose storages have no address."""
     found = {s._cdata: s.nbytes() for s in (_local(t).untyped_storage() for t in tensors)}
     return sum(found.values())
 

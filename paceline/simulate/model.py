@@ -1,4 +1,4 @@
-"""The real module on fake tensors: built without storage, computed by the kernels that a small real twin was found fit for."""
+"""The real module on fake tensors: built without storage, with the kernels that a small real twin chose."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FakeFactory:
     def __init__(
         self, plan: Plan, config: Mapping[str, Any], mode: FakeTensorMode, options: BuildOptions | None = None
     ) -> None:
-        """``options`` take the place of those that a strategy asks for."""
+        """``options`` replace those that a strategy requests."""
         self.role = Role(algorithm_spec(plan.algorithm).trains)
         self._plan, self._config, self._mode, self._options = plan, dict(config), mode, options
 
@@ -41,7 +41,7 @@ class FakeFactory:
         return self._config
 
     def __call__(self, options: BuildOptions = WHOLE) -> RootModule:
-        """As ``HFModelFactory``; what probes of real weights decide is decided by the twin."""
+        """Like ``HFModelFactory``; decisions that need real weights are taken from the twin."""
         options = self._options or options
         with _disable_current_modes():
             twin = _Decided(ModelSection(config=shrunk(self._config)), self.role, **self._arguments())(options)
@@ -51,10 +51,10 @@ class FakeFactory:
         module._head.fused, module._head.reason = twin._head.fused, twin._head.reason
         low = (
             self._options is not None and self._options.engine_casts
-        )  # then an engine's 16-bit weights are what computes
+        )  # then an engine's 16-bit weights are used in the forward
         with self._mode:
             _give_fake_storage(module, getattr(torch, self._plan.precision.compute) if low else None)
-        vars(module)["to"] = lambda *_, **__: module  # it is where it should be, and fake tensors cannot be moved
+        vars(module)["to"] = lambda *_, **__: module  # fake tensors cannot be moved
         return module
 
     def _arguments(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class FakeFactory:
 
 
 class _Decided(HFModelFactory):
-    """Swaps the kernels it is told of; without being told, those that probes find fit."""
+    """Swap in the kernels given as ``decided``; without them, those that the probes choose."""
 
     def __init__(
         self, model: ModelSection, role: Role, decided: Mapping[str, Any] | None = None, **arguments: Any
@@ -78,7 +78,7 @@ class _Decided(HFModelFactory):
         self._decided = None if decided is None else {_NUMBER.sub(".0", n): found for n, found in decided.items()}
 
     def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
-        """What the twin's first layer was swapped to, every layer is."""
+        """Swap every layer's kernels as in the twin's first layer."""
         if self._decided is None:
             super().swap_kernels(hf, options)
             return
@@ -89,8 +89,10 @@ class _Decided(HFModelFactory):
 
 
 def _give_fake_storage(module: nn.Module, weights: torch.dtype | None) -> None:
-    """A fake tensor on the CPU stands for every meta tensor of ``module``: weights (in another dtype where one is given), their
-    low-precision copies, buffers, plain attributes."""
+    """Replace every meta tensor of ``module`` by a fake tensor on the CPU.
+
+    Weights (in dtype ``weights`` if given), their low-precision copies, buffers, plain attributes.
+    """
     made: dict[int, Tensor] = {}
     for part in module.modules():
         for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
@@ -109,6 +111,6 @@ def _fake(tensor: Tensor, weights: torch.dtype | None) -> Tensor:
     if not parameter:
         return storage
     fake = nn.Parameter(storage, requires_grad=tensor.requires_grad)
-    for name, value in vars(tensor).items():  # what precision notes on a weight: its copy, its dtype
+    for name, value in vars(tensor).items():  # attributes set by models.precision: a weight's copy, its dtype
         setattr(fake, name, _fake(value, None) if isinstance(value, Tensor) else value)
     return fake

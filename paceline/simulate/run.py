@@ -1,4 +1,4 @@
-"""One optimizer step of a plan, simulated: states, what is kept for the backward, collectives."""
+"""Simulate one optimizer step of a plan: model states, saved activations, collectives."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from paceline.strategies.registry import make_strategy
 
 
 def simulate(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain JSON types: bytes of ``states``, of ``activations`` and ``head``; ``collectives`` of a step by kind: [how many, bytes].
+    """Simulate one step; return bytes of ``states``, ``activations`` and ``head``, and ``collectives``.
 
-    Of a strategy whose engine reads real memory (DDP's reducer, DeepSpeed) only the module is run, alone: see ``plan.predict.simulation``.
+    ``collectives``: kind → [count, bytes]; all are JSON types. If a strategy's engine reads real memory
+    (DDP's reducer, DeepSpeed), only the module is run, on one process: see ``plan.cost.simulation``.
     """
     if isinstance(plan.engine, FsdpOptions):
-        plan = replace(plan, engine=replace(plan.engine, meta_start=False))  # nothing is to be sent: every rank builds
+        plan = replace(plan, engine=replace(plan.engine, meta_start=False))  # every rank builds
     spec = strategy_spec(plan.strategy)
     whole = spec.simulated is Simulated.ALL
     alone = plan if whole else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())
@@ -56,7 +57,7 @@ def simulate(plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(plan: Plan, spec: StrategySpec) -> BuildOptions | None:
-    """How an engine that casts has the model built; None: the strategy that is run says so itself."""
+    """Return how an engine that casts weights has the model built; None: the strategy that is run decides."""
     layout = spec.layout(plan.mesh, plan.engine)
     if not spec.engine_casts or layout is None:
         return None
@@ -69,15 +70,16 @@ def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOpt
     factory = FakeFactory(plan, config, mode, options)
     strategy = make_strategy(plan.strategy, world, plan)
     batch = _batch(plan, mode)
-    getattr(strategy, "mesh", None)  # made once, of ranks' real numbers
+    getattr(strategy, "mesh", None)  # created once, from real rank numbers
     with (
         nullcontext() if strategy_spec(plan.strategy).shards_weights else mode
-    ):  # fully_shard asks meshes for ranks, which are real numbers
+    ):  # fully_shard reads ranks from meshes, which needs real tensors
         handle = strategy.prepare(factory.role, factory, plan.optimizer)
+    # A first pass, uncounted; then one micro-batch without gradient sync, and the last one with it.
     with mode, Answers():
         _micro_step(
             strategy, handle, batch, plan, None
-        )  # the first pass makes what later ones find: shapes of DTensors, states
+        )  # the first pass creates what later ones reuse: DTensor shapes, optimizer states
         _optimize(handle)
         strategy.zero_grad(handle)
         _plain_last_layer(handle, plan.recompute)
@@ -107,7 +109,10 @@ def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, ke
 
 
 def _asked(plan: Plan) -> frozenset[Ask]:
-    """All but a comparison with another model's states, which are not here: what is asked beside it keeps as much."""
+    """Return the outputs of the forward, except a divergence from another model, which does not exist here.
+
+    The other outputs save as much memory.
+    """
     return frozenset(map(Ask, algorithm_spec(plan.algorithm).asks)) - {Ask.DIVERGENCE}
 
 
@@ -131,14 +136,20 @@ def _states(handle: Handle) -> dict[str, int]:
 
 
 def _plain_last_layer(handle: Handle, recompute: bool) -> None:
-    """With recomputation the peak has the inputs of all layers and one whole layer: the last, which the backward needs first, runs plain."""
+    """Run the last layer without recomputation: the peak has all layers' inputs and one layer's activations.
+
+    The last layer is the first that the backward needs.
+    """
     layers = [m for m in handle.root.modules() if getattr(m, "gradient_checkpointing", None) is True]
     if recompute and layers:
         layers[-1].gradient_checkpointing = False  # type: ignore[assignment]
 
 
 def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
-    """Rows of full length, every position labelled. Boundaries are real numbers: attention loops over them."""
+    """Return rows of full length with every position labelled.
+
+    Boundaries are real tensors, as attention loops over them.
+    """
     documents = plan.batch.micro_batch * algorithm_spec(plan.algorithm).documents_a_row
     length = plan.seq_len
     bounds = torch.arange(documents + 1, dtype=torch.int32) * length
@@ -150,7 +161,7 @@ def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
 
 @contextmanager
 def _another_machine() -> Iterator[None]:
-    """What this processor can do and how large its caches are says nothing about the machine that is planned for."""
+    """Make kernels ignore this CPU's capabilities and cache sizes: the plan is for another machine."""
     able = torch.cpu.get_capabilities
     blocks, cache = swiglu._BLOCK_ELEMENTS, head_kernels._CACHE_BYTES
     with ExitStack() as undo:
@@ -161,17 +172,17 @@ def _another_machine() -> Iterator[None]:
         every = dict.fromkeys(("avx512_bf16", "avx512_fp16", "bf16", "fp16"), True)
         torch.cpu.get_capabilities = lambda: every  # type: ignore[assignment]
         swiglu._BLOCK_ELEMENTS = head_kernels._CACHE_BYTES = 2**60
-        norms.LEAST_GAIN = math.inf  # nothing is read off an output there
+        norms.LEAST_GAIN = math.inf  # no output values are read there
         if hasattr(
             _fsdp_param, "_chunk_with_empty"
-        ):  # FSDP2 cuts every weight for all ranks and takes one piece: here the others are left out
+        ):  # FSDP2 chunks every weight for all ranks and keeps one: here the others are not created
             undo.callback(setattr, _fsdp_param, "_chunk_with_empty", _fsdp_param._chunk_with_empty)
             _fsdp_param._chunk_with_empty = _Pieces  # type: ignore[assignment]
         yield
 
 
 class _Pieces:
-    """What ``torch.chunk`` cuts, each piece when it is asked for; empty ones at the end."""
+    """The chunks of ``torch.chunk``, each created when it is indexed; empty ones at the end."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, num_chunks, dim

@@ -1,1 +1,1 @@
-"""Whether a strategy computes what a reference computes: what is run, and the verdict. No torch."""
+"""Compare a strategy's training with a reference's: the configs to run, and the verdict. No torch."""

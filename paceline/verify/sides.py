@@ -1,4 +1,7 @@
-"""What ``paceline verify`` runs: the user's config made small, under the strategy in question and under the reference, and how near is near enough."""
+"""The two runs of ``paceline verify``: the user's config, shrunk, under the strategy and under a reference.
+
+Also the tolerances of the comparison.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.replicated import DDP
 
-LEAST_LEARNING_RATE = 1e-3  # a loss that hardly moves hides what is wrong
+LEAST_LEARNING_RATE = 1e-3  # a loss that hardly changes would hide errors
 LONGEST_ROW = 128  # tokens
 ROWS_A_SET = 256
 CUTS = ((8, 1), (4, 2), (2, 4))  # (micro-batch, accumulation) of one global batch
@@ -21,11 +24,11 @@ _PRECISION_WORDS = {"float64": "no", "float32": "no", "bfloat16": "bf16", "float
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest differences that the precision explains.
+    """The largest differences that the precision explains.
 
     loss       absolute
     grad_norm  relative
-    parameter  norm of the difference over the norm of the reference's parameter; a gradient's over the norm of all gradients
+    parameter  norm of the difference over that of the reference's parameter (gradients: of all gradients)
     """
 
     loss: float
@@ -33,8 +36,9 @@ class Tolerance:
     parameter: float
 
 
-# Sums of another order differ by the unit roundoff times the root of their length; AdamW's division by sqrt(v) carries that
-# into the parameters undamped. Losses: what strategies are held to; the rest measured over them on learnable data.
+# Sums in another order differ by the unit roundoff times the root of their length; AdamW's 1 / sqrt(v)
+# passes that to the parameters undamped. Losses: what strategies must meet; the others were measured over all
+# strategies on learnable data.
 TOLERANCES = {
     "float64": Tolerance(1e-10, 1e-10, 1e-10),
     "float32": Tolerance(2e-6, 2e-5, 2e-5),
@@ -45,7 +49,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class Side:
-    """One run: its name, its config as JSON, its processes."""
+    """One run: its name, its config as JSON, its number of processes."""
 
     name: str
     config: dict[str, Any]
@@ -53,7 +57,7 @@ class Side:
 
 
 def sides(plan: Plan, model_config: Mapping[str, Any], *, steps: int, against: str, folder: str) -> tuple[Side, Side]:
-    """(the strategy in question, the reference) over ``steps`` steps, both writing under ``folder``."""
+    """Return (the strategy to verify, the reference) for ``steps`` steps, both writing under ``folder``."""
     base = _small(plan, model_config, steps)
     asked = copy.deepcopy(base)
     asked["training"]["distributed_strategy"] = plan.strategy
@@ -66,7 +70,10 @@ def sides(plan: Plan, model_config: Mapping[str, Any], *, steps: int, against: s
 
 
 def probes(asked: Side, folder: str) -> list[Side]:
-    """One step over the same global batch of 8 rows a rank, cut in three ways, without clipping: the gradients must be equal."""
+    """Return runs of one step on the same global batch, split in three ways, whose gradients must be equal.
+
+    8 rows per rank, without clipping.
+    """
     found = []
     for micro, accumulation in CUTS:
         config = copy.deepcopy(asked.config)
@@ -79,12 +86,12 @@ def probes(asked: Side, folder: str) -> list[Side]:
 
 
 def reference_for(plan: Plan) -> str:
-    """``ddp`` over the ranks that see different rows; ``single`` where there is only one."""
+    """Return the reference: ``ddp`` over the data-parallel ranks; ``single`` if there is only one."""
     return DDP.name if plan.mesh.data_parallel_size > 1 else DDP.alone
 
 
 def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """The parts that both sides share."""
+    """Return the shrunk config that both runs share."""
     config = plan.config.to_json()
     model, data, training = config["model"], config["data"], config["training"]
     model["tokenizer"] = model.get("tokenizer") or model.get("name_or_path")
@@ -118,7 +125,7 @@ def _small(plan: Plan, model_config: Mapping[str, Any], steps: int) -> dict[str,
 
 
 def _reference(base: Mapping[str, Any], plan: Plan, against: str) -> tuple[dict[str, Any], int]:
-    """The same rows a step without the strategy: on one process, or one a data-parallel coordinate."""
+    """Return the same rows per step without the strategy, on one process or one per data-parallel rank."""
     config = copy.deepcopy(dict(base))
     ranks = 1 if strategy_spec(against).one_process else plan.mesh.data_parallel_size
     training = config["training"]

@@ -1,4 +1,4 @@
-"""From two compared runs to an answer: do they agree within what the precision explains, and where do they part first."""
+"""Compare two runs: do they agree within the precision's tolerance, and where do they first differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from paceline.verify.sides import Tolerance
 
 @dataclass(frozen=True)
 class Verdict:
-    """``text`` is for people (ends with a newline), ``rows`` and ``parted`` for programs; ``parted`` is empty when the runs agree."""
+    """``text``: for people (ends with a newline); ``rows`` and ``parted``: for programs.
+
+    ``parted`` is empty if the runs agree.
+    """
 
     agrees: bool
     text: str
@@ -24,7 +27,7 @@ class Verdict:
 
 
 def judge(compared: Mapping[str, Any], tolerance: Tolerance) -> Verdict:
-    """Of ``training.compare``'s answer for parameters."""
+    """Judge the parameters in ``training.compare``'s result."""
     rows = [_row(step) for step in compared["steps"]]
     lines = [
         f"{'step':>6} {'loss':>12} {'differs by':>12} {'gradient norm':>14} {'differs by':>12} {'parameters':>12}  furthest"
@@ -47,7 +50,7 @@ def judge(compared: Mapping[str, Any], tolerance: Tolerance) -> Verdict:
 
 
 def judge_probe(compared: Mapping[str, Mapping[str, Any]], tolerance: Tolerance, first: str) -> Verdict:
-    """Of gradients of one global batch cut in several ways, each compared with the ``first`` cut."""
+    """Judge gradients of one global batch split in several ways, each compared with the ``first`` split."""
     rows: list[dict[str, Any]] = []
     parted = ""
     for cut, found in compared.items():
@@ -101,5 +104,5 @@ def _parted(rows: list[dict[str, Any]], missing: list[str], tolerance: Tolerance
 
 
 def _beyond(gap: float, allowed: float) -> bool:
-    """Also True for a gap that is no number."""
+    """Whether a gap exceeds the tolerance; also True for NaN."""
     return not gap <= allowed
