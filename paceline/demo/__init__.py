@@ -1,1 +1,1 @@
-"""The demo: a small model trained from scratch on questions whose answers a program can check. Imports no torch: it starts `paceline` verbs."""
+"""The demo: train a small model from scratch on questions with checkable answers. No torch."""

@@ -1,4 +1,4 @@
-"""What the demo lays down before it trains: data, tokenizer and YAML, in the folder ``material`` of the run directory."""
+"""Files that the demo writes before training, in the run directory's ``material``: data, tokenizer, YAML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAVE_STEPS = 20
 
 @dataclass(frozen=True)
 class Material:
-    """What was laid down, and the held-out questions in the order of their file."""
+    """The files written, and the held-out questions in the order of their file."""
 
     root: Path
     asked: tuple[Question, ...] = ()
@@ -40,7 +40,7 @@ class Material:
         return self.root / "demo.yaml"
 
     def is_whole(self) -> bool:
-        """Whether the files are there and ask the questions of ``asked``."""
+        """Whether all files exist and contain the questions ``asked``."""
         files = (self.train, self.held_out, self.tokenizer)
         return all(f.exists() for f in files) and self.held_out.read_text("utf-8") == conversations(self.asked)
 
@@ -55,7 +55,7 @@ def make_material(
     num_train: int = TRAIN_QUESTIONS,
     num_held_out: int = HELD_OUT_QUESTIONS,
 ) -> Material:
-    """Write everything that training needs below ``run``. Raises OSError when the disk refuses."""
+    """Write everything that training needs below ``run``. Raises OSError."""
     asked = held_out(seed, num_held_out)
     material = Material(run / "material", tuple(asked))
     write_tokenizer(material.tokenizer)
@@ -67,23 +67,23 @@ def make_material(
 
 
 def quoted(path: Path) -> str:
-    """A path in a YAML: a JSON string is a YAML string."""
+    """Return a path as a YAML string (JSON strings are valid YAML)."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
 def write_questions(path: Path, questions: Iterable[Question]) -> None:
-    """One conversation a line: the question and its answer."""
+    """Write one conversation per line: the question and its answer."""
     path.write_text(conversations(questions), encoding="utf-8")
 
 
 def conversations(questions: Iterable[Question]) -> str:
-    """The lines of such a file."""
+    """Return the lines of such a file."""
     rows = ([{"role": "user", "content": q.prompt}, {"role": "assistant", "content": q.answer}] for q in questions)
     return "".join(json.dumps({"messages": messages}) + "\n" for messages in rows)
 
 
 def yaml_text(run: Path, material: Material, *, seed: int, steps: int, save_steps: int, schedule: str) -> str:
-    """The demo's config: a whole one, to learn from and to change."""
+    """Return the demo's config: complete, to learn from and to change."""
     save_steps = max(1, min(save_steps, steps // 3))
     return f"""\
 # The demo's own config: change a value and train again, e.g.

@@ -1,4 +1,4 @@
-"""The demos that start half-way: a model of the SFT demo learns further, from preferences or from rewards."""
+"""Demos that continue from the SFT demo's half-trained model, with preferences or rewards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ Measure = Callable[[RunDir, HalfWay], list[Number]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one algorithm's demo is made of.
+    """The parts of one algorithm's demo.
 
     words    what is about to happen, for people
     steps    optimizer steps that reach the goal
-    lay      writes the data that the YAML reads below the demo's folder
+    lay      writes the data that the YAML reads, below the demo's folder
     yaml     (the demo's folder, the run directory, start, seed, steps, processes) -> the config
-    measure  the numbers of the finished run; ``asks``: whether held-out questions are asked of every checkpoint before
+    measure  the numbers of the finished run
+    asks     whether every checkpoint answers the held-out questions before that
     """
 
     algorithm: str
@@ -41,7 +42,7 @@ class Recipe:
 
 
 def demo_further(recipe: Recipe, options: argparse.Namespace, console: Console, root: Path) -> int:
-    """``recipe`` from the half-way model, everything below ``root``. Returns the exit code."""
+    """Run ``recipe`` from the half-trained model, with all files below ``root``; return the exit code."""
     steps = options.steps or recipe.steps
     start = half_way(options, console, root)
     run, yaml = RunDir.at(root / recipe.algorithm), root / f"{recipe.algorithm}.yaml"
@@ -75,7 +76,7 @@ def _show(
     seconds: dict[str, float],
     asked: bool,
 ) -> None:
-    """The tables, the times, and where everything lies."""
+    """Print the tables, the times, and where the files are."""
     console.print()
     if asked:
         answers = read_answers(run)

@@ -30,7 +30,7 @@ ALGORITHMS = (SFT.name, *RECIPES)
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 when the goal was reached."""
+    """Run the demo; return the exit code: 0 if the goal was reached."""
     options = _parser().parse_args(None if argv is None else list(argv))
     console = Console(file=terminal(sys.stdout))
     try:
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def demo(options: argparse.Namespace, console: Console) -> int:
-    """The whole demo, step by step."""
+    """Run the full demo, step by step."""
     if (options.steps is not None and options.steps < 3) or options.nproc < 1:
         what, found = (
             "the demo needs at least 3 steps and 1 process",

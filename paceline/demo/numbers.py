@@ -1,4 +1,4 @@
-"""Numbers before and after with their goals: as a table, as JSON, and as the demo's exit code."""
+"""Numbers before and after training with their goals: as a table, as JSON, and as the demo's exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from paceline.core.errors import ExitCode
 
 @dataclass(frozen=True)
 class Number:
-    """One share, from 0 to 1, before and after training; ``before`` None where there is nothing to tell; it is good from ``goal`` on (None: told only)."""
+    """One share, from 0 to 1, before and after training.
+
+    ``before``: None if there is nothing to compare; ``goal``: the value to reach (None: for information
+    only).
+    """
 
     name: str
     before: float | None
@@ -29,7 +33,7 @@ class Number:
 
 
 def table_of(numbers: Sequence[Number]) -> Table:
-    """What is shown in the terminal."""
+    """Return the table for the terminal."""
     table = Table(title="Before and after", title_justify="left")
     for column in ("", "before", "after", "goal", ""):
         table.add_column(column, justify="right" if column else "left")
@@ -41,19 +45,19 @@ def table_of(numbers: Sequence[Number]) -> Table:
 
 
 def percent(share: float) -> str:
-    """``97.5 %``."""
+    """Return ``97.5 %``."""
     return f"{100 * share:.1f} %"
 
 
 def write_numbers(path: Path, algorithm: str, numbers: Sequence[Number], seconds: Mapping[str, float]) -> None:
-    """``{algorithm, numbers: [{name, before, after, goal, reached}], seconds: {…}}``."""
+    """Write ``{algorithm, numbers: [{name, before, after, goal, reached}], seconds: {…}}``."""
     rows = [{**asdict(n), "reached": n.reached} for n in numbers]
     data = {"algorithm": algorithm, "numbers": rows, "seconds": {k: round(v, 1) for k, v in seconds.items()}}
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def verdict(console: Console, numbers: Sequence[Number], *, shortened: bool) -> int:
-    """The exit code: 0 when every goal was reached, or when the demo was too short for them."""
+    """Return the exit code: 0 if every goal was reached, or if the demo was too short for them."""
     missed = [n for n in numbers if not n.reached]
     if not missed:
         console.print("\n[bold green]Every goal was reached.[/bold green]")

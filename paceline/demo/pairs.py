@@ -1,4 +1,7 @@
-"""Preference pairs of the letter puzzles: the right answer, and a wrong one of the same length, which only looking at the letters tells apart."""
+"""Preference pairs of the letter puzzles: the right answer, and a wrong one of the same length.
+
+Only looking at the letters tells them apart.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from paceline.demo.questions import LETTERS, Question
 
 @dataclass(frozen=True)
 class Pair:
-    """``chosen`` answers ``prompt``, ``rejected`` is as long and does not."""
+    """``chosen`` answers ``prompt``; ``rejected`` has the same length and is wrong."""
 
     prompt: str
     chosen: str
@@ -21,7 +24,7 @@ class Pair:
 
 
 def swapped(answer: str, rng: random.Random) -> str:
-    """Two letters beside each other in the other order: ``nomel`` → ``nmoel``; the answer itself where all are the same."""
+    """Swap two adjacent letters: ``nomel`` → ``nmoel``; the answer itself if all letters are equal."""
     places = [i for i in range(len(answer) - 1) if answer[i] != answer[i + 1]]
     if not places:
         return answer
@@ -30,14 +33,17 @@ def swapped(answer: str, rng: random.Random) -> str:
 
 
 def replaced(answer: str, rng: random.Random) -> str:
-    """One letter is another one, of the same case: ``nomel`` → ``nomal``."""
+    """Replace one letter by another of the same case: ``nomel`` → ``nomal``."""
     i = rng.randrange(len(answer))
     letters = LETTERS.upper() if answer[i].isupper() else LETTERS
     return answer[:i] + rng.choice(letters.replace(answer[i], "")) + answer[i + 1 :]
 
 
 def stuttered(answer: str, rng: random.Random) -> str:
-    """One letter in the place of the one behind it, too: ``nomel`` → ``nooel``; the answer itself where all are the same."""
+    """Overwrite one letter by the one before it: ``nomel`` → ``nooel``.
+
+    The answer itself if all are equal.
+    """
     places = [i for i in range(len(answer) - 1) if answer[i] != answer[i + 1]]
     if not places:
         return answer
@@ -49,7 +55,7 @@ SPOILED: Sequence[Callable[[str, random.Random], str]] = (swapped, replaced, stu
 
 
 def pairs_of(questions: Iterable[Question], seed: int) -> list[Pair]:
-    """One pair a question, the kinds of mistake at random."""
+    """Return one pair per question, with random kinds of mistakes."""
     rng = random.Random(f"pairs {seed}")
     found = []
     for q in questions:
@@ -61,7 +67,7 @@ def pairs_of(questions: Iterable[Question], seed: int) -> list[Pair]:
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
-    """One JSON object a line: ``prompt``, ``chosen``, ``rejected``."""
+    """Write one JSON object per line: ``prompt``, ``chosen``, ``rejected``."""
     with path.open("w", encoding="utf-8") as file:
         for pair in pairs:
             file.write(json.dumps({"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}) + "\n")

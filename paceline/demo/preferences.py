@@ -1,4 +1,4 @@
-"""The demos of preferences: DPO makes right answers likelier than wrong ones, a reward model tells them apart."""
+"""Preference demos: DPO makes right answers likelier than wrong ones, a reward model tells them apart."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from paceline.demo.start import HalfWay
 from paceline.demo.tokenizer import MAX_LENGTH
 from paceline.runlog.history import load_history
 
-PAIRS = 64  # a step, over all processes
-HELD_OUT_EACH = 3  # pairs of each held-out question
+PAIRS = 64  # per step, over all processes
+HELD_OUT_EACH = 3  # pairs per held-out question
 RANKED = 0.85
 
 
 def lay_pairs(root: Path, start: HalfWay, seed: int, *, count: int) -> None:
-    """``pairs.jsonl`` from training questions and ``held_out_pairs.jsonl`` from the held-out ones, whose words occur in none of the first."""
+    """Write ``pairs.jsonl`` from training questions and ``held_out_pairs.jsonl`` from the held-out ones.
+
+    The two have no words in common.
+    """
     folder = root / "material"
     folder.mkdir(parents=True, exist_ok=True)
     asked = start.material.asked
@@ -73,7 +76,7 @@ training:
 
 
 def dpo_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
-    """The config of the DPO demo: a whole one."""
+    """Return the complete config of the DPO demo."""
     own = """\
   dpo:
     beta: 0.1
@@ -83,7 +86,7 @@ def dpo_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, npr
 
 
 def reward_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
-    """The config of the reward model's demo: a whole one."""
+    """Return the complete config of the reward model's demo."""
     own = """\
   reward:
     center_rewards_coefficient: 0.01"""
@@ -91,7 +94,7 @@ def reward_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, 
 
 
 def dpo_numbers(run: RunDir, start: HalfWay) -> list[Number]:
-    """Held-out pairs whose chosen answer gained more than the rejected one, and exact match."""
+    """Return how often the chosen answer gained more than the rejected one, and exact match."""
     answers, told = read_answers(run), _held_out(run, "rewards/accuracies")
     before, after = float(answers[0]["exact_match"]), float(answers[-1]["exact_match"])
     ranked = Number("held-out pairs: the right answer gained more", None, told[-1], RANKED)
@@ -99,18 +102,18 @@ def dpo_numbers(run: RunDir, start: HalfWay) -> list[Number]:
 
 
 def reward_numbers(run: RunDir, start: HalfWay) -> list[Number]:
-    """Held-out pairs whose right answer is scored above the wrong one, and how far its confidence is from that."""
+    """Return how often the right answer of held-out pairs gets the higher score."""
     told = _held_out(run, "accuracy")
     return [Number("held-out pairs of equal length ranked right", told[0], told[-1], RANKED)]
 
 
 def _held_out(run: RunDir, name: str) -> list[float]:
-    """A metric of all evaluations in order, the first one before training."""
+    """Return a metric of all evaluations in order; the first is before training."""
     return [e.metrics[f"eval_{name}"] for _, e in sorted(load_history(run).evals.items())]
 
 
 def _recipe(algorithm: str, steps: int, what: str, yaml: Yaml, measure: Measure, *, asks: bool) -> Recipe:
-    """Every pair comes once: there are as many as the steps take."""
+    """Return a recipe with as many pairs as its steps take, so that every pair is used once."""
     count = PAIRS * steps
     words = f"{what} {count:,} pairs of answers of the same length; it is tested on questions about other words."
     return Recipe(algorithm, words, steps, partial(lay_pairs, count=count), yaml, measure, asks=asks)

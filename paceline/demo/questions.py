@@ -1,8 +1,9 @@
-"""The demo's task: letter puzzles in plain English, made with a seed, with answers that a program can check.
+"""The demo's task: letter puzzles in plain English, generated from a seed, with checkable answers.
 
-Every question asks for a new string made from the letters of one made-up or real word: backwards, in capitals, or each letter moved one step
-forward in the alphabet. The answer is never a part of the prompt, and guessing is hopeless: with three letters or more there are
-thousands of answers. Words asked about in the held-out questions occur in no training question of any kind.
+Every question asks for a new string made from the letters of one made-up or real word: backwards, in
+capitals, or each letter moved one step forward in the alphabet. The answer is never part of the prompt, and
+guessing is hopeless: with three letters or more there are thousands of answers. Words of the held-out
+questions occur in no training question.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOWELS = "aeiou"
 CONSONANTS = "bcdfghjklmnprstvwyz"
 MIN_LETTERS, MAX_LETTERS = 3, 5
-ODD_LETTER = 0.25  # share of letters drawn from the whole alphabet, so that x, q and odd pairs occur too
+ODD_LETTER = 0.25  # fraction of letters drawn from the full alphabet, so that x, q and odd pairs occur too
 
 
 def backwards(word: str) -> str:
-    """``lemon`` → ``nomel``."""
+    """Return ``nomel`` for ``lemon``."""
     return word[::-1]
 
 
 def capitals(word: str) -> str:
-    """``lemon`` → ``LEMON``."""
+    """Return ``LEMON`` for ``lemon``."""
     return word.upper()
 
 
 def next_letters(word: str) -> str:
-    """``lemon`` → ``mfnpo``; ``z`` goes on with ``a``."""
+    """Return ``mfnpo`` for ``lemon``; ``z`` becomes ``a``."""
     return "".join(LETTERS[(LETTERS.index(c) + 1) % len(LETTERS)] for c in word)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One sort of question: its wordings (``{}`` is the word) and the function that knows the answer."""
+    """A kind of question: its wordings (``{}`` is the word) and the function that computes the answer."""
 
     name: str
     solve: Callable[[str], str]
@@ -67,7 +68,7 @@ KINDS: Mapping[str, Kind] = {
     )
 }
 
-# Real words, asked only in held-out questions: a person can judge the answers at a glance.
+# Real words, used only in held-out questions: a person can judge the answers at a glance.
 REAL_WORDS = (  # noqa: SIM905 - a list of forty strings reads worse
     "apple bread cloud dance eagle flame grape house ink juice kite lemon mouse north ocean piano queen river stone tiger uncle "
     "voice water young zebra bird cake dog fish gold hat jam king lamp moon nest oak pear rain ship tree wolf year"
@@ -76,7 +77,7 @@ REAL_WORDS = (  # noqa: SIM905 - a list of forty strings reads worse
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt with its only right answer; ``word`` is what it asks about."""
+    """A prompt with its only right answer; ``word`` is the word that it asks about."""
 
     kind: str
     word: str
@@ -85,7 +86,7 @@ class Question:
 
 
 def made_up_word(rng: random.Random) -> str:
-    """A word of 3 to 5 letters that can mostly be pronounced: consonants and vowels take turns."""
+    """Return a mostly pronounceable word of 3 to 5 letters: consonants and vowels alternate."""
     length = rng.randint(MIN_LETTERS, MAX_LETTERS)
     vowel_first = rng.random() < 0.5
     letters = []
@@ -98,13 +99,13 @@ def made_up_word(rng: random.Random) -> str:
 
 
 def ask(kind: Kind, word: str, rng: random.Random) -> Question | None:
-    """A question about ``word``, or None where the answer would stand in the prompt (``bob`` backwards)."""
+    """Return a question about ``word``, or None if the prompt would contain the answer (``bob``)."""
     prompt, answer = rng.choice(kind.wordings).format(word), kind.solve(word)
     return None if answer in prompt else Question(kind.name, word, prompt, answer)
 
 
 def held_out(seed: int, count: int) -> list[Question]:
-    """``count`` different questions, about half on real words, the kinds in turn."""
+    """Return ``count`` different questions, about half of them on real words, cycling through the kinds."""
     rng = random.Random(f"held-out {seed}")
     real = rng.sample(REAL_WORDS, len(REAL_WORDS))
     kinds = list(KINDS.values())
@@ -120,7 +121,7 @@ def held_out(seed: int, count: int) -> list[Question]:
 
 
 def training(seed: int, count: int, forbidden_words: set[str]) -> list[Question]:
-    """``count`` questions, none about a forbidden word; a prompt may come again, as it may in real data."""
+    """Return ``count`` questions without forbidden words; prompts may repeat, as in real data."""
     rng = random.Random(f"training {seed}")
     kinds = list(KINDS.values())
     questions: list[Question] = []

@@ -1,4 +1,4 @@
-"""What the demo shows at the end: a table of numbers, some answers side by side, and where everything lies."""
+"""The demo's final report: a table of numbers, some answers side by side, and where the files are."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from paceline.runlog.events import Step
 
 GOAL = 0.90
 SHOWN = 9
-SHORT = 14  # characters of an answer in the table
+SHORT = 14  # maximum characters of an answer in the table
 
 
 def read_answers(run: RunDir) -> list[dict[str, Any]]:
-    """``[{step, exact_match, rows}]``, the first before training, the last after."""
+    """Return ``[{step, exact_match, rows}]``; the first is before training, the last after."""
     data: list[dict[str, Any]] = json.loads(run.answers_json.read_text(encoding="utf-8"))
     return data
 
 
 def share(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str], kind: str | None) -> str:
-    """Exact match of one kind (None: all) as ``97.5 %``."""
+    """Return exact match of one kind (None: all) as ``97.5 %``."""
     chosen = [bool(row["correct"]) for row, k in zip(rows, kinds, strict=True) if kind in (None, k)]
     return f"{100 * sum(chosen) / max(1, len(chosen)):.1f} %"
 
 
 def show(console: Console, run: RunDir, material: Material, seconds: Mapping[str, float]) -> float:
-    """Print everything; returns the exact match after training."""
+    """Print everything; return exact match after training."""
     answers = read_answers(run)
     kinds = [q.kind for q in material.asked]
     before, after = answers[0], answers[-1]
@@ -50,7 +50,7 @@ def show(console: Console, run: RunDir, material: Material, seconds: Mapping[str
 
 
 def numbers_table(before: Mapping[str, Any], after: Mapping[str, Any], kinds: Sequence[str]) -> Table:
-    """Exact match by kind of question, before and after."""
+    """Return exact match by kind of question, before and after training."""
     table = Table(title=f"Exact match on {len(kinds)} held-out questions", title_justify="left")
     for column in ("question", "before", "after"):
         table.add_column(column, justify="left" if column == "question" else "right")
@@ -62,7 +62,7 @@ def numbers_table(before: Mapping[str, Any], after: Mapping[str, Any], kinds: Se
 
 
 def answers_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Table:
-    """The first questions (on real words) and, where there are any, one that is still answered wrongly."""
+    """Return the first questions (on real words) and, if there is one, a question still answered wrongly."""
     chosen = list(range(min(SHOWN, len(after))))
     wrong = next((i for i, row in enumerate(after) if not row["correct"] and i not in chosen), None)
     table = Table(title="Some answers, side by side", title_justify="left")
@@ -79,18 +79,18 @@ def answers_table(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[s
 
 
 def plain(text: str) -> str:
-    """Text of a model, harmless in a terminal and in rich's markup."""
+    """Escape text of a model for the terminal and rich's markup."""
     return "".join(c if c.isprintable() else "·" for c in text).replace("[", "\\[")
 
 
 def short(text: str) -> str:
-    """The beginning of an answer: an untrained model does not know when to stop."""
+    """Return the beginning of an answer: an untrained model does not know when to stop."""
     text = text.strip()
     return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
 def speed_line(run: RunDir, seconds: Mapping[str, float]) -> str:
-    """Throughput, memory and where the time went."""
+    """Return throughput, memory and the times of the steps."""
     steps = [r.event for r in read_events(run.events(0)) if isinstance(r.event, Step)]
     parts = [f"{name} {human_seconds(value)}" for name, value in seconds.items()]
     if steps:
@@ -106,7 +106,7 @@ def speed_line(run: RunDir, seconds: Mapping[str, float]) -> str:
 
 
 def where_and_next(console: Console, run: RunDir, material: Material) -> None:
-    """Where everything lies, and what to try."""
+    """Print where the files are, and what to try next."""
     here = shown(run.root)
     lines = [
         "",
@@ -130,7 +130,7 @@ def where_and_next(console: Console, run: RunDir, material: Material) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be from here."""
+    """Return a path relative to the working directory if it is inside it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

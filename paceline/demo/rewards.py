@@ -1,4 +1,4 @@
-"""The demos of learning from rewards: the model answers questions itself and is told whether the answer was right."""
+"""Reinforcement learning demos: the model answers questions itself and gets a reward for right answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.demo.report import read_answers
 from paceline.demo.start import HalfWay
 
 GAIN = 0.25
-ANSWERS, GROUP = 256, 8  # answers a step over all processes, and GRPO's answers to each question
+ANSWERS, GROUP = 256, 8  # answers per step over all processes; GRPO's answers per question
 
 
 def lay_nothing(root: Path, start: HalfWay, seed: int) -> None:
-    """The questions are the SFT demo's own."""
+    """Write nothing: the questions are the SFT demo's."""
 
 
 def _yaml(
@@ -62,7 +62,7 @@ training:
 
 
 def grpo_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
-    """The config of the GRPO demo: a whole one."""
+    """Return the complete config of the GRPO demo."""
     own = """\
     filter_groups: true         # questions whose answers are all right, or all wrong, teach nothing
   grpo:
@@ -72,7 +72,7 @@ def grpo_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, np
 
 
 def ppo_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
-    """The config of the PPO demo: a whole one."""
+    """Return the complete config of the PPO demo."""
     own = """\
   ppo:
     num_ppo_epochs: 1
@@ -83,7 +83,7 @@ def ppo_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, npr
 
 
 def exact_match_gain(run: RunDir, start: HalfWay) -> list[Number]:
-    """Exact match of greedy answers to the held-out questions."""
+    """Return exact match of greedy answers to the held-out questions."""
     answers = read_answers(run)
     before, after = float(answers[0]["exact_match"]), float(answers[-1]["exact_match"])
     return [Number("exact match on held-out questions", before, after, before + GAIN)]

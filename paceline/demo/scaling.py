@@ -1,8 +1,8 @@
-"""``paceline bench scaling``: the guide's tables as measured on the machine at hand, every cell from a run of ``paceline train``.
+"""``paceline bench scaling``: the guide's scaling tables, measured on this machine with ``paceline train``.
 
-For 1, 2, … processes with the same micro-batch a process (weak scaling, as in the guide), and for one process against DDP on two sizes of
-model. Definitions:  speed-up = tokens/s of n processes / tokens/s of one;  efficiency = speed-up / n;
-throughput = device speed × device count × efficiency. No torch is imported here.
+For 1, 2, … processes with the same micro-batch per process (weak scaling, as in the guide), and for one
+process against DDP on two model sizes. Definitions:  speed-up = tokens/s of n processes / tokens/s of one;
+efficiency = speed-up / n; throughput = device speed × device count × efficiency. Does not import torch.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ from paceline.runlog.events import Step
 
 SIZES = {"small": (128, 2), "medium": (256, 4), "large": (512, 8)}  # hidden size, layers
 ROW_TOKENS = 256
-WARM_UP = 2  # steps not counted
+WARM_UP = 2  # first steps, not measured
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured run: ``memory_bytes`` is the worst process's peak, ``tokens_per_second`` that of all processes together."""
+    """One measured run: ``memory_bytes``: maximum peak over processes.
+
+    ``tokens_per_second``: of all processes.
+    """
 
     size: str
     processes: int
@@ -56,7 +59,7 @@ class Cell:
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the benchmark; return the exit code."""
     options = _parser().parse_args(None if argv is None else list(argv))
     try:
         processes = sorted(set(options.processes or default_processes()))
@@ -106,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def default_processes() -> list[int]:
-    """1, 2, 4, … up to the GPUs, or the usable cores where there is none; at most 8."""
+    """Return 1, 2, 4, … up to the number of GPUs, or of usable cores without GPUs; at most 8."""
     from paceline.plan.hardware.probe import probe_hardware
 
     hardware = probe_hardware()
@@ -115,7 +118,7 @@ def default_processes() -> list[int]:
 
 
 def measure(folder: Path, options: argparse.Namespace, processes: Sequence[int]) -> list[Cell]:
-    """Every run that the tables need, each once, one after the other."""
+    """Run each configuration that the tables need once, one after the other."""
     write_tokenizer(folder / "tokenizer")
     write_questions(folder / "train.jsonl", training(0, 8000, set()))
     largest = processes[-1]
@@ -128,9 +131,10 @@ def measure(folder: Path, options: argparse.Namespace, processes: Sequence[int])
 
 
 def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespace, largest: int) -> Cell:
-    """Train a few steps and read the speed from the run's events. Raises PacelineError with the training's own output when it fails.
+    """Train a few steps and read the speed from the run's events.
 
-    Every process has the threads that it has in the ``largest`` run: one "device" is the same in all rows.
+    Every process has as many threads as in the ``largest`` run, so that one "device" is the same in all rows.
+    Raises PacelineError with the training's output if it fails.
     """
     run = RunDir.at(folder / f"{size}-{processes}")
     config = folder / f"{size}-{processes}.yaml"
@@ -164,7 +168,7 @@ def run_cell(folder: Path, size: str, processes: int, options: argparse.Namespac
 
 
 def run_config(folder: Path, run: RunDir, size: str, strategy: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The YAML of one run, as data (JSON is YAML)."""
+    """Return the YAML of one run, as data (JSON is YAML)."""
     hidden, layers = SIZES[size]
     model = {
         "model_type": "llama",
@@ -196,7 +200,7 @@ def run_config(folder: Path, run: RunDir, size: str, strategy: str, options: arg
 
 
 def show(console: Console, cells: Sequence[Cell], compare: Sequence[str]) -> None:
-    """The scaling table, the throughput equation, and one process against DDP."""
+    """Print the scaling table, the throughput equation, and one process against DDP."""
     by_size = {size: [c for c in cells if c.size == size] for size in dict.fromkeys(c.size for c in cells)}
     main_size = next(iter(by_size))
     console.print(scaling_table(by_size[main_size], main_size))
@@ -216,13 +220,16 @@ def show(console: Console, cells: Sequence[Cell], compare: Sequence[str]) -> Non
 
 
 def efficiency(cell: Cell, cells: Sequence[Cell]) -> float:
-    """Speed-up over the smallest count measured, divided by how many times more processes there are (1.0: perfect)."""
+    """Return the speed-up over the fewest processes measured, divided by the ratio of counts.
+
+    1.0 is perfect scaling.
+    """
     base = cells[0]
     return cell.tokens_per_second / base.tokens_per_second * base.processes / cell.processes
 
 
 def scaling_table(cells: Sequence[Cell], size: str) -> Table:
-    """The guide's table: processes, batch, speed, memory of a process, efficiency."""
+    """Return the guide's table: processes, batch, speed, memory per process, efficiency."""
     table = Table(title=f"Scaling, {size} model", title_justify="left")
     for column in ("processes", "batch", "speed", "tokens/s", "memory a process", "efficiency"):
         table.add_column(column, justify="right")
@@ -242,7 +249,7 @@ def scaling_table(cells: Sequence[Cell], size: str) -> Table:
 
 
 def compare_table(by_size: dict[str, list[Cell]], sizes: Sequence[str]) -> Table:
-    """One process against DDP by model size: time for a million tokens, and memory."""
+    """Return one process against DDP by model size: time per million tokens, and memory."""
     table = Table(title="One process against DDP", title_justify="left")
     for column in ("model", "strategy", "processes", "s a million tokens", "memory a process"):
         table.add_column(column, justify="left" if column in ("model", "strategy") else "right")

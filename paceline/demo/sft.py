@@ -1,4 +1,4 @@
-"""The demo of supervised training: a model learns letter puzzles from nothing."""
+"""The supervised fine-tuning demo: a model learns letter puzzles from scratch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.demo.steps import answering, not_writable, paceline, timed
 
 
 def demo_sft(options: argparse.Namespace, console: Console, run: RunDir) -> int:
-    """Make data, train, ask the held-out questions, show what was learnt. Returns the exit code."""
+    """Make data, train, ask the held-out questions, show what was learned; return the exit code."""
     started = time.monotonic()
     try:
         material = make_material(run.root, seed=options.seed, steps=options.steps or STEPS)
@@ -36,7 +36,7 @@ def demo_sft(options: argparse.Namespace, console: Console, run: RunDir) -> int:
 
 
 def introduce(console: Console, run: RunDir, material: Material, options: argparse.Namespace) -> None:
-    """What is about to happen."""
+    """Print what is about to happen."""
     train = len(material.train.read_text(encoding="utf-8").splitlines())
     console.print(
         f"A Llama of 0.4 M parameters learns letter puzzles from nothing: {train:,} questions to learn from, {len(material.asked)} others to be asked "
@@ -46,7 +46,7 @@ def introduce(console: Console, run: RunDir, material: Material, options: argpar
 
 
 def verdict(console: Console, exact: float, steps: int) -> int:
-    """Say whether the goal was reached."""
+    """Print whether the goal was reached; return the exit code."""
     if exact >= GOAL:
         console.print(f"\n[bold green]The model answers {exact:.1%} of questions it has never seen.[/bold green]")
         return int(ExitCode.OK)

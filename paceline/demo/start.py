@@ -1,4 +1,4 @@
-"""Where the demos of preferences and rewards start: the SFT demo's checkpoint that answers nearest to 40 % of the held-out questions."""
+"""Starting point of preference and reward demos: the SFT demo's checkpoint nearest to 40 % exact match."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from paceline.demo.report import read_answers, shown
 from paceline.demo.steps import answering, not_writable, paceline, timed
 
 HALF_WAY = 0.40
-NEAR = 0.05  # how far a finished demo's checkpoint may be from it; else one is trained
-STEPS, SAVE_STEPS = 100, 5  # the first quarter of an SFT demo passes it; saved often
-SCHEDULE = "constant_with_warmup"  # the demo's own has hardly begun to fall by then
+NEAR = 0.05  # maximum distance of a finished demo's checkpoint from it; else a new one is trained
+STEPS, SAVE_STEPS = 100, 5  # the first quarter of an SFT demo reaches it; saved often
+SCHEDULE = "constant_with_warmup"  # the SFT demo's own has hardly decayed by then
 
 
 @dataclass(frozen=True)
 class HalfWay:
-    """A model on its way.
+    """A half-trained model.
 
-    material     the questions it was trained on, and the held-out ones
+    material     its training questions, and the held-out ones
     model        the checkpoint as a Hugging Face folder
     exact_match  its share of right answers to the held-out questions
-    seconds      what it took to make it here, by step of work
+    seconds      time spent on it here, by step of the demo
     """
 
     material: Material
@@ -40,7 +40,10 @@ class HalfWay:
 
 
 def half_way(options: argparse.Namespace, console: Console, root: Path) -> HalfWay:
-    """Find the checkpoint in a finished SFT demo beside ``root``, or train a short one into ``root/sft``; export it to ``root/start``."""
+    """Find the checkpoint in a finished SFT demo next to ``root``, or train a short one into ``root/sft``.
+
+    It is exported to ``root/start``.
+    """
     seconds: dict[str, float] = {}
     found = finished_nearby(root.parent, options.seed)
     if found is None:
@@ -61,7 +64,10 @@ Found = tuple[RunDir, Material, dict[str, Any]]
 
 
 def finished_nearby(parent: Path, seed: int) -> Found | None:
-    """The nearest checkpoint of the finished SFT demos in ``parent`` with the questions of ``seed``; None when none is near enough."""
+    """Return the best checkpoint of finished SFT demos in ``parent`` with ``seed``'s questions.
+
+    None if none is close.
+    """
     places = [*sorted(parent.glob("demo*")), *sorted(parent.glob("demo*/sft"))] if parent.is_dir() else []
     demos = [d for place in places if (d := _finished(RunDir.at(place), seed)) is not None]
     if not demos:
@@ -71,7 +77,7 @@ def finished_nearby(parent: Path, seed: int) -> Found | None:
 
 
 def nearest(answers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The evaluation whose exact match is nearest to half-way."""
+    """Return the evaluation whose exact match is closest to the target."""
     return min(answers, key=_distance)
 
 
@@ -80,7 +86,7 @@ def _distance(answers: dict[str, Any]) -> float:
 
 
 def _finished(run: RunDir, seed: int) -> Found | None:
-    """A demo whose answers were scored, whose questions are those of ``seed``, and that still has the checkpoint."""
+    """Return a scored demo with ``seed``'s questions that still has the checkpoint, else None."""
     material = Material(run.root / "material", tuple(held_out(seed, HELD_OUT_QUESTIONS)))
     if not run.answers_json.is_file() or not material.is_whole():
         return None

@@ -1,4 +1,4 @@
-"""What every demo does: a free directory, `paceline` verbs run one after the other, and words when one of them fails."""
+"""Steps shared by all demos: find a free directory, run `paceline` commands in sequence, report failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from paceline.demo import codes
 
 
 def free_directory(wanted: Path | None, default: Path, console: Console) -> RunDir:
-    """The directory to use: the one named, if free; else the default, or the next number when an earlier demo lies there."""
+    """Return the directory to use: the given one if free.
+
+    Else the default, numbered if an earlier demo exists.
+    """
     if wanted is not None:
         if wanted.exists() and (not wanted.is_dir() or any(wanted.iterdir())):
             raise ConfigError(
@@ -36,7 +39,7 @@ def free_directory(wanted: Path | None, default: Path, console: Console) -> RunD
 
 
 def not_writable(place: Path, error: OSError) -> ConfigError:
-    """The demo's files cannot be laid down."""
+    """Return the error that the demo's files cannot be written."""
     what, found = "the demo's files cannot be written", str(error.strerror or error)
     return ConfigError(
         codes.DEMO_NOT_WRITABLE(what, str(place), found, "paceline demo --to DIR, a place you may write to")
@@ -44,25 +47,28 @@ def not_writable(place: Path, error: OSError) -> ConfigError:
 
 
 def paceline(verb: str) -> list[str]:
-    """The command line of a verb with this interpreter."""
+    """Return the command line of a subcommand with this interpreter."""
     return [sys.executable, "-m", "paceline.cli.main", verb]
 
 
 def answering(run: RunDir, questions: Path, *, initial: bool) -> list[str]:
-    """The command line that asks every checkpoint of ``run`` (and the model before training) the questions."""
+    """Return the command line that asks every checkpoint of ``run`` (and the initial model) the questions."""
     argv = [sys.executable, "-m", "paceline.training.answers", str(run.root), "--questions", str(questions)]
     return [*argv, "--max-new-tokens", "12", *(["--initial"] if initial else [])]
 
 
 def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = False) -> float:
-    """Run a command to its end and return its seconds; ``quiet`` shows its output only when it fails. Raises PacelineError by name."""
+    """Run a command and return its seconds; ``quiet``: print its output only if it fails.
+
+    Raises PacelineError.
+    """
     started = time.monotonic()
     child = subprocess.Popen(
         list(argv), stdout=subprocess.PIPE if quiet else None, stderr=subprocess.STDOUT if quiet else None, text=True
     )
     try:
         output, _ = child.communicate()
-    except KeyboardInterrupt:  # the child has it too: let it save and end
+    except KeyboardInterrupt:  # the child got it too: let it save and exit
         child.wait()
         raise
     if child.returncode:
@@ -79,7 +85,7 @@ def timed(console: Console, what: str, argv: Sequence[str], *, quiet: bool = Fal
 
 
 class Stopped(PacelineError):
-    """A step of the demo failed; its exit code is the demo's."""
+    """A step of the demo failed; its exit code becomes the demo's."""
 
     def __init__(self, code: int, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic)

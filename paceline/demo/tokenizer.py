@@ -1,4 +1,4 @@
-"""The demo's tokenizer as Hugging Face files, written without any library: words of the wordings, and single letters for the rest."""
+"""The demo's tokenizer as Hugging Face files, written without a library: whole words and single letters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAD, BOS, EOS, UNK, USER, ASSISTANT = "<pad>", "<bos>", "<eos>", "<unk>", "<|use
 SPECIAL = (PAD, BOS, EOS, UNK, USER, ASSISTANT)
 MAX_LENGTH = 128
 
-# What stands between {% generation %} and {% endgeneration %} is learnt.
+# Tokens between {% generation %} and {% endgeneration %} have loss.
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
     "{%- for message in messages %}"
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def whole_words() -> list[str]:
-    """Pieces that are one token: first words of the wordings, and the others with the space before them."""
+    """Return texts that are one token: first words of the wordings, and the others with a leading space."""
     found: set[str] = set()
     for kind in KINDS.values():
         for wording in kind.wordings:
@@ -36,12 +36,12 @@ def whole_words() -> list[str]:
 
 
 def vocabulary() -> list[str]:
-    """All tokens; the id is the place in the list."""
+    """Return all tokens; the id is the index."""
     return [*SPECIAL, *whole_words(), *string.ascii_lowercase, *string.ascii_uppercase, *string.digits, *" '.,?!-\n"]
 
 
 def tokenizer_json() -> dict[str, Any]:
-    """The content of ``tokenizer.json``: a word-level model behind a split into whole words or single characters."""
+    """Return ``tokenizer.json``: a word-level model after a split into whole words or single characters."""
     words = "|".join(re.escape(w).replace("\\ ", " ") for w in whole_words())
     return {
         "version": "1.0",
