@@ -22,6 +22,7 @@ from paceline.models.adapters import WEIGHTS, adapted_modules, base_fingerprint,
 from paceline.models.buffers import persistent_buffers
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import round_trip
+from paceline.models.scalar_head import Classes
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import PARAM
@@ -85,6 +86,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
         vocab_size=int((config.get("text_config") or config)["vocab_size"]),
         seed=run.training.seed,
         master_dtype=torch.float64 if wide else torch.float32,
+        classes=Classes.read(Role(role), config),
     )
     hf = build(BuildOptions(device=torch.device("cpu"), fused=False)).hf
     found = base_fingerprint(hf)

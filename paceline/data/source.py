@@ -24,8 +24,8 @@ class PackedSource:
 
     Bins with ``packing``. The documents of a group (``TokenTable.group``: both halves of a preference pair)
     are adjacent in one row. ``seq_len``: maximum tokens of a row (for pairs of each half: rows have room for
-    twice as many). ``shuffle=False`` (evaluation) keeps the table's order. ``columns``: extra values [D] of
-    the documents, which batches hold as ``extras``. Stateless: rows are a function of (table, seq_len,
+    twice as many). ``shuffle=False`` (evaluation) keeps the table's order. ``columns``: extra values [D] or
+    [D, K] of the documents, which batches hold as ``extras``. Stateless: rows are a function of (table, seq_len,
     packing, seed, epoch) only, so any rank of any world size can read any position at any time. Raises
     DataError if a document is longer than ``seq_len``.
     """
@@ -139,10 +139,14 @@ class PackedSource:
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
         """Return the extra columns of the documents; 0 for a filler."""
         columns = {**self.table.columns, **self.columns}
-        return {
-            name: torch.tensor([float(values[i]) if i >= 0 else 0.0 for i in ids], dtype=torch.float64)
-            for name, values in columns.items()
-        }
+        found = {}
+        for name, values in columns.items():
+            picked = np.zeros((len(ids), *values.shape[1:]), np.float64)
+            for place, i in enumerate(ids):
+                if i >= 0:
+                    picked[place] = values[i]
+            found[name] = torch.from_numpy(picked)
+        return found
 
 
 def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_rows: int) -> Batch:

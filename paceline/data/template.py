@@ -92,6 +92,21 @@ class Encoder:
             results.append(Encoded(ids, np.zeros(len(ids), np.bool_)) if len(ids) else RowError("empty"))
         return results
 
+    def encode_whole(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
+        """Texts and conversations as they stand: nothing of them learnt, no end of text added."""
+        results: list[Encoded | RowError] = []
+        for example, (_, found) in zip(
+            examples,
+            self._each(enumerate(examples), lambda e: self._text(list(e.messages)) if e.messages else e.text),
+            strict=True,
+        ):
+            if isinstance(found, RowError):
+                results.append(found)
+                continue
+            ids = self._tokens([found], chat=bool(example.messages))[0][0]
+            results.append(Encoded(ids, np.zeros(len(ids), np.bool_)) if len(ids) else RowError("empty"))
+        return results
+
     def _each(
         self, examples: Iterable[tuple[int, Example]], render: Callable[[Example], T]
     ) -> list[tuple[int, T | RowError]]:

@@ -98,7 +98,8 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
             kept.append((row, found))
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
     encoder = _encoder(setup.tokenizer, setup.train_on)
-    encode = encoder.encode_prompts if setup.kind.answered else encoder.encode
+    encode = encoder.encode if setup.kind.learns_tokens else encoder.encode_whole
+    encode = encoder.encode_prompts if setup.kind.answered else encode
     flat = [(row, example) for row, examples in kept for example in examples]
     try:
         encoded = iter(encode([example for _, example in flat]))
@@ -138,14 +139,15 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     if setup.kind.answered:
         room = len(encoded.input_ids) < setup.max_length
         return None if room else Problem("prompt_too_long", where, f"{len(encoded.input_ids)} tokens")
-    if not encoded.labelled[1:].any():
+    learns = setup.kind.learns_tokens
+    if learns and not encoded.labelled[1:].any():
         return Problem("no_labels", where, f"{len(encoded.input_ids)} tokens")
     length = len(encoded.input_ids)
     if length <= setup.max_length:
         return None
     if setup.on_too_long != "truncate":
         return Problem("too_long", where, f"{length} tokens")
-    if not encoded.labelled[1 : setup.max_length].any():
+    if learns and not encoded.labelled[1 : setup.max_length].any():
         return Problem("answer_cut_off", where, f"{length} tokens")
     return None
 

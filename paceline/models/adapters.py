@@ -220,8 +220,8 @@ def trunk_linears(hf: Any) -> list[str]:
 
 
 def _task(hf: Any) -> str:
-    """peft's name of what the model is for: sequence classification where it has a head of one number, which peft then leaves alone."""
-    return "SEQ_CLS" if hf.get_output_embeddings() is None and getattr(hf, "num_labels", None) == 1 else "CAUSAL_LM"
+    """peft's name of what the model is for: sequence classification where it has a linear head in the vocabulary's place, which peft then leaves alone."""
+    return "SEQ_CLS" if type(hf).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM"
 
 
 def _check_layers(hf: Any) -> None:

@@ -25,7 +25,7 @@ from paceline.models.quantised import quantise
 from paceline.models.recompute import enable_recompute
 from paceline.models.roles import RoleModule
 from paceline.models.rope import rope_by_document
-from paceline.models.scalar_head import HEAD, SCALAR_ROLES, auto_class
+from paceline.models.scalar_head import HEAD, SCALAR_ROLES, Classes, auto_class
 from paceline.models.swiglu import fuse_mlps
 from paceline.protocols.model import WHOLE, BuildOptions
 from paceline.protocols.roles import Role
@@ -65,6 +65,7 @@ class HFModelFactory:
     master_dtype  of the parameters: fp32, or fp64 for verification
     frozen        nothing is trained: where low-precision copies are kept, they take the place of the masters
     temperature   log-probabilities and entropies are those of softmax(logits / temperature)
+    classes       of a classifier; None: its head gives one number
     adapter       ``Plan.adapter``: low-rank adapters are trained, everything else is frozen (and quantised where it says so)
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
@@ -85,6 +86,7 @@ class HFModelFactory:
         adapter: Mapping[str, Any] | None = None,
         frozen: bool = False,
         temperature: float = 1.0,
+        classes: Classes | None = None,
     ) -> None:
         self.role = role
         self.frozen = frozen
@@ -93,7 +95,7 @@ class HFModelFactory:
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
         self._compile_options = dict(compile_options or {})
-        self._adapter, self._temperature = adapter, temperature
+        self._adapter, self._temperature, self._classes = adapter, temperature, classes
         self._config = self._load_config()
         self._class = _model_class(self._config, model, role)
         self._rows = _rows(model, self._config.get_text_config().vocab_size, vocab_size)
@@ -116,7 +118,8 @@ class HFModelFactory:
         if self._class is not nn.Module:
             made["architectures"] = [self._class.__name__]
         if self.role in SCALAR_ROLES:
-            made |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+            one = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+            made |= one if self._classes is None else self._classes.of_config
             made.pop("num_labels", None)
         return made
 
@@ -188,7 +191,7 @@ class HFModelFactory:
     def _load_config(self) -> Any:
         config = load_hf_config(self._model)
         if self.role in SCALAR_ROLES:
-            config.num_labels = 1
+            config.num_labels = 1 if self._classes is None else len(self._classes.names)
         return config
 
     def _sized_config(self) -> Any:
@@ -213,7 +216,7 @@ class HFModelFactory:
                     output_loading_info=True,
                     **_code(self._model),
                 )
-            except (OSError, ValueError, SafetensorError) as error:
+            except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
         lost = sorted(set(said.get("unexpected_keys") or ()))
         if lost and not self.frozen and self.role not in SCALAR_ROLES:

@@ -1,8 +1,10 @@
-"""A head of one number: the model that scores an answer (a reward model) or expects its score (a value model), as Hugging Face's sequence
-classification with one label."""
+"""A linear head in the vocabulary's place, as Hugging Face's sequence classification has it: one number, of a model that scores an answer (a reward model) or
+expects its score (a value model), or a logit a class."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +17,31 @@ from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Ask, Role
 
 HEAD = "score"  # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and its kin
-SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE})
+SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Names of the classes, in the order of their numbers; ``several``: a document may have several of them, or none."""
+
+    names: tuple[str, ...]
+    several: bool = False
+
+    @staticmethod
+    def read(role: Role, config: Mapping[str, Any]) -> Classes | None:
+        """What ``config.json`` of a trained model of ``role`` says; None of any other role."""
+        if role is not Role.CLASSIFIER:
+            return None
+        numbers = config["id2label"]
+        names = tuple(str(numbers[key]) for key in sorted(numbers, key=int))
+        return Classes(names, str(config.get("problem_type")).startswith("multi"))
+
+    @property
+    def of_config(self) -> dict[str, Any]:
+        """What ``config.json`` says of them."""
+        numbers = {str(i): name for i, name in enumerate(self.names)}
+        kind = "multi_label_classification" if self.several else "single_label_classification"
+        return {"id2label": numbers, "label2id": {name: i for i, name in enumerate(self.names)}, "problem_type": kind}
 
 
 def auto_class(role: Role) -> Any:
@@ -26,7 +52,7 @@ def auto_class(role: Role) -> Any:
 
 
 class ScalarHead:
-    """``Linear(hidden, 1)`` without bias on the trunk's last hidden states, read at the last token of each document or at the labelled positions.
+    """``Linear(hidden, K)`` without bias, K of the config's ``num_labels``, on the trunk's last hidden states, read at the last token of each document or at the labelled positions.
 
     The layer is called, not its weight read: engines that gather parameters for a call do so. It computes in the dtype of its weight.
     """
@@ -35,13 +61,14 @@ class ScalarHead:
 
     def __init__(self, hf: Any) -> None:
         self._hf = hf
-        self.reason = "one number a document or a token"
+        outputs = int(hf.config.num_labels)
+        self.reason = "one number a document or a token" if outputs == 1 else f"{outputs} classes a document"
         self.vocabulary: Vocabulary | None = None
         layer = getattr(hf, HEAD, None)
-        if not isinstance(layer, torch.nn.Linear) or layer.out_features != 1:
+        if not isinstance(layer, torch.nn.Linear) or layer.out_features != outputs:
             raise ConfigError(
                 codes.MODELS_NO_SCALAR_HEAD(
-                    "this model's class for sequence classification has no linear layer 'score' of one number",
+                    "this model's class for sequence classification has no linear layer 'score' of as many outputs",
                     "model",
                     type(hf).__name__,
                     "a decoder of another family: llama, qwen2, qwen3, mistral, gemma2, gpt2, …",
@@ -49,17 +76,18 @@ class ScalarHead:
             )
 
     def __call__(self, hidden: Tensor, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
-        """hidden [1, T, H] -> ``scores`` [D] or ``values`` [L]: fp32 (fp64 for fp64 weights). One call of the layer, whatever is asked."""
-        assert ask <= {Ask.SCORES, Ask.VALUES}, "a scalar head has no vocabulary"
+        """hidden [1, T, H] -> ``scores`` [D], ``classes`` [D, K] or ``values`` [L]: fp32 (fp64 for fp64 weights). One call of the layer, whatever is asked."""
+        assert ask <= {Ask.SCORES, Ask.CLASSES, Ask.VALUES}, "a scalar head has no vocabulary"
         layer = getattr(self._hf, HEAD)
         places = []
-        if Ask.SCORES in ask:
+        if ask & {Ask.SCORES, Ask.CLASSES}:
             places.append((batch.cu_seqlens[1:] - 1).to(hidden.device).long())
         if Ask.VALUES in ask:
             places.append((batch.labels[0] != IGNORE_INDEX).nonzero().squeeze(1))
         sizes = [len(place) for place in places]
         with torch.autocast(hidden.device.type, enabled=False):
-            found = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype)).squeeze(-1)
+            found = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype))
         found = found if found.dtype == torch.float64 else found.float()
-        names = [kind.value for kind in (Ask.SCORES, Ask.VALUES) if kind in ask]
-        return dict(zip(names, found.split(sizes), strict=True))
+        asked = [kind for kind in (Ask.SCORES, Ask.CLASSES, Ask.VALUES) if kind in ask]
+        parts = zip(asked, found.split(sizes), strict=True)
+        return {kind.value: part if kind is Ask.CLASSES else part.squeeze(-1) for kind, part in parts}

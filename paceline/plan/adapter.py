@@ -158,7 +158,7 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     saved = {"embed_tokens", "lm_head"} & set(adapter.modules_to_save)
     if set(adapter.modules_to_save) - saved:
         return None
-    head = shape.hidden_size if shape.scalar_head else 0  # fresh: trained in full
+    head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # fresh: trained in full
     return head + count + shape.vocab * shape.hidden_size * (min(len(saved), 1) if shape.tied else len(saved))
 
 

@@ -35,7 +35,7 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
     found = [*check_world(job.hardware, job.world_size, job.num_nodes), *ruled]
     shape = attempt(job.model_shape, found)
     if shape is not None and job.algorithm.scalar_head:
-        shape = scoring(shape)
+        shape = scoring(shape, job.algorithm.head_outputs(job.training))
     job = replace(job, shape=shape)
 
     def made(chosen: Chosen | None) -> Plan:

@@ -13,6 +13,7 @@ class Role(str, Enum):
     REWARD = "reward"
     VALUE = "value"
     TEACHER = "teacher"
+    CLASSIFIER = "classifier"
 
 
 class Ask(str, Enum):
@@ -23,6 +24,7 @@ class Ask(str, Enum):
     CORRECT   ``correct``: int64 scalar, labelled positions whose argmax is the label (no gradient).
     ENTROPY   ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
     SCORES    ``scores``: fp32 [D], the number that a scalar head gives each document, read at its last token (reward models).
+    CLASSES   ``classes``: fp32 [D, K], the logits that a head of K classes gives each document, read at its last token.
     VALUES    ``values``: fp32 [L], the same head's number at the labelled positions, in order: what is expected before each of those tokens.
     HIDDEN    ``hidden``: [1, T, H], the trunk's last hidden states at all positions, in its dtype: of a teacher, for ``DIVERGENCE`` of another model.
     DIVERGENCE  ``divergence``: fp32 scalar, SUM over labelled positions of the divergence from the teacher's next-token distribution, whose hidden
@@ -34,6 +36,7 @@ class Ask(str, Enum):
     CORRECT = "correct"
     ENTROPY = "entropy"
     SCORES = "scores"
+    CLASSES = "classes"
     VALUES = "values"
     HIDDEN = "hidden"
     DIVERGENCE = "divergence"

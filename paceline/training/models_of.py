@@ -11,6 +11,7 @@ import torch
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.models.factory import HFModelFactory
+from paceline.models.scalar_head import Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
@@ -38,6 +39,7 @@ class Models:
     config: Config
     prepared: Tokens
     device: torch.device
+    classes: Classes | None = None  # of a classifier
 
     def trained(self, role: Role) -> HFModelFactory:
         """A model that is trained: from the weights named for it, or those that training starts from. An adapter to go on with is the policy's."""
@@ -85,6 +87,7 @@ class Models:
             "master_dtype": DTYPES[precision.master],
             "adapter": to_json(self.plan.adapter),
             "temperature": self._temperature(),
+            "classes": self.classes if role is Role.CLASSIFIER else None,
         }
         return HFModelFactory(**{**values, **changed})
 

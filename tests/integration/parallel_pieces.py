@@ -29,7 +29,7 @@ from paceline.protocols.roles import Ask
 from paceline.runtime.world import World
 
 NLL = frozenset({Ask.NLL, Ask.CORRECT})
-EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES, Ask.HIDDEN, Ask.DIVERGENCE}
+EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES, Ask.HIDDEN, Ask.DIVERGENCE, Ask.CLASSES}
 LENGTHS = (5, 12, 3, 9, 1)  # 30 tokens: a multiple of 2
 EVEN = {"vocab_size": 98, "num_key_value_heads": 2}  # two ranks can share it
 TP_FAMILIES = ("llama_tied", "qwen3", "gemma2", "phi", "phi3", "cohere", "gpt_neox")

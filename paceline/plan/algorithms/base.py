@@ -91,8 +91,8 @@ class AlgorithmSpec:
 
     @property
     def scalar_head(self) -> bool:
-        """Whether the trained model scores whole answers, with a head of one number in place of the vocabulary's."""
-        return "scores" in self.asks
+        """Whether the trained model scores whole documents, with a head of a few numbers in place of the vocabulary's."""
+        return bool({"scores", "classes"} & set(self.asks))
 
     @property
     def sums_tokens(self) -> bool:
@@ -139,6 +139,10 @@ class AlgorithmSpec:
     def num_passes(self, training: Training) -> int:
         """Passes over the rows of a rollout."""
         return int(self.options_of(training)[self.passes]) if self.passes else 1
+
+    def head_outputs(self, training: Training) -> int:
+        """Numbers that a head in the vocabulary's place gives a document, as far as the config says."""
+        return 1
 
     def model_named(self, training: Training, role: str) -> str | None:
         """The folder or hub name of a role's own weights; None where it starts from those that training starts from."""

@@ -11,7 +11,7 @@ from paceline.plan.model.shape import ModelShape
 def counted(shape: ModelShape) -> ModelShape:
     """``shape`` with its counts, from the list of its parameters: of the experts of a layer, a token is multiplied with those it visits."""
     listed = parameters_of(shape)
-    matmul = 1 * shape.hidden_size if shape.scalar_head else shape.vocab * shape.hidden_size
+    matmul = shape.head_outputs * shape.hidden_size if shape.scalar_head else shape.vocab * shape.hidden_size
     for parameter in listed:
         if parameter.layer is None or len(parameter.shape) < 2 or parameter.name.endswith("_bias"):
             continue

@@ -66,7 +66,7 @@ def _norm(name: str, size: int) -> list[Named]:
 
 def _head(shape: ModelShape, bias: bool = False) -> list[Parameter]:
     if shape.scalar_head:
-        return [Parameter(SCORE, (1, shape.hidden_size))]
+        return [Parameter(SCORE, (shape.head_outputs, shape.hidden_size))]
     weight = [] if shape.tied else [Parameter("lm_head.weight", (shape.vocab, shape.hidden_size))]
     return [*weight, *([Parameter("lm_head.bias", (shape.vocab,))] if bias else [])]
 

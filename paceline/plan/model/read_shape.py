@@ -53,9 +53,9 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
     return _build(family, sizes, config, where)
 
 
-def scoring(shape: ModelShape) -> ModelShape:
-    """The same trunk under a head of one number (a reward model), ``Linear(hidden, 1)`` without bias."""
-    return counted(replace(shape, scalar_head=True))
+def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
+    """The same trunk under a head of one number (a reward model) or of as many as there are classes, ``Linear(hidden, outputs)`` without bias."""
+    return counted(replace(shape, scalar_head=True, head_outputs=outputs))
 
 
 def shape_from_path(path: str | Path) -> ModelShape:

@@ -15,7 +15,7 @@ from paceline.models.token_stats import KEPT_CHUNKS, TokenStats, Wanted
 from paceline.protocols.batch import IGNORE_INDEX
 from paceline.protocols.roles import Ask
 
-EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES, Ask.HIDDEN, Ask.DIVERGENCE}
+EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES, Ask.HIDDEN, Ask.DIVERGENCE, Ask.CLASSES}
 ROWS, HIDDEN, VOCAB = 13, 6, 29
 THREE_ROWS = 3 * VOCAB * 8  # bytes: chunks of three rows in fp64
 SHAPES = [
