@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STRATEGIES = {"single", "data_parallel", "ddp", "fsdp", "pipeline", "deepspeed", "zero1", "zero2", "zero3", "zero_redundancy"}  # fmt: skip
-ALGORITHMS = {"sft", "distillation", "reward", "dpo", "grpo", "ppo", "kto", "rloo", "reinforce_plus_plus"}
+ALGORITHMS = {
+    "sft",
+    "distillation",
+    "classification",
+    "reward",
+    "dpo",
+    "grpo",
+    "ppo",
+    "kto",
+    "rloo",
+    "reinforce_plus_plus",
+}
 CHOOSERS = {"auto", "fastest"}  # counted where the strategy is spoken of: other keys have an "auto", too
 NAMES = STRATEGIES | ALGORITHMS
 #: Where a name is at home: the tables, the specs, the classes that they name; and other systems' words, which are translated there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -144,6 +145,14 @@ def write_teacher(folder: Path, tokenizer: Path) -> Path:
         LlamaForCausalLM(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
     return folder
+
+
+def write_classified(path: Path, rows: int) -> Path:
+    """Texts whose last word tells which of three classes they have."""
+    names, drawn = ("bad", "fair", "good"), random.Random(0)
+    texts = [[drawn.choice(WORDS) for _ in range(drawn.randint(3, 12))] for _ in range(rows)]
+    path.write_text(json.dumps([{"text": " ".join([*words, WORDS[i % 3]]), "label": names[i % 3]} for i, words in enumerate(texts)]))  # fmt: skip
+    return path
 
 
 def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:

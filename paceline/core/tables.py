@@ -106,6 +106,7 @@ ROW_KINDS = {
     "documents": "paceline.data.kinds.documents:DOCUMENTS",
     "pairs": "paceline.data.kinds.pairs:PAIRS",
     "labelled": "paceline.data.kinds.labelled:LABELLED",
+    "classified": "paceline.data.kinds.classified:CLASSIFIED",
     "prompts": "paceline.data.kinds.prompts:PROMPTS",
 }
 _PAIRS, _ON_POLICY, _SECTIONS = "paceline.plan.algorithms.pairs", "paceline.plan.algorithms.on_policy", "paceline.config.sections"  # fmt: skip
@@ -117,6 +118,11 @@ ALGORITHMS = Table(
         "sft": Row("paceline.plan.algorithms.sft:SFT", "paceline.algorithms.sft:SFT"),
         "reward": Row(f"{_PAIRS}:REWARD", "paceline.algorithms.reward:Reward", f"{_SECTIONS}.preference:RewardOptions"),
         "dpo": Row(f"{_PAIRS}:DPO", "paceline.algorithms.dpo:DPO", f"{_SECTIONS}.preference:DpoOptions"),
+        "classification": Row(
+            "paceline.plan.algorithms.classification:CLASSIFICATION",
+            "paceline.algorithms.classification:Classification",
+            f"{_SECTIONS}.classification:ClassificationOptions",
+        ),
         "distillation": Row(
             "paceline.plan.algorithms.distillation:DISTILLATION",
             "paceline.algorithms.distillation:Distillation",

@@ -71,6 +71,11 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "remove the row: it prefers nothing",
     ),
     "bad_label": (codes.DATA_BAD_LABEL, "the label of an answer is neither true nor false", "write true or false"),
+    "no_class": (
+        codes.DATA_NO_CLASS,
+        "a row has no label, or one that is neither a name nor a whole number",
+        "write a name, a whole number, or a list of either",
+    ),
     "bad_margin": (
         codes.DATA_BAD_MARGIN,
         "the margin of a pair is no number",

@@ -65,6 +65,7 @@ ROLLOUT_SERVER_NO_KEY = Code("rollout.server_no_key", "`training.rollout.server.
 ROLLOUT_SERVER_WEIGHTS = Code("rollout.server_weights", "Weights for the server are written into a folder where nobody else may write or rename, so that the server reads what training wrote.")
 
 REWARDS_MODEL = Code("rewards.model", "The reward `model` needs a model that gives one number a text: the folder that `paceline export` writes after `algorithm: reward`, or any AutoModelForSequenceClassification with one label (of an adapter: exported with --merge).")
+DATA_CLASSES = Code("data.classes", "The labels of the rows are not classes that training.classification describes: a name that is not among its labels, a number beyond num_labels, lists where a row has one class, or one class alone. They are known once all rows have been read.")
 ALGORITHM_TEACHER_TOKENS = Code("algorithm.teacher_tokens", "A teacher is asked about the student's own tokens. With another tokenizer, or with tokens added to the student's, token i would be another text to it.")
 REWARDS_TOKENIZER = Code("rewards.tokenizer", "A reward model is shown the tokens of prompt and answer; with another tokenizer it would read another text.")
 REWARDS_CODE_TESTS = Code("rewards.code_tests", "Tests of the reward `code` run in a process of their own, call the program's functions and see plain values. Rows whose tests need more (the program's own classes, what it prints, modules that are not installed) or use nothing of the program are named before the first answer.")

@@ -15,11 +15,12 @@ from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.rundir import RunDir
+from paceline.data.kinds.base import row_kind
 from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
 from paceline.models.heap import keep_heap
-from paceline.models.scalar_head import SCALAR_ROLES
+from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.protocols.model import RootModule
@@ -35,6 +36,7 @@ from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 from paceline.training import codes
 from paceline.training.cadence import Cadence, every
+from paceline.training.classes import read_classes
 from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
 from paceline.training.metrics import Peak, Throughput, computed_parameters
@@ -63,12 +65,13 @@ class Session:
     run: RunDir
     reader: CheckpointReader | None = None
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more of each document, by split
+    classes: Classes | None = None  # of the rows of a classifier
     said: list[str] = field(default_factory=list)  # what was done before the first step, for the log
 
     @property
     def models(self) -> Models:
         """What the models of the roles are built by."""
-        return Models(self.plan, self.config, self.prepared, self.world.device)
+        return Models(self.plan, self.config, self.prepared, self.world.device, self.classes)
 
     @property
     def loading(self) -> Loading:
@@ -90,6 +93,10 @@ class Session:
         """Model, strategy, algorithm, data, checkpoint: all that is trained, standing at the step to go on from."""
         if self.world.device.type == "cpu":
             keep_heap()
+        if row_kind(algorithm_spec(self.plan.algorithm).rows).classes:
+            found = read_classes(self.prepared, algorithm_spec(self.plan.algorithm), self.config.training)
+            self.classes, self.columns = found.classes, found.columns
+            self.said.append(f"{'classes':<9} {found.words}")
         algorithm: Any = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)

@@ -248,11 +248,15 @@ ALGORITHMS["distillation"] = {
 }
 
 
+ALGORITHMS["classification"] = {"classification": {"labels": ["bad", "fair", "good"]}}
+
+
 def taught() -> list[Cell]:
-    """What is learnt from a teacher: in fp32, and native strategies in fp64 too."""
+    """What is learnt from a teacher, or from labels: in fp32, and native strategies in fp64 too."""
     named = {v.name: v for v in VARIANTS}
     cells = [
-        Cell(named[name], finetuning, precision, "distillation")
+        Cell(named[name], finetuning, precision, algorithm)
+        for algorithm in ("distillation", "classification")
         for name in _DATA_PARALLEL
         for finetuning in ("full", "LoRA")
         for precision in ("fp32", "fp64")

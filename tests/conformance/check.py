@@ -174,7 +174,9 @@ class Checker:
 
         from paceline.checkpoint.main import main as export
 
-        auto: Any = AutoModelForSequenceClassification if cell.algorithm == "reward" else AutoModelForCausalLM
+        auto: Any = (
+            AutoModelForSequenceClassification if ALGORITHMS.spec(cell.algorithm).scalar_head else AutoModelForCausalLM
+        )
         folder = Path(f"{run.root}-hf")
         if not folder.is_dir():
             merge = [] if cell.finetuning == "full" else ["--merge"]

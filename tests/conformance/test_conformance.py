@@ -87,7 +87,7 @@ def test_the_cells_that_must_work_do() -> None:
     must |= {
         ("sft", name, "QLoRA", p) for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2") for p in ("fp32", "bf16")
     }
-    others = ("reward", "dpo", "grpo", "ppo", "rloo", "reinforce_plus_plus", "distillation")
+    others = ("reward", "dpo", "grpo", "ppo", "rloo", "reinforce_plus_plus", "distillation", "classification")
     must |= {(a, name, kind, "fp32") for a in others for name in MUST_LEARN for kind in ("full", "LoRA")}
     must |= {
         (a, name, kind, "fp64") for a in others for name in ("ddp", "fsdp full_shard") for kind in ("full", "LoRA")

@@ -20,8 +20,9 @@ class RowKind(ABC):
     ``words``: its name in messages. ``group``: documents per row, which stay adjacent. ``columns``: names of
     extra numbers per document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in
     a batch, ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
-    have no labels and are never truncated. ``learns_tokens``: tokens of its documents have labels; otherwise texts are tokenized
-    as they are. ``keeps_rows``: full rows are kept for a reward function.
+    have no labels and are never truncated. ``learns_tokens``: tokens of its documents have
+    labels; otherwise texts are tokenized as they are. ``classes``: rows name their classes (``Example.facts``).
+    ``keeps_rows``: full rows are kept for a reward function.
     ``conversations``: formats that need a chat template.
     """
 
@@ -30,6 +31,7 @@ class RowKind(ABC):
     columns: tuple[str, ...] = ()
     answered: bool = False
     learns_tokens: bool = True
+    classes: bool = False
     keeps_rows: bool = False
     conversations: frozenset[str] = frozenset()
 

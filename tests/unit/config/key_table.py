@@ -114,6 +114,9 @@ TABLE: dict[str, Key | Read] = {
     "training.reinforce_plus_plus.kl_in": Key(p.algorithm, "loss", {**GRPO, "training.algorithm": "reinforce_plus_plus", "training.reinforce_plus_plus.kl_estimator": "k3"}),
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
+    "training.classification.labels": Read("training/classes.py", "_numbers", "tests/unit/data/test_classified.py"),
+    "training.classification.num_labels": Read("training/classes.py", "_numbers", "tests/unit/data/test_classified.py"),
+    "training.classification.problem_type": Read("training/classes.py", "read_classes", "tests/unit/data/test_classified.py"),
     # --- rollouts
     "training.rollout.rewards": Key(p.rollout, [{"name": "length"}], GRPO),
     **under(f"{T}.rollout", p.rollout, GRPO, on_reward_error="zero", reward_timeout=5.0, allow_code_execution=True, allow_unsandboxed_code=True, num_generations=4,

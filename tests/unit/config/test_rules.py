@@ -67,6 +67,8 @@ CASES = [
     case("kto.one_row", _t(algorithm="kto", per_device_train_batch_size=1) | UNPACKED, _t(algorithm="kto", per_device_train_batch_size=1, gradient_accumulation_steps=2) | UNPACKED, ONE_ROW),
     case("kto.one_row", _t(algorithm="kto", per_device_train_batch_size=1) | UNPACKED, _t(algorithm="kto", per_device_train_batch_size=1, kto={"loss_type": "apo_zero_unpaired"}) | UNPACKED, ONE_ROW),
     case("train.algorithm_section", _t(algorithm="sft", dpo={"beta": 0.2}), _t(algorithm="dpo", dpo={"beta": 0.2}), severity=WARNING),
+    case("classification.labels", _t(algorithm="classification", classification={"labels": ["a", "a"]}), _t(algorithm="classification", classification={"labels": ["a", "b"]})),
+    case("classification.labels", _t(algorithm="classification", classification={"labels": ["a", "b"], "num_labels": 3}), _t(algorithm="classification", classification={"num_labels": 3})),
     case("algorithm.no_teacher", _t(algorithm="distillation"), _t(algorithm="distillation", distillation=TAUGHT)),
     case("strategy.divergence", _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="fsdp", parallelism={"tp_size": 2}),
          _t(algorithm="distillation", distillation=TAUGHT, distributed_strategy="fsdp", parallelism={"cp_size": 2})),

@@ -22,6 +22,8 @@ DOCUMENTS = (
     "docs/strategies.zh-CN.md",
     "docs/preference.md",
     "docs/preference.zh-CN.md",
+    "docs/classification.md",
+    "docs/classification.zh-CN.md",
     "docs/distillation.md",
     "docs/distillation.zh-CN.md",
     "benchmarks/README.md",
@@ -31,6 +33,7 @@ TWINS = (
     ("docs/guide.md", "docs/guide.zh-CN.md"),
     ("docs/strategies.md", "docs/strategies.zh-CN.md"),
     ("docs/preference.md", "docs/preference.zh-CN.md"),
+    ("docs/classification.md", "docs/classification.zh-CN.md"),
     ("docs/distillation.md", "docs/distillation.zh-CN.md"),
 )
 

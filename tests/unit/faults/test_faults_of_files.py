@@ -255,6 +255,8 @@ FAULTS: list[tuple[str, Fault, str]] = [
     ("data in Latin-1", lambda job: _bytes(job, b'{"text": "\xff"}\n'), "data.not_utf8"),
     ("data of two formats", _rows('{"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"}', training__algorithm="dpo"), "data.format_ambiguous"),
     ("no prompts for a rollout", _rows('{"alpha": "a"}', training__algorithm="grpo", training__rollout={"max_completion_length": 32, "rewards": "length"}), "data.format_prompts"),
+    ("a text whose class is null", _rows('{"text": "a", "label": null}\n{"text": "b", "label": 1}\n', training__algorithm="classification"), "data.no_class"),
+    ("texts without classes", _rows('{"text": "a"}', training__algorithm="classification"), "data.format_classes"),
     ("JSON under the name of text", _rows('{"text": "a"}\n{"text": "b"}\n', "rows.txt"), "data.disguised"),
     ("CSV with an open quote", _rows('prompt,completion\n"a,b\n"a,b\n', "rows.csv"), "data.not_csv"),
     ("Parquet cut", _rows("x" * 40, "rows.parquet"), "data.not_parquet"),

@@ -1,0 +1,97 @@
+"""Texts and conversations with their classes: a name or a number a row, or a list of them.
+
+The text is ``text``, ``sentence``, ``content``, ``review`` or ``document``, a conversation ``messages`` or ``conversations``; the class is ``label``,
+``labels``, ``class``, ``category``, ``target`` or ``intent``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.errors import DataError
+from paceline.data import codes
+from paceline.data.formats import ROLES, SHAREGPT_ROLES, Example, Row, RowError, Shape, as_text, turns_of
+from paceline.data.kinds.base import RowKind
+
+TEXT, CONVERSATION = "classified", "classified_conversation"
+_READ = ("text", "sentence", "content", "review", "document", "messages", "conversations")
+_SAID = ("label", "labels", "class", "category", "target", "intent")
+_TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
+
+
+def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, str] | None = None) -> Shape:
+    """How rows are read, from the first ones; ``columns`` says ``text`` and ``label`` by their names in the file.
+
+    Raises DataError where there is no text or no label, several of either, or a column asked for is missing.
+    """
+    found = list(dict.fromkeys(name for row in rows for name in row))
+    mapping = dict(mapping or {})
+    seen = f"columns {', '.join(found) or 'none'}"
+    hint = "columns: {text: X, label: Y} (beside path:), X and Y being names in the file"
+    wrong = [k for k in mapping if k not in ("text", "label")] + [v for v in mapping.values() if v not in found]
+    if wrong:
+        what = f"columns: no such column ({', '.join(wrong)})"
+        raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
+    columns = {}
+    for name, known in (("text", _READ), ("label", _SAID)):
+        some = [mapping[name]] if name in mapping else [c for c in known if c in found and c not in mapping.values()]
+        if len(some) != 1:
+            what = f"the rows hold no {name}" if not some else f"the {name} could be any of {', '.join(some)}"
+            raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
+        columns[name] = some[0]
+    turns = any(isinstance(row.get(columns["text"]), list) for row in rows)
+    said = f"the {'conversation' if turns else 'text'} is '{columns['text']}', its class '{columns['label']}'"
+    return Shape(CONVERSATION if turns else TEXT, columns, said)
+
+
+def normalise_classified(row: Row, shape: Shape) -> Example:
+    """The text or conversation; ``facts`` says ``labels``, and whether they came as a list. Raises RowError."""
+    read, said = shape.columns["text"], shape.columns["label"]
+    value, label = row.get(read), row.get(said)
+    if value is None:
+        raise RowError("missing_column", f"no '{read}'")
+    several = isinstance(label, list)
+    labels = [_class(one, said) for one in (label if isinstance(label, list) else [label])]
+    facts = json.dumps({"labels": labels, "several": several}, ensure_ascii=False)
+    if shape.format == TEXT:
+        text = as_text(value, read)
+        if not text.strip():
+            raise RowError("empty")
+        return Example(text=text, facts=facts)
+    first = value[0] if isinstance(value, list) and value and isinstance(value[0], Mapping) else {}
+    turns = turns_of(value, *(("from", "value") if "from" in first else ("role", "content")), _TURN_ROLES)
+    if not any(turn["content"].strip() for turn in turns):
+        raise RowError("empty")
+    return Example(messages=tuple(turns), learn_from=len(turns), facts=facts)
+
+
+def _class(value: Any, name: str) -> str | int:
+    """A name, or a number (also of a truth value, and of 1.0)."""
+    if isinstance(value, str) and value.strip():
+        return as_text(value.strip(), name)
+    if isinstance(value, (bool, int, float)) and value == int(value) and value >= 0:
+        return int(value)
+    raise RowError("no_class", f"'{name}' is {value!r}"[:99])
+
+
+class Classified(RowKind):
+    """One document a row, read as it stands, and its classes beside it."""
+
+    words = "texts with their classes"
+    learns_tokens = False
+    classes = True
+    conversations = frozenset({CONVERSATION})
+
+    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect_classified(rows, where=where, mapping=mapping)
+
+    def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
+        return (normalise_classified(row, shape),)
+
+    def learnt(self, train_on: str) -> str:
+        return "all"
+
+
+CLASSIFIED = Classified()

@@ -1,0 +1,37 @@
+"""Sequence classification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.plan import codes
+from paceline.plan.algorithms.base import AlgorithmSpec, Training
+from paceline.plan.asked import Asked
+
+
+@dataclass(frozen=True)
+class Classifying(AlgorithmSpec):
+    """A head of a logit a class, read at the last token."""
+
+    def head_outputs(self, training: Training) -> int:
+        """Classes that the config tells; one where the data tells them."""
+        options = self.options_of(training)
+        return len(options["labels"]) or options["num_labels"] or 1
+
+    def check(self, job: Asked) -> Iterator[Diagnostic]:
+        """classification.labels"""
+        own = job.own_options
+        if own is None or not own.labels:
+            return
+        twice = sorted({name for name in own.labels if own.labels.count(name) > 1})
+        if twice or (own.num_labels is not None and own.num_labels != len(own.labels)):
+            what = f"labels names {', '.join(twice)} twice" if twice else "labels and num_labels are not as many"
+            keys = (f"{self.key}.labels", f"{self.key}.num_labels")
+            yield job.problem(codes.CLASSIFICATION_LABELS, what, *keys, hint="each name once, and no num_labels")
+
+
+CLASSIFICATION = Classifying(
+    "classification", "classified", trains="classifier", asks=("classes",), whole_answers=True, evaluated=("eval_loss", "eval_accuracy", "eval_macro_f1"),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""Rows with classes: read as they stand, their classes by the config or the data, what is wrong named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from data_fixtures import make_tokenizer, prepared_from, write_jsonl
+
+from paceline.config.sections.classification import ClassificationOptions
+from paceline.config.sections.training import TrainingSection
+from paceline.core.errors import DataError
+from paceline.data.formats import RowError
+from paceline.data.kinds.classified import detect_classified, normalise_classified
+from paceline.data.source import PackedSource
+from paceline.plan.algorithms.classification import CLASSIFICATION
+from paceline.training.classes import RowClasses, read_classes
+
+
+def classes_of(rows: list[Any], held_out: list[Any] | None = None, **options: Any) -> RowClasses:
+    """Of labels alone."""
+
+    def table(labels: list[Any]) -> Any:
+        facts = [{"labels": x if isinstance(x, list) else [x], "several": isinstance(x, list)} for x in labels]
+        return SimpleNamespace(lengths=facts, facts=facts.__getitem__)
+
+    prepared: Any = SimpleNamespace(train=table(rows), eval=None if held_out is None else table(held_out))
+    return read_classes(prepared, CLASSIFICATION, TrainingSection(classification=ClassificationOptions(**options)))
+
+
+def test_names_are_numbered_in_their_order_and_numbers_stay() -> None:
+    found = classes_of(["b", "a", "b"], ["c"])
+    assert found.classes.names == ("a", "b", "c") and not found.classes.several
+    assert found.columns["train"]["label"].tolist() == [1, 0, 1] and found.columns["eval"]["label"].tolist() == [2]
+    found = classes_of([2, 0, "1"])
+    assert found.classes.names == ("LABEL_0", "LABEL_1", "LABEL_2") and found.columns["train"]["label"].tolist() == [2, 0, 1]  # fmt: skip
+    assert classes_of([1, 0], num_labels=4).classes.names == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
+
+
+def test_the_config_names_them() -> None:
+    found = classes_of(["good", 0, "bad"], labels=("bad", "good"))
+    assert found.classes.names == ("bad", "good") and found.columns["train"]["label"].tolist() == [1, 0, 0]
+
+
+def test_lists_are_several_classes_or_none() -> None:
+    found = classes_of([["b", "a"], [], ["c"]])
+    assert found.classes.several
+    assert found.columns["train"]["label"].tolist() == [[True, True, False], [False] * 3, [False, False, True]]
+    alone = classes_of([["b"], ["a"]], problem_type="single_label_classification")
+    assert not alone.classes.several and alone.columns["train"]["label"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        (["a", "z"], {"labels": ("a", "b")}, "does not name"),
+        ([0, 5], {"num_labels": 3}, "beyond num_labels"),
+        (["a", "b"], {"num_labels": 3}, "num_labels says 3"),
+        (["a", "a"], {}, "one class"),
+        ([["a", "b"], []], {"problem_type": "single_label_classification"}, "several classes, or none"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(rows: list[Any], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said) as error:
+        classes_of(rows, **options)
+    assert error.value.diagnostics[0].code == "data.classes"
+
+
+@pytest.mark.parametrize("label", [None, "", 1.5, -1, {"a": 1}, [None]])
+def test_a_row_without_a_class_is_named(label: Any) -> None:
+    row = {"text": "hello", "label": label}
+    with pytest.raises(RowError) as error:
+        normalise_classified(row, detect_classified([row], where="f"))
+    assert error.value.reason == "no_class"
+
+
+@pytest.mark.parametrize(
+    ("row", "mapping"),
+    [({"text": "a"}, {}), ({"label": 1}, {}), ({"text": "a", "review": "b", "label": 1}, {}), ({"text": "a", "label": 1}, {"text": "x"})],
+)  # fmt: skip
+def test_rows_of_another_shape_are_refused(row: dict[str, Any], mapping: dict[str, str]) -> None:
+    with pytest.raises(DataError) as error:
+        detect_classified([row], where="f", mapping=mapping)
+    assert error.value.diagnostics[0].code == "data.format_classes"
+
+
+def test_a_text_is_coded_as_the_tokenizer_alone_codes_it(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
+    turns = [{"role": "user", "content": "how do you do"}, {"role": "assistant", "content": "well"}]
+    rows = [{"text": "one two three", "label": "x"}, {"text": "two", "label": "y"}]
+    prepared = prepared_from(write_jsonl(tmp_path / "rows.jsonl", rows), tokenizer, tmp_path, rows="classified")
+    from transformers import AutoTokenizer
+
+    plain: Any = AutoTokenizer.from_pretrained(tokenizer)
+    found = [prepared.train.row(i) for i in range(2)]
+    assert [ids.tolist() for ids, _ in found] == [plain(row["text"])["input_ids"] for row in rows]
+    assert all((labels < 0).all() for _, labels in found) and prepared.train.num_labels.tolist() == [0, 0]
+    source = PackedSource(prepared.train, seq_len=64, packing=True, seed=0, pad_token_id=0, shuffle=False)
+    source.columns["label"] = np.array([[True, False], [True, True]])
+    batch = source.batch(0, [0, -1])
+    assert batch.extras["label"].tolist()[-1] == [0.0, 0.0] and batch.extras["label"].shape == (3, 2)
+    told = normalise_classified({"messages": turns, "label": 1}, detect_classified([{"messages": turns, "label": 1}], where="f"))  # fmt: skip
+    assert told.messages == tuple(turns)
