@@ -44,11 +44,11 @@ class Answerer:
         begun = time.perf_counter()
         with self.strategy.generating(self.policy) as root:
             engine = self.open_engine(root)
-            self.clock["sync"] = time.perf_counter() - begun
+            self._count("sync", begun)
             with self.timed("generate"):
                 completions = engine.generate(requests, sampling)
             begun = time.perf_counter()
-        self.clock["sync"] += time.perf_counter() - begun
+        self._count("sync", begun)
         return completions
 
     def judged(
@@ -92,7 +92,10 @@ class Answerer:
         try:
             yield
         finally:
-            self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - begun
+            self._count(name, begun)
+
+    def _count(self, name: str, begun: float) -> None:
+        self.clock[name] = self.clock.get(name, 0.0) + time.perf_counter() - begun
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from ast import literal_eval
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -369,6 +370,16 @@ def test_a_run_goes_on_in_the_middle_of_a_rollout(more: dict[str, Any]) -> None:
             assert mine.num_rows == theirs.num_rows and torch.equal(mine.cu_seqlens, theirs.cu_seqlens)
             assert torch.equal(mine.position_ids, theirs.position_ids) and torch.equal(mine.extras["is_scored"], theirs.extras["is_scored"])  # fmt: skip
     assert Speaker.asked == before  # nothing was generated anew
+
+
+def test_the_time_of_every_draw_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()
+    monkeypatch.setattr("paceline.training.rollout.answers.time.perf_counter", lambda: float(next(ticks)))
+    answerer = windows(Ranks(0, {}), Cut(4, 1, 0, 1)).answerer
+    answerer.write([], RolloutSampling())
+    once = dict(answerer.clock)
+    answerer.write([], RolloutSampling())
+    assert set(once) == {"sync", "generate"} and answerer.clock == {name: 2 * value for name, value in once.items()}
 
 
 def test_evaluation_answers_every_prompt_once() -> None:
