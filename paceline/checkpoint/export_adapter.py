@@ -76,6 +76,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
     spec, base = reader.state.get("adapter"), _base(reader)
     if not isinstance(spec, dict):
         raise CheckpointError(_no_spec(reader))
+    # Build the base in the dtype of the trained weights.
     names = [n for n in reader.names() if n.role == role and n.kind == PARAM]
     trained = {n.name: reader.read(role, n.name, PARAM) for n in names}
     wide = any(tensor.dtype == torch.float64 for tensor in trained.values())
@@ -89,6 +90,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
         classes=Classes.read(Role(role), config),
     )
     hf = build(BuildOptions(device=torch.device("cpu"), fused=False)).hf
+    # It must be the base that was trained on.
     found = base_fingerprint(hf)
     if base.get("fingerprint") and found != base["fingerprint"]:
         raise CheckpointError(
@@ -99,6 +101,7 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
                 "the very revision it was trained on; or export the adapter without --merge",
             )
         )
+    # Training saw the base rounded to 4 bits, so the merge starts from that.
     if spec.get("quantization"):
         round_trip(hf, spec["quantization"])
     try:

@@ -232,6 +232,7 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
                 codes.CHECKPOINT_MANIFEST("the manifest is not valid", where, what, "resume from another checkpoint")
             )
 
+    # Format and version first: they decide what else to expect.
     need(data.get("format") == FORMAT, f"format {data.get('format')!r}, expected {FORMAT!r}")
     need(
         data.get("version") == VERSION and type(data["version"]) is int,
@@ -242,6 +243,7 @@ def _manifest(data: dict[str, Any], where: str) -> Manifest:
     digest = data.pop("digest", None)  # older checkpoints have none
     need(set(data) == known, f"keys {sorted(set(data) ^ known)[:5]} are missing or unknown")
     need(digest is None or digest == digest_of(data), "it is not what was written: its digest differs")
+    # Types and ranges of the scalars, then every file entry.
     for key, least in (("step", 0), ("sequence", 0), ("world_size", 1)):
         need(type(data[key]) is int and least <= data[key] < 1 << 53, f"{key}: {data[key]!r}"[:200])
     need(type(data["created"]) in (int, float), f"created: {data['created']!r}"[:200])

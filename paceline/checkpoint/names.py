@@ -51,6 +51,7 @@ def decode_place(
     data = json.loads(text)
     if not isinstance(data, dict) or set(data) != {"global_shape", "offsets"}:
         raise ValueError(f"the place of {encoded!r} is {text[:200]!r}")
+    # Validate: shapes of the block's rank, and a block inside the tensor.
     whole, offsets = data["global_shape"], data["offsets"]
     for numbers in (whole, offsets):
         if (

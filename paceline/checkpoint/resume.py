@@ -117,6 +117,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
     found = scan(folder)
     hint = read_hint(folder / LATEST)
     problems: list[tuple[Found, CheckpointError]] = []
+    # Newest first; notes name what was skipped on the way.
     for candidate in reversed(found):
         problem = candidate.problem or _problem(candidate, hashes)
         if problem is None:
@@ -128,6 +129,7 @@ def _newest(folder: Path, notes: list[Diagnostic], *, may_be_none: bool, hashes:
         problems.append((candidate, problem))
     if problems:
         raise CheckpointError(_only_incomplete(folder, problems))
+    # No checkpoint at all: a fresh start if that is allowed.
     staged = leftovers(folder)
     if may_be_none:
         if staged:

@@ -168,6 +168,7 @@ def _slot(info: Any, base: int) -> Slot | None:
     """Return the slot of one header entry, or None if it is invalid (Python integers cannot overflow)."""
     if not isinstance(info, dict) or set(info) != {"dtype", "shape", "data_offsets"}:
         return None
+    # Non-negative integers only, and a size that matches shape and dtype.
     dtype = DTYPES.get(info["dtype"]) if isinstance(info["dtype"], str) else None
     shape, offsets = info["shape"], info["data_offsets"]
     for numbers in (shape, offsets):

@@ -95,6 +95,7 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
     """
     found = list(dict.fromkeys(name for row in rows for name in row))
     columns = _mapped(mapping or {}, found, where)
+    # A configured format decides; a preference data set cannot be used here.
     if asked == "preference":
         raise DataError(_preference(found, where))
     if asked != "auto":
@@ -161,6 +162,7 @@ def _asked(asked: str, columns: dict[str, str], found: Sequence[str], where: str
 def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
     shapes: list[Shape] = []
     for name in ("messages", "conversations"):
+        # The keys of the first turn tell messages from ShareGPT.
         turn = _first_turn(rows, columns[name]) if name in columns else None
         if turn is not None and {"role", "content"} <= set(turn):
             shapes.append(Shape("messages", {**columns, "messages": columns[name]}))
@@ -168,6 +170,7 @@ def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
             shapes.append(Shape("sharegpt", {**columns, "conversations": columns[name]}))
     if {"instruction", "output"} <= set(columns):
         shapes.append(Shape("alpaca", columns))
+    # Prompt and answer under their own names, or under one of the known other pairs.
     if {"prompt", "completion"} <= set(columns):
         shapes.append(Shape("prompt_completion", columns))
     else:

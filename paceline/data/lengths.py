@@ -33,6 +33,7 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
     if not spec.measured or not folder or not Path(folder).expanduser().is_dir():
         return None
     try:
+        # Give up on anything slow: hub data sets, large files.
         train, held_out = sets_of(data)
         files = [f for s in (*train, *held_out) for f in s.located.files]
         hub = any(s.located.kind == "hub" for s in (*train, *held_out))
@@ -44,6 +45,7 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
         meta, _ = store.find(key)
         if meta is None:
             return None
+        # Only a data set that is already prepared has known lengths.
         table = opened(store, key, meta, data, from_cache=True).train
     except (DataError, OSError):
         return None

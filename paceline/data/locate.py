@@ -97,6 +97,7 @@ def _known(file: Path) -> Path:
 
 
 def _folder(folder: Path, split: str) -> Located:
+    # A directory of the datasets library, or else data files in any subfolder that is not hidden.
     if any((folder / name).is_file() for name in SAVED):
         return Located("saved", folder=folder)
     inside = [
@@ -110,6 +111,7 @@ def _folder(folder: Path, split: str) -> Located:
         if p.suffix.lower() in SUFFIXES and p.suffix.lower() != ".txt" and p.name != "dataset_info.json"
     ]
     if not readable:
+        # Text files count only without other data files: they are often licences and notes.
         readable = [p for p in inside if p.suffix.lower() == ".txt"]
     if not readable:
         names = ", ".join(p.name for p in inside[:8]) or "nothing"
@@ -118,6 +120,7 @@ def _folder(folder: Path, split: str) -> Located:
                 "the folder holds no data files", str(folder), names, f"files that end in {', '.join(SUFFIXES)}"
             )
         )
+    # Keep files of the wanted split and those that name no split.
     wanted = SPLITS.get(split.lower(), split.lower())
     others = [p for p in readable if _split_of(p, folder) not in (None, wanted)]
     chosen = [p for p in readable if p not in others]
@@ -131,6 +134,7 @@ def _folder(folder: Path, split: str) -> Located:
                 hint,
             )
         )
+    # Say which files are not read.
     left = [p for p in inside if p not in chosen]
     note = (
         f"left out (another split, or no data file): {', '.join(p.name for p in left[:8])}"

@@ -242,6 +242,7 @@ def _csv(file: Path) -> Iterator[RawRow]:
         reader = csv.reader(stream, strict=True)
         consumed = 0
         try:
+            # The header names the columns; each name must be unique.
             header = next(reader, [])
             if twice := _twice(header):
                 raise csv.Error(f"two columns are called {twice[:60]!r}")
@@ -255,6 +256,7 @@ def _csv(file: Path) -> Iterator[RawRow]:
                     raise DataError(_binary(file, reader.line_num))
                 if not record:
                     continue
+                # A record with another number of values is that row's problem.
                 if len(record) != len(header):
                     yield RawRow(None, where, "bad_csv", f"{len(record)} values for {len(header)} columns", consumed)
                     continue

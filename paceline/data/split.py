@@ -34,6 +34,7 @@ def split_rows(keys: NDArray[np.uint64], wanted: float | int, seed: int) -> tupl
                 what, "data.validation_split", found, "a smaller validation_split, more rows, or data.eval"
             )
         )
+    # Hold out whole groups in hashed order while they fit.
     order = np.argsort(hash_values(stream_key(seed, "split"), unique), kind="stable")
     held = np.zeros(len(unique), np.bool_)
     count = 0

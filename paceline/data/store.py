@@ -48,6 +48,7 @@ class Store:
         if not folder.is_dir():
             return None, ""
         try:
+            # The metadata is intact, all files have their sizes, and there are no others.
             meta = json.loads((folder / META).read_text("utf-8"))
             if meta.pop("check") != digest_of(meta):
                 return None, "meta.json is not what was written"

@@ -122,12 +122,14 @@ class TokenTable:
         import pyarrow as pa
 
         self.path = path
+        # Map the file and view the tokens of each block without a copy.
         with pa.memory_map(str(path)) as source:
             batches: list[pa.RecordBatch] = [b for b in pa.ipc.open_file(source).read_all().to_batches() if b.num_rows]
         self._batches = batches  # keeps the memory map alive
         self._values = [_as_numpy(b.column(0).values) for b in batches]
         self._offsets = [_as_numpy(b.column(0).offsets) for b in batches]
         self._first_row = np.cumsum([0, *(b.num_rows for b in batches)])
+        # The columns with one entry per document are small: read them, restricted to the index.
         num = int(self._first_row[-1])
         self._index = np.arange(num, dtype=np.int64) if index is None else index
         self.weights = weights

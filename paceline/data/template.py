@@ -66,6 +66,7 @@ class Encoder:
         """
         results: list[Encoded | RowError | None] = [None] * len(examples)
         rendered: list[tuple[int, str, list[Span] | None]] = []
+        # Render conversations one by one (a template may refuse), then tokenize all texts in one call.
         turns = ((n, e) for n, e in enumerate(examples) if e.messages)
         for number, found in self._each(turns, lambda e: self._render(list(e.messages), e.learn_from)):
             if isinstance(found, RowError):

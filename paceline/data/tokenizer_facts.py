@@ -42,6 +42,7 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
 
 def _of_template(folder: Path, model: ModelSection, said: Mapping[str, Any]) -> Iterator[str]:
     try:
+        # The template that will be used: from the config, the folder, or the tokenizer's config.
         template = template_text(model.chat_template)
         if template is None and (folder / "chat_template.jinja").is_file():
             template = read_text(folder / "chat_template.jinja")

@@ -114,6 +114,7 @@ def converse(
     while True:
         if interactive:
             print("you> ", end="", flush=True)
+        # An empty line is skipped; the end of input, or /quit, ends the chat.
         line = source.readline()
         text = line.strip()
         if not line or text == "/quit":

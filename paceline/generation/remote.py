@@ -133,6 +133,7 @@ class ServerEngine:
             return self._complete(request, sampling)
 
         with ThreadPoolExecutor(max(1, min(self.together, len(requests)))) as pool:
+            # Submit all requests; after the first failure those not yet sent do nothing.
             running: list[Future[Completion] | None] = [
                 pool.submit(_unless(given_up, one), request) if request.max_tokens > 0 else None for request in requests
             ]

@@ -97,6 +97,7 @@ def claim(
         hint = "training.output_dir: a folder of your own, or chmod o-w"
         notes.append(codes.RUN_OPEN(what, "training.output_dir", words, hint, Severity.WARNING))
     try:
+        # Set the old run aside under a free name.
         if holds_work(run) and overwrite and not resume:
             aside = next(
                 p for n in range(1, 10_000) if not (p := run.root.with_name(f"{run.root.name}.old-{n}")).exists()
@@ -107,6 +108,7 @@ def claim(
                     "the previous run in this directory was set aside", str(aside), severity=Severity.NOTE
                 )
             )
+        # Create the folders and write config and plan.
         for folder in (run.root, run.logs, run.events_dir, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         if config_file is not None and Path(config_file).is_file():

@@ -78,12 +78,14 @@ def _accelerate(
     """
     if "ACCELERATE_MIXED_PRECISION" not in environ:
         return {}
+    # Options that accelerate ignores for lack of another one.
     told = accelerate_told(ancestors() if above is None else above)
     for option, needs in told.thrown_away().items():
         what = f"accelerate launch throws --{option} away, since --{needs} is not given"
         notes.append(config_codes.LAUNCH_NO_EFFECT(what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING))  # fmt: skip
     asked = told.options.get("num_processes")
     several = whole(asked or "") > 1
+    # Several processes were requested, but accelerate started a single one.
     simple = "ACCELERATE_USE_CPU" in environ and not environ.get("RANK") and started_by(environ) is None
     if simple and (several or environ.get("MASTER_ADDR")):
         many = f"--num_processes {asked}" if several else "more than one process"

@@ -61,6 +61,7 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     saved" wins if any worker returned it, else the result is 128 + ``stop_signal``.
     """
     values = [codes[rank] for rank in sorted(codes)]
+    # Own failures, then deaths by signal, then consequences in order of severity.
     own = [code for code in values if code > 0 and code not in (ExitCode.STOPPED, *ECHOES)]
     if own:
         return own[0]

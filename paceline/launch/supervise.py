@@ -157,6 +157,7 @@ class _Supervisor:
         """
         self._exchange.poll()
         known = {failure.rank for failure in self._failures}
+        # Failures that ranks reported, and, behind an agent, ranks that vanished.
         for rank, caller in self._exchange.callers.items():
             if rank == AGENT or rank in known:
                 continue
@@ -179,12 +180,14 @@ class _Supervisor:
             self._codes[position] = code
             self._hear()  # its last report takes precedence over its exit code
             rank = self._specs[position].rank
+            # Exits in order, and deaths that we caused, are not failures.
             expected = self._stop_signal is not None and code == -signal.SIGTERM
             if code in CALM or expected:
                 continue
             self._first_failure = self._first_failure or time.monotonic()
             if rank is None or child.pid in self._ended or rank in {failure.rank for failure in self._failures}:
                 continue
+            # A rank killed by a signal could not report it; another exit code is its own error, or a consequence.
             if code < 0:
                 self._out_of_memory[rank] = self._memory.killed(child.pid) if code == -signal.SIGKILL else None
                 finding = killed_diagnostic(rank, code, self._out_of_memory[rank], self._log(rank))
@@ -321,6 +324,7 @@ class _Supervisor:
         callers = self._exchange.callers
         exits = []
         for position, spec in enumerate(self._specs):
+            # Behind an agent the ranks' exit codes come from its message.
             if spec.rank is None:
                 told = callers[AGENT].codes if AGENT in callers else {}
                 for rank in sorted({*told, *callers} - {AGENT}):

@@ -105,6 +105,7 @@ def _ranks(run: RunDir) -> Mapping[int, list[Record]]:
 
 def _take_other(history: History, rank: int, records: list[Record]) -> None:
     """Take from every rank its memory, and errors that rank 0 may not have lived to write."""
+    # Only the last attempt's errors count; memory counts for steps of the history.
     known = {(e.rank, e.diagnostic.code, e.diagnostic.what) for e in history.errors}
     memory: dict[int, int] = {}
     errors: list[Error] = []

@@ -114,12 +114,14 @@ def samples_lines(event: Samples) -> str:
     rows = [[*_texts(row), _score(row.get("reward")), *(_score(row.get(name)) for name in names)] for row in event.rows]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [f"samples of step {event.step}"]
+    # Short texts: a table.
     if sum(widths) + 2 * len(widths) <= _SHOWN:
         table = [header, ["-" * width for width in widths], *rows]
         lines += [
             "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
         ]
         return "\n".join(lines)
+    # Long texts: a block per answer.
     for row in rows:
         parts = [f"{label} {value}" for label, value in zip(header[4:], row[4:], strict=True) if value]
         lines += [f"  {label:<10}  {text}" for label, text in zip(header[:3], row[:3], strict=True) if text]

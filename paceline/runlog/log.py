@@ -59,6 +59,7 @@ class RunLog:
         kind, of_the_disk = (
             ("deleted", False) if gone else (why.kind, why.of_the_disk) if why else (str(error.errno), False)
         )
+        # Warn once per kind of error; errors of the whole disk on one rank per node.
         if kind in self._told or (of_the_disk and not self._leads):
             return
         self._told.add(kind)

@@ -82,6 +82,7 @@ def _refuse_two_launchers(environ: Mapping[str, str], found: RankEnv) -> None:
 def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None) -> RankEnv:
     """Read torchrun's, accelerate's, torch.distributed.launch's or deepspeed's variables, or manual ones."""
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    # The local rank: from the variable, the flag, or 0 for a single process.
     if "LOCAL_RANK" in environ:
         local_rank = _number(environ, "LOCAL_RANK")
         if local_rank_flag is not None and local_rank_flag != local_rank:
@@ -106,6 +107,7 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
     deepspeed = "LOCAL_WORLD_SIZE" not in environ and "CROSS_SIZE" in environ and "LOCAL_SIZE" in environ
     local_size = _number(environ, "LOCAL_SIZE" if deepspeed else "LOCAL_WORLD_SIZE", world_size)
     nodes = _number(environ, "CROSS_SIZE", 0) if deepspeed else 0
+    # Several ranks need a rendezvous address.
     if world_size > 1:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environ.get(name):
@@ -139,12 +141,14 @@ def _from_manager(environ: Mapping[str, str], manager: Manager) -> RankEnv:
     if on_nodes and not all(sizes or (0,)):
         what = f"the processes of each node, as {manager.name} gives them, must be numbers from 1 up"
         raise _error(codes.RUNTIME_ENV_NUMBER, what, f"{manager.local_size[0]}={on_nodes[:80]}", "2, or 2(x3),1")
+    # Nodes and ranks per node: each may be missing and follows from the other.
     nodes = _number_of(environ, manager.nodes, 0)
     if len(set(sizes)) > 1:
         raise _uneven(f"{manager.name}: {on_nodes} processes on the nodes")
     # Ranks per node from the manager, else an even split over the nodes.
     local_world_size = sizes[0] if sizes else max(1, world_size // (nodes or 1))
     num_nodes = nodes or max(1, -(-world_size // local_world_size))
+    # Rendezvous at the first host, on a port derived from the job, unless the user set them.
     host = first_host(first(environ, manager.hosts)) if num_nodes > 1 else ""
     job = ".".join(filter(None, (first(environ, manager.job), environ.get("SLURM_STEP_ID", ""))))
     return RankEnv(

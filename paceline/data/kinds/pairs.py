@@ -57,6 +57,7 @@ def detect_answers(
     """
     found = list(dict.fromkeys(name for row in rows for name in row))
     seen = f"columns {', '.join(found) or 'none'}"
+    # The user's mapping must name known columns that exist; the rest is found by name.
     known = (*needed, *PROMPTS, *beside)
     if any(name not in known for name in mapping) or any(name not in found for name in mapping.values()):
         raise DataError(replace(wrong, what="columns: no such column", found=seen))
@@ -65,11 +66,13 @@ def detect_answers(
     if any(name not in columns for name in needed) or asked == "text" or not (prompts or alone):
         raise DataError(replace(wrong, found=seen))
     if len(prompts) > 1:
+        # Several candidates: prefer the user's choice, then turns.
         prompts = _preferred(prompts, mapping)
     if len(prompts) > 1:
         what = f"the prompt could be any of {', '.join(prompts)}"
         hint = f"columns: {{{prompts[0]}: {columns[prompts[0]]}}} (beside path:)"
         raise DataError(codes.DATA_FORMAT_AMBIGUOUS(what, wrong.where, seen, hint))
+    # Turns or text? Only an instruction has an additional input.
     prompt = prompts[0] if prompts else None
     used = {name: columns[name] for name in (*needed, *beside) if name in columns}
     if prompt != "instruction":
@@ -94,12 +97,14 @@ def normalise_pair(row: Row, shape: Shape) -> tuple[Example, Example]:
     Raises RowError.
     """
     columns = shape.columns
+    # Split into prompt and answers: by column, or by the turns that both conversations share.
     answers = [turns_or_text(row.get(columns[name]), columns[name], "assistant") for name in ANSWERS]
     prompt = prompt_of(row, columns)
     if prompt is None:
         shared = _shared(*answers)
         prompt, answers = answers[0][:shared], [turns[shared:] for turns in answers]
     prompt = system_of(row, columns) + prompt
+    # Both answers must have text, differ, and follow a prompt.
     for name, turns in zip(ANSWERS, answers, strict=True):
         spoken = [turn for turn in turns if turn["role"] == "assistant"]
         if not spoken or not all(turn["content"].strip() for turn in spoken):

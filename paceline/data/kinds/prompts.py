@@ -36,18 +36,21 @@ def detect_prompts(
     mapping = dict(mapping or {})
     seen = f"columns {', '.join(found) or 'none'}"
     hint = "columns: {prompt: X, answer: Y} (beside path:), X and Y being names in the file"
+    # The user's mapping must name known columns that exist.
     wrong = [k for k in mapping if k not in ("prompt", "answer", *_BESIDE)] + [
         v for v in mapping.values() if v not in found
     ]
     if wrong:
         what = f"columns: no such column ({', '.join(wrong)})"
         raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, hint))
+    # Exactly one prompt column; "prompt" wins over the others.
     prompts = [mapping["prompt"]] if "prompt" in mapping else [name for name in _ASKED if name in found]
     if len(prompts) > 1 and "prompt" in prompts:
         prompts = ["prompt"]
     if len(prompts) != 1:
         what = "the rows hold no prompt" if not prompts else f"the prompt could be any of {', '.join(prompts)}"
         raise DataError(codes.DATA_FORMAT_PROMPTS(what, where, seen, hint))
+    # Optional columns: the expected answer, input and system.
     columns = {"prompt": prompts[0]}
     answers = [mapping["answer"]] if "answer" in mapping else [name for name in _EXPECTED if name in found]
     columns |= {"answer": answers[0]} if answers else {}
@@ -66,6 +69,7 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
     value = row.get(columns["prompt"])
     if value is None:
         raise RowError("missing_column", f"no '{columns['prompt']}'")
+    # A last assistant turn is the expected answer, unless a column holds it.
     messages = _turns(value, columns["prompt"])
     answer: Any = row.get(columns["answer"]) if "answer" in columns else None
     if messages and messages[-1]["role"] == "assistant":
@@ -77,6 +81,7 @@ def normalise_prompt(row: Row, shape: Shape) -> Example:
         messages.insert(0, {"role": "system", "content": system})
     if not any(turn["content"].strip() for turn in messages if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
+    # Keep the row for the reward function.
     facts = {name: item for name, item in row.items() if name != columns["prompt"]}
     if answer is not None:
         facts["answer"] = answer

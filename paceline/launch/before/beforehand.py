@@ -60,6 +60,7 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
     if elsewhere and not (imports and tries):  # this machine's files and packages are not the run's
         return Beforehand((), tries, skipped=not imports)
     job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries), "imports": imports, "open": not elsewhere, "doubt": None}  # fmt: skip
+    # Findings about the model come last; a child process that died becomes a finding itself.
     told, ended = _asked(job)
     tries |= {name: f"{tries[name]}, {why}" if name in tries else why for name, why in told.get("asked", {}).items()}
     here = list(_findings(told.get("looked", ())))

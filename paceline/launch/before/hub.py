@@ -26,6 +26,7 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
     m, off = config.model, [k for k in _OFFLINE if environ.get(k, "").lower() in ("1", "true", "yes", "on")]
     name = None if m.config is not None else m.name_or_path
     here = name is None or Path(name).expanduser().exists()
+    # A revision has no effect on a local model.
     if m.revision and here and not m.trust_remote_code:
         what = (
             "the model is "
@@ -35,6 +36,7 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
         yield codes.MODEL_REVISION_UNREAD(
             what, "model.revision", m.revision, "remove it, or name the model on the hub", Severity.WARNING
         )
+    # The rest is about offline mode: model, tokenizer and data sets that are not cached.
     if not off:
         return
     if name and not known and not here:

@@ -80,6 +80,7 @@ def planned(
     problems += [*missing, *tried.problems, *unread]
     if cluster is None and plan is not None and "nvme" in plan.engine.places:
         problems += op_lock_problems(os.environ)
+    # Checks of files, imports and this machine; all errors are raised together.
     looked = beforehand(config, plan, imports=imports, elsewhere=cluster is not None)
     here = (
         []
