@@ -31,7 +31,7 @@ NAMES = STRATEGIES | ALGORITHMS
 HOME = ("core/tables.py", "plan/strategies/", "plan/algorithms/", "config/foreign/", "config/aliases.py", "config/synonyms.py")  # fmt: skip
 #: Not a strategy's or algorithm's name, though spelt like one: (file, what is compared) → what it is.
 OTHER_WORDS: Mapping[tuple[str, str], str] = {
-    ("algorithms/dpo.py", "('pairs', 'sft')"): "a term of a loss",
+    ("algorithms/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
     ("algorithms/policy_losses.py", "'grpo'"): "a normalisation of a loss, named by the paper that has it",
     ("algorithms/rewards/scoring.py", "'completion'"): "a field of a diagnostic's evidence",
     ("config/collect.py", "{'deepspeed'}"): "a group of keys",

@@ -1,0 +1,70 @@
+"""What algorithms share that make a policy's chosen answers likelier than its rejected ones."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from paceline.algorithms.base import Algorithm
+from paceline.algorithms.pairs import document_labels, document_sums, halves, real_pairs, sum_of
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+
+TERM, SFT_TERM = "pairs", "sft"
+_METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected")  # fmt: skip
+
+
+class PairPolicy(Algorithm):
+    """loss = Σ_pairs ``pair_loss`` / Σ_pairs 1 over the pairs of ALL ranks and micro-batches of a step, and with ``alpha`` α Σ_t -log π(y_chosen,t) / Σ_t 1
+    beside it, over the tokens of chosen answers.
+
+    Metrics, means over pairs, by TRL's names: ``rewards/chosen`` and ``rewards/rejected`` (β times what ``told`` gives), ``rewards/accuracies``,
+    ``rewards/margins``, ``logps/chosen``, ``logps/rejected``.
+    """
+
+    watched = tuple(f"{name}/{TERM}" for name in _METRICS)
+    beta: float
+    alpha: float
+
+    @abstractmethod
+    def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """[P] of the chosen and the rejected answers' ``compared``, [P] each."""
+
+    @abstractmethod
+    def compared(self, logps: Tensor, batch: Batch) -> Tensor:
+        """[D]: by what the answers of a pair are compared, of log π(y|x) [D] (sums over their tokens)."""
+
+    @abstractmethod
+    def told(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(rewards over β, log-probabilities), [D] each, for the statistics."""
+
+    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+        return frozenset({Ask.LOGPROBS})
+
+    def weights(self, batch: Batch) -> Mapping[str, Tensor]:
+        real = real_pairs(batch)
+        if not self.alpha:
+            return {TERM: real.sum()}
+        return {TERM: real.sum(), SFT_TERM: sum_of(halves(document_labels(batch))[0], real)}
+
+    def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        real = real_pairs(batch)
+        logps = document_sums(outputs[Ask.LOGPROBS.value], batch)
+        found = {TERM: sum_of(self.pair_loss(*halves(self.compared(logps, batch))), real)}
+        if self.alpha:
+            found[SFT_TERM] = -self.alpha * sum_of(halves(logps)[0], real)
+        return found
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        real = real_pairs(batch)
+        rewards, logps = self.told(document_sums(outputs[Ask.LOGPROBS.value].detach(), batch).double(), batch)
+        (chosen, rejected), (chosen_logps, rejected_logps) = halves(self.beta * rewards), halves(logps)
+        values = (chosen, rejected, (chosen > rejected).double(), chosen - rejected, chosen_logps, rejected_logps)
+        return {f"{name}/{TERM}": sum_of(value, real) for name, value in zip(_METRICS, values, strict=True)}
+
+
+def token_means(sums: Tensor, batch: Batch) -> Tensor:
+    """[D]: sums over the tokens of each answer, divided by how many these are (a filler's, which has none, by 1)."""
+    return sums / document_labels(batch).clamp(min=1)
