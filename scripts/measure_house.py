@@ -19,6 +19,9 @@ ALGORITHMS = {
     "classification",
     "reward",
     "dpo",
+    "cpo",
+    "simpo",
+    "orpo",
     "grpo",
     "ppo",
     "kto",
@@ -33,6 +36,8 @@ HOME = ("core/tables.py", "plan/strategies/", "plan/algorithms/", "config/foreig
 OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("algorithms/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
     ("algorithms/policy_losses.py", "'grpo'"): "a normalisation of a loss, named by the paper that has it",
+    ("algorithms/cpo.py", "'simpo'"): "a loss, named by the paper that has it",
+    ("config/sections/preference.py", "'simpo'"): "a loss, named by the paper that has it",
     ("algorithms/rewards/scoring.py", "'completion'"): "a field of a diagnostic's evidence",
     ("config/collect.py", "{'deepspeed'}"): "a group of keys",
     ("launch/deepspeed.py", "('deepspeed', f"): "a program",

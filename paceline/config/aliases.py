@@ -196,6 +196,8 @@ ALIASES: dict[str, Alias] = {
     "kto_undesirable_weight": Alias("training.kto.undesirable_weight"),
     "desirable_weight": Alias("training.kto.desirable_weight"),
     "undesirable_weight": Alias("training.kto.undesirable_weight"),
+    "cpo_alpha": Alias("training.cpo.cpo_alpha", of_algorithm=True),
+    "simpo_gamma": Alias("training.cpo.simpo_gamma", of_algorithm=True),
     "ds3_gather_for_generation": Alias("training.rollout.gather_for_generation"),
     "dpo_label_smoothing": Alias("training.dpo.label_smoothing"),
     "reference_free": Alias("training.dpo.reference_free"),

@@ -129,6 +129,7 @@ ALGORITHMS = Table(
             f"{_SECTIONS}.distillation:DistillationOptions",
         ),
         "kto": Row("paceline.plan.algorithms.kto:KTO", "paceline.algorithms.kto:KTO", f"{_SECTIONS}.kto:KtoOptions"),
+        "cpo": Row(f"{_PAIRS}:CPO", "paceline.algorithms.cpo:CPO", f"{_SECTIONS}.preference:CpoOptions"),
         "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
         "rloo": Row(f"{_ON_POLICY}:RLOO", "paceline.algorithms.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"),
         "reinforce_plus_plus": Row(

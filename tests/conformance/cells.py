@@ -101,6 +101,7 @@ ALGORITHMS: dict[str, Mapping[str, Any]] = {
     "sft": {},
     "reward": {"reward": {"center_rewards_coefficient": 0.01}},
     "dpo": {"dpo": {"beta": 0.5, "rpo_alpha": 0.1}},
+    "cpo": {"cpo": {"beta": 0.1, "cpo_alpha": 0.1}},
     "grpo": {
         **_ON_POLICY_ADAM,
         "rollout": {
@@ -128,6 +129,9 @@ ALGORITHMS["reinforce_plus_plus"] = {  # and prompts that are drawn again
     "reinforce_plus_plus": {"group_baseline": True, "beta": 0.05, "gamma": 0.9, "num_iterations": 2},
 }
 ON_POLICY = ("grpo", "ppo", "rloo", "reinforce_plus_plus")
+
+
+REFERENCE_FREE = ("cpo",)
 
 
 @dataclass(frozen=True)
@@ -215,11 +219,11 @@ _QUANTISED = ("single", "ddp", "fsdp full_shard")
 
 
 def preferences() -> list[Cell]:
-    """What is learnt from preference pairs: reward models and DPO, in fp32 and native strategies in fp64 too."""
+    """What is learnt from preference pairs: reward models, DPO and what needs no reference, in fp32 and native strategies in fp64 too."""
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)
-        for algorithm in ("reward", "dpo")
+        for algorithm in ("reward", "dpo", *REFERENCE_FREE)
         for name in _DATA_PARALLEL
         for finetuning in ("full", "LoRA")
         for precision in ("fp32", "fp64")

@@ -1,4 +1,4 @@
-"""``training.reward:`` and ``training.dpo:`` — what is learnt from preference pairs, beside the algorithm's name."""
+"""``training.reward:``, ``training.dpo:`` and those without a reference — what is learnt from preference pairs, beside the algorithm's name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from paceline.config.sections.types import Bool, Float, OptFloat, OptInt, OptPath, Section, Word
 
 DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
+CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
 
 
 class RewardOptions(Section):
@@ -66,6 +67,38 @@ class DpoOptions(Section):
     def _trl_losses(cls, values: Any) -> Any:
         """TRL's spellings of a loss: ``sigmoid_norm``, a list of one, and a list with ``sft``."""
         return _one_loss(dict(values)) if isinstance(values, AnyMapping) else values
+
+
+class CpoOptions(Section):
+    """CPO, by the names and defaults of TRL's CPOConfig."""
+
+    beta: Float = Field(
+        default=0.1, gt=0, description="With algorithm: cpo, scale of the difference of log-likelihoods (IPO's τ)."
+    )
+    loss_type: Annotated[str, Word(*CPO_LOSSES)] = Field(
+        default="sigmoid",
+        description="The loss of a pair; ipo and simpo compare means over an answer's tokens, the others sums.",
+    )
+    label_smoothing: Float = Field(
+        default=0.0, ge=0, lt=0.5, description="Share of labels thought to be flipped (sigmoid and simpo)."
+    )
+    cpo_alpha: Float = Field(
+        default=1.0,
+        ge=0,
+        description="Weight of the SFT term on chosen answers (mean over their tokens); 0: off.",
+    )
+    simpo_gamma: OptFloat = Field(
+        default=None, ge=0, description="SimPO's margin γ, with loss_type: simpo alone; 0.5 when empty."
+    )
+
+    @model_validator(mode="after")
+    def _of_its_loss(self) -> CpoOptions:
+        """An option that the loss does not have would do nothing."""
+        if self.simpo_gamma is not None and self.loss_type != "simpo":
+            raise ValueError(f"simpo_gamma is SimPO's margin, and loss_type is {self.loss_type}")
+        if self.label_smoothing and self.loss_type not in ("sigmoid", "simpo"):
+            raise ValueError(f"label_smoothing: the loss {self.loss_type} has no flipped labels in it")
+        return self
 
 
 def _one_loss(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is learnt from preference pairs: a reward model, and DPO."""
+"""What is learnt from preference pairs: a reward model, DPO, and what needs no reference."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ REWARD = AlgorithmSpec(
     "reward", "pairs", trains="reward", asks=("scores",),
     evaluated=("eval_loss", "eval_accuracy", "eval_margin", "eval_reward_chosen", "eval_reward_rejected", "eval_reward_mean", "eval_reward_std", "eval_calibration_error"),
 )  # fmt: skip
+_STATISTICS = ("eval_loss", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/accuracies", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected")  # fmt: skip
 DPO = Dpo(
     "dpo", "pairs", asks=("logprobs",), named={"reference": "ref_model"}, frozen_beside=1,
-    beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"),
-    evaluated=("eval_loss", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/accuracies", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
+    beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"), evaluated=_STATISTICS,
 )  # fmt: skip
+CPO = AlgorithmSpec("cpo", "pairs", asks=("logprobs",), evaluated=_STATISTICS)

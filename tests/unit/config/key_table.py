@@ -106,6 +106,7 @@ TABLE: dict[str, Key | Read] = {
     "training.algorithm": Key(p.plan(), "dpo"),
     "training.algorithm_options": Key(p.algorithm, {"gamma": 1.0}, OWN),
     "training.rloo.reward_clip_range": Key(p.algorithm, [-1.0, 1.0], {**GRPO, "training.algorithm": "rloo"}),
+    "training.cpo.simpo_gamma": Key(p.algorithm, 0.7, {"training.algorithm": "cpo", "training.cpo.loss_type": "simpo"}),
     "training.dpo.loss_weights": Key(p.algorithm, [1.0, 0.3], {**DPO, "training.dpo.loss_type": ["sigmoid", "sft"]}),
     "training.dpo.precompute_ref_log_probs": Key(p.plan(), True, DPO),
     "training.dpo.precompute_ref_batch_size": Key(p.reference, 3, {**DPO, "training.dpo.precompute_ref_log_probs": True}),
