@@ -101,6 +101,21 @@ class CpoOptions(Section):
         return self
 
 
+class SimpoOptions(Section):
+    """SimPO, by the names and defaults of TRL's CPOConfig under ``loss_type: simpo``."""
+
+    beta: Float = Field(
+        default=0.1, gt=0, description="With algorithm: simpo, scale of the rewards; the paper's runs have 2.0 to 2.5."
+    )
+    simpo_gamma: Float = Field(
+        default=0.5, ge=0, description="The margin γ between the rewards of a pair; the paper's runs have 0.3 to 1.6."
+    )
+    label_smoothing: Float = Field(default=0.0, ge=0, lt=0.5, description="Share of labels thought to be flipped.")
+    cpo_alpha: Float = Field(
+        default=0.0, ge=0, description="Weight of an SFT term on chosen answers (mean over their tokens); 0: off."
+    )
+
+
 def _one_loss(values: dict[str, Any]) -> dict[str, Any]:
     weights = values.pop("loss_weights", None)
     names = values.get("loss_type")

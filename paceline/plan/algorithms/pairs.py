@@ -37,3 +37,4 @@ DPO = Dpo(
     beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"), evaluated=_STATISTICS,
 )  # fmt: skip
 CPO = AlgorithmSpec("cpo", "pairs", asks=("logprobs",), evaluated=_STATISTICS)
+SIMPO = AlgorithmSpec("simpo", "pairs", asks=("logprobs",), evaluated=_STATISTICS)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.algorithms.cpo import CPO
 from paceline.algorithms.pair_policy import PairPolicy
+from paceline.algorithms.simpo import SimPO
 from paceline.config.sections.preference import CpoOptions
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[type[PairPolicy], dict[str, Any], Pair, bool, float]] = {
     "cpo ipo": (CPO, {"loss_type": "ipo", "cpo_alpha": 0.0}, lambda c, r: (c - r - 1 / (2 * BETA)) ** 2, True, 0.0),
     "cpo simpo": (CPO, {"loss_type": "simpo", "simpo_gamma": 0.4, "label_smoothing": 0.1}, lambda c, r: smoothed(BETA * (c - r) - 0.4, 0.1), True, 1.0),
     "cpo simpo's gamma": (CPO, {"loss_type": "simpo"}, lambda c, r: smoothed(BETA * (c - r) - 0.5), True, 1.0),
+    "simpo": (SimPO, {}, lambda c, r: smoothed(BETA * (c - r) - 0.5), True, 0.0),
+    "simpo with all": (SimPO, {"simpo_gamma": 1.2, "label_smoothing": 0.2, "cpo_alpha": 0.7}, lambda c, r: smoothed(BETA * (c - r) - 1.2, 0.2), True, 0.7),
 }  # fmt: skip
 
 

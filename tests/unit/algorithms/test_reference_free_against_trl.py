@@ -16,6 +16,7 @@ trl = pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency"
 from test_against_trl import PAIRS, arguments, close, job, means, module  # noqa: E402, F401
 
 from paceline.algorithms.cpo import CPO  # noqa: E402
+from paceline.algorithms.simpo import SimPO  # noqa: E402
 from paceline.protocols.roles import Role  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -67,5 +68,15 @@ def ours(algorithm: Any, job: SimpleNamespace) -> dict[str, float]:  # noqa: F81
 def test_cpo_trainer(job: SimpleNamespace, options: dict[str, Any]) -> None:  # noqa: F811
     loss, told = theirs(*trained("CPO", job, **options))
     algorithm = CPO(beta=0.2, **options)
+    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
+    close(ours(algorithm, job), loss, told, names)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"simpo_gamma": 1.3, "label_smoothing": 0.2, "cpo_alpha": 0.4}], ids=["defaults", "all"]
+)
+def test_simpo_is_cpo_trainer_s_loss_of_that_name(job: SimpleNamespace, options: dict[str, Any]) -> None:  # noqa: F811
+    loss, told = theirs(*trained("CPO", job, loss_type="simpo", **{"cpo_alpha": 0.0, **options}))
+    algorithm = SimPO(beta=0.2, **options)
     names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
     close(ours(algorithm, job), loss, told, names)
