@@ -130,6 +130,7 @@ ALGORITHMS = Table(
         ),
         "kto": Row("paceline.plan.algorithms.kto:KTO", "paceline.algorithms.kto:KTO", f"{_SECTIONS}.kto:KtoOptions"),
         "cpo": Row(f"{_PAIRS}:CPO", "paceline.algorithms.cpo:CPO", f"{_SECTIONS}.preference:CpoOptions"),
+        "orpo": Row(f"{_PAIRS}:ORPO", "paceline.algorithms.orpo:ORPO", f"{_SECTIONS}.preference:OrpoOptions"),
         "simpo": Row(f"{_PAIRS}:SIMPO", "paceline.algorithms.simpo:SimPO", f"{_SECTIONS}.preference:SimpoOptions"),
         "ppo": Row(f"{_ON_POLICY}:PPO", "paceline.algorithms.ppo:PPO", f"{_SECTIONS}.ppo:PpoOptions"),
         "rloo": Row(f"{_ON_POLICY}:RLOO", "paceline.algorithms.rloo:RLOO", f"{_SECTIONS}.rloo:RlooOptions"),

@@ -101,6 +101,7 @@ ALGORITHMS: dict[str, Mapping[str, Any]] = {
     "sft": {},
     "reward": {"reward": {"center_rewards_coefficient": 0.01}},
     "dpo": {"dpo": {"beta": 0.5, "rpo_alpha": 0.1}},
+    "orpo": {"orpo": {"beta": 0.5}},
     "simpo": {"simpo": {"beta": 2.0, "simpo_gamma": 1.0}},
     "cpo": {"cpo": {"beta": 0.1, "cpo_alpha": 0.1}},
     "grpo": {
@@ -132,7 +133,7 @@ ALGORITHMS["reinforce_plus_plus"] = {  # and prompts that are drawn again
 ON_POLICY = ("grpo", "ppo", "rloo", "reinforce_plus_plus")
 
 
-REFERENCE_FREE = ("cpo", "simpo")
+REFERENCE_FREE = ("cpo", "simpo", "orpo")
 
 
 @dataclass(frozen=True)

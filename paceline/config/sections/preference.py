@@ -101,6 +101,16 @@ class CpoOptions(Section):
         return self
 
 
+class OrpoOptions(Section):
+    """ORPO, by the names of TRL's ORPOConfig."""
+
+    beta: Float = Field(
+        default=0.1,
+        ge=0,
+        description="With algorithm: orpo, weight of the odds ratio beside the SFT term (the paper's λ).",
+    )
+
+
 class SimpoOptions(Section):
     """SimPO, by the names and defaults of TRL's CPOConfig under ``loss_type: simpo``."""
 

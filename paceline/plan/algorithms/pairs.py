@@ -37,4 +37,7 @@ DPO = Dpo(
     beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"), evaluated=_STATISTICS,
 )  # fmt: skip
 CPO = AlgorithmSpec("cpo", "pairs", asks=("logprobs",), evaluated=_STATISTICS)
+ORPO = AlgorithmSpec(
+    "orpo", "pairs", asks=("logprobs",), evaluated=(*_STATISTICS, "eval_log_odds_ratio", "eval_log_odds_chosen")
+)
 SIMPO = AlgorithmSpec("simpo", "pairs", asks=("logprobs",), evaluated=_STATISTICS)

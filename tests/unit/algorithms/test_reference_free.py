@@ -14,6 +14,7 @@ from test_dpo import answers, batch_of, log_sigmoid
 from torch import Tensor
 
 from paceline.algorithms.cpo import CPO
+from paceline.algorithms.orpo import ORPO, log_odds
 from paceline.algorithms.pair_policy import PairPolicy
 from paceline.algorithms.simpo import SimPO
 from paceline.config.sections.preference import CpoOptions
@@ -28,6 +29,10 @@ def smoothed(gap: float, epsilon: float = 0.0) -> float:
     return -(1 - epsilon) * log_sigmoid(gap) - epsilon * log_sigmoid(-gap)
 
 
+def odds(logp: float) -> float:
+    return logp - math.log1p(-math.exp(logp))
+
+
 #: algorithm, its options, the pair's loss by the definition, whether answers are compared by means over tokens, the weight of the SFT term
 CASES: dict[str, tuple[type[PairPolicy], dict[str, Any], Pair, bool, float]] = {
     "cpo": (CPO, {}, lambda c, r: smoothed(BETA * (c - r)), False, 1.0),
@@ -36,6 +41,7 @@ CASES: dict[str, tuple[type[PairPolicy], dict[str, Any], Pair, bool, float]] = {
     "cpo ipo": (CPO, {"loss_type": "ipo", "cpo_alpha": 0.0}, lambda c, r: (c - r - 1 / (2 * BETA)) ** 2, True, 0.0),
     "cpo simpo": (CPO, {"loss_type": "simpo", "simpo_gamma": 0.4, "label_smoothing": 0.1}, lambda c, r: smoothed(BETA * (c - r) - 0.4, 0.1), True, 1.0),
     "cpo simpo's gamma": (CPO, {"loss_type": "simpo"}, lambda c, r: smoothed(BETA * (c - r) - 0.5), True, 1.0),
+    "orpo": (ORPO, {}, lambda c, r: BETA * smoothed(odds(c) - odds(r)), True, 1.0),
     "simpo": (SimPO, {}, lambda c, r: smoothed(BETA * (c - r) - 0.5), True, 0.0),
     "simpo with all": (SimPO, {"simpo_gamma": 1.2, "label_smoothing": 0.2, "cpo_alpha": 0.7}, lambda c, r: smoothed(BETA * (c - r) - 1.2, 0.2), True, 0.7),
 }  # fmt: skip
@@ -48,7 +54,7 @@ def made(case: str) -> PairPolicy:
 
 def expected(case: str, batch: Batch, logprobs: Tensor) -> dict[str, float]:
     """Sums over the pairs of the loss, of the SFT term where there is one, and of every statistic."""
-    _, _, loss, means, alpha = CASES[case]
+    kind, _, loss, means, alpha = CASES[case]
     spoken = answers(batch, logprobs)
     sums: dict[str, float] = {}
     for chosen, rejected in zip(spoken[::2], spoken[1::2], strict=True):
@@ -57,6 +63,8 @@ def expected(case: str, batch: Batch, logprobs: Tensor) -> dict[str, float]:
             "pairs": loss(c, r), "sft": -alpha * sum(chosen), "rewards/chosen": BETA * c, "rewards/rejected": BETA * r,
             "rewards/accuracies": float(c > r), "rewards/margins": BETA * (c - r), "logps/chosen": c, "logps/rejected": r,
         }  # fmt: skip
+        if kind is ORPO:
+            told |= {"log_odds_ratio": log_sigmoid(odds(c) - odds(r)), "log_odds_chosen": odds(c) - odds(r)}
         for name, value in told.items():
             sums[name] = sums.get(name, 0.0) + value
     return sums
@@ -133,3 +141,15 @@ def test_an_option_that_the_loss_does_not_have_is_refused() -> None:
         with pytest.raises(ValidationError):
             CpoOptions.model_validate(options)
     assert math.isclose(CPO(loss_type="simpo").gamma, 0.5)
+
+
+def test_log_odds_of_any_probability_are_a_number() -> None:
+    """Against the definition where that can be computed, and finite with a finite slope where it cannot."""
+    logps = torch.tensor([-1e-6, -0.01, -0.6, -0.7, -3.0, -50.0], dtype=torch.float64)
+    right = logps - torch.log(1 - torch.exp(logps))
+    assert torch.allclose(log_odds(logps), right, rtol=1e-9)
+    for edge in (0.0, -1e-30, -1e5):
+        x = torch.tensor([edge], requires_grad=True)
+        y = log_odds(x).sum()
+        y.backward()
+        assert bool(y.isfinite()) and bool(x.grad.isfinite().all())

@@ -16,6 +16,7 @@ trl = pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency"
 from test_against_trl import PAIRS, arguments, close, job, means, module  # noqa: E402, F401
 
 from paceline.algorithms.cpo import CPO  # noqa: E402
+from paceline.algorithms.orpo import ORPO  # noqa: E402
 from paceline.algorithms.simpo import SimPO  # noqa: E402
 from paceline.protocols.roles import Role  # noqa: E402
 
@@ -80,3 +81,12 @@ def test_simpo_is_cpo_trainer_s_loss_of_that_name(job: SimpleNamespace, options:
     algorithm = SimPO(beta=0.2, **options)
     names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
     close(ours(algorithm, job), loss, told, names)
+
+
+def test_orpo_trainer(job: SimpleNamespace) -> None:  # noqa: F811
+    """All but the SFT term, which TRL takes over prompts too: that is CPOTrainer's, over answers."""
+    loss, told = theirs(*trained("ORPO", job))
+    of_answers = theirs(*trained("CPO", job))[1]["nll_loss"][0]
+    algorithm = ORPO(beta=0.2)
+    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
+    close(ours(algorithm, job), loss - told["nll_loss"][0] + of_answers, told, names)

@@ -1,0 +1,66 @@
+"""Odds ratio preference optimisation: supervised fine-tuning on chosen answers that makes rejected ones unlikelier beside; no reference is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.algorithms.pair_policy import TERM, PairPolicy, token_means
+from paceline.algorithms.pairs import document_sums, halves, real_pairs, sum_of
+from paceline.config.sections.preference import OrpoOptions
+from paceline.protocols.batch import Batch
+from paceline.protocols.roles import Ask, Role
+
+_RATIO, _ODDS = f"log_odds_ratio/{TERM}", f"log_odds_chosen/{TERM}"
+
+
+def log_odds(logps: Tensor) -> Tensor:
+    """log (P / (1 - P)) of log P ≤ 0: Hong et al. 2024 (ORPO, arXiv:2403.07691, eq. 4). A P that rounds to 1 counts as the number below."""
+    logps = logps.clamp(max=-torch.finfo(logps.dtype).eps)
+    near_one = logps > -log(
+        2
+    )  # log (1 - e^x) without cancellation (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")
+    small = torch.log(-torch.expm1(logps.clamp(min=-log(2))))
+    large = torch.log1p(-torch.exp(logps.clamp(max=-log(2))))
+    return logps - torch.where(near_one, small, large)
+
+
+class ORPO(PairPolicy):
+    """The SFT term on chosen answers, and β times -log σ(log odds(y_chosen|x) - log odds(y_rejected|x)) a pair beside it, log P being a mean over an answer's
+    tokens: Hong et al. 2024 (arXiv:2403.07691, eqs. 3, 4, 6 and 7; ``beta`` is their λ).
+
+    The SFT term is a mean over the answers' tokens of the whole global batch. TRL's is a mean over prompts and answers (the paper's equation 3 has answers
+    alone) of each process's micro-batch, so that its loss depends on how the batch is cut. Beside ``PairPolicy``'s metrics TRL's ``log_odds_ratio``,
+    log σ of the difference of log odds, and ``log_odds_chosen``, the difference itself.
+    """
+
+    watched = (*PairPolicy.watched, _RATIO, _ODDS)
+    alpha = 1.0
+
+    def __init__(self, **options: object) -> None:
+        self.beta = OrpoOptions.model_validate(options).beta
+
+    def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return -self.beta * F.logsigmoid(log_odds(chosen) - log_odds(rejected))
+
+    def compared(self, logps: Tensor, batch: Batch) -> Tensor:
+        return token_means(logps, batch)
+
+    def told(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        means = token_means(logps, batch)
+        return means, means
+
+    def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        real = real_pairs(batch)
+        logps = document_sums(outputs[Ask.LOGPROBS.value].detach(), batch).double()
+        chosen, rejected = halves(log_odds(token_means(logps, batch)))
+        gap = chosen - rejected
+        return {
+            **super().metrics(role, outputs, batch),
+            _RATIO: sum_of(F.logsigmoid(gap), real),
+            _ODDS: sum_of(gap, real),
+        }
