@@ -36,6 +36,10 @@ class Alias:
     of_algorithm: bool = False
 
 
+class Learnt(str):
+    """A loss, as another system names it, that is an algorithm of its own here: what the run learns by, in place of the one whose loss it would be."""
+
+
 class _Skip:
     """The type of SKIP."""
 
@@ -84,12 +88,16 @@ def _stage(value: Any) -> Any:
     return stages[name]
 
 
+#: LLaMA-Factory's ``pref_loss`` beside ``stage: dpo``
+_OF_THEIR_OWN = ("orpo", "simpo")
+
+
 def _pref_loss(value: Any) -> Any:
     name = str(value).lower()
+    if name in _OF_THEIR_OWN:
+        return Learnt(name)
     if name in ("kto", "kto_pair"):
         raise Refused(f"{name}: KTO learns from answers labelled one by one, not from pairs", "stage: kto, with rows of prompt, completion and label")  # fmt: skip
-    if name in ("orpo", "simpo"):
-        raise Refused(f"{name} is another method than DPO, and is not built", "pref_loss: sigmoid, hinge or ipo")
     return value
 
 
@@ -187,8 +195,8 @@ ALIASES: dict[str, Alias] = {
     "rl_beta": Alias("training.dpo.beta", of_algorithm=True),
     "pref_loss": Alias("training.dpo.loss_type", _pref_loss),
     "dpo_loss": Alias("training.dpo.loss_type", _pref_loss),
-    "pref_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
-    "dpo_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP),
+    "pref_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP, of_algorithm=True),
+    "dpo_ftx": Alias("training.dpo.rpo_alpha", lambda value: _number(value) or SKIP, of_algorithm=True),
     "rpo_alpha": Alias("training.dpo.rpo_alpha"),
     "kto_chosen_weight": Alias("training.kto.desirable_weight"),
     "kto_rejected_weight": Alias("training.kto.undesirable_weight"),

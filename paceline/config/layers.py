@@ -10,12 +10,15 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
+from paceline.config.aliases import Learnt
 from paceline.config.sections.types import to_bool
 from paceline.config.source import FOREIGN, Entry, Source, shown
 from paceline.config.spelling import same
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.tables import ALGORITHMS
 
+_ALGORITHM = "training.algorithm"
+_ALSO = {"rpo_alpha": "cpo_alpha"}  # the weight of an SFT term on chosen answers, as other algorithms call it
 _PRECISION = "training.mixed_precision"
 _FLAGS = {"training.fp16": "fp16", "training.bf16": "bf16"}
 
@@ -34,23 +37,34 @@ class Merged:
 def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
     """Later layers win, key by key; mappings given whole replace, keys inside a mapping are put into it."""
     merged = Merged()
-    for entries in _for_the_algorithm(layers):
+    for entries in _for_the_algorithm([_learnt_by(entries) for entries in layers]):
         kept = _without_conflicts(_one_precision(entries, merged), merged)
         for entry in kept:
             _apply(entry, merged)
     return merged
 
 
+def _learnt_by(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries with a loss that is an algorithm of its own (``aliases.Learnt``) as the algorithm, in place of the one whose loss it would be."""
+    loss = next((entry for entry in entries if isinstance(entry.value, Learnt)), None)
+    if loss is None:
+        return entries
+    owner = loss.path.split(".")[1]
+    rest = [e for e in entries if e is not loss and not (e.path == _ALGORITHM and e.value == owner)]
+    return [*rest, replace(loss, path=_ALGORITHM, value=str(loss.value))]
+
+
 def _for_the_algorithm(layers: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
     """The layers with each option that several algorithms have (``Entry.of_algorithm``) in the section of the one that this run learns by, if it has it."""
-    named = [str(entry.value) for entries in layers for entry in entries if entry.path == "training.algorithm"]
+    named = [str(entry.value) for entries in layers for entry in entries if entry.path == _ALGORITHM]
     section = ALGORITHMS.section(named[-1]) if named else None
 
     def home(entry: Entry) -> Entry:
         option = entry.path.rpartition(".")[2]
-        if not entry.of_algorithm or section is None or option not in section.model_fields:
-            return entry
-        return replace(entry, path=f"training.{named[-1]}.{option}")
+        known = (
+            () if section is None else [name for name in (option, _ALSO.get(option)) if name in section.model_fields]
+        )
+        return replace(entry, path=f"training.{named[-1]}.{known[0]}") if entry.of_algorithm and known else entry
 
     return [[home(entry) for entry in entries] for entries in layers]
 

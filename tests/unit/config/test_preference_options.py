@@ -76,5 +76,18 @@ def test_other_systems_names(tmp_path: Path) -> None:
     assert (axolotl["kto"]["beta"], axolotl["kto"]["undesirable_weight"]) == (0.3, 0.4)
     with pytest.raises(ConfigError, match="stage: kto"):
         load(tmp_path, {"stage": "dpo", "pref_loss": "kto_pair"})
-    with pytest.raises(ConfigError, match="another method"):
-        load(tmp_path, {"stage": "dpo", "pref_loss": "simpo"})
+
+
+def test_a_loss_of_llama_factory_that_is_an_algorithm_here(tmp_path: Path) -> None:
+    """``stage: dpo`` with ``pref_loss: simpo`` or ``orpo``: the algorithm, and the options beside it in its section."""
+    flat = {"stage": "dpo", "pref_loss": "simpo", "pref_beta": 2.0, "simpo_gamma": 1.2, "pref_ftx": 0.3}
+    training = load(tmp_path, flat).training
+    assert (training.algorithm, training.dpo, training.cpo) == ("simpo", None, None) and training.simpo is not None
+    options = training.simpo
+    assert (options.beta, options.simpo_gamma, options.cpo_alpha) == (2.0, 1.2, 0.3)
+    training = load(tmp_path, {"pref_loss": "orpo", "pref_beta": 0.3}).training
+    assert training.algorithm == "orpo" and training.orpo is not None and training.orpo.beta == 0.3
+    training = load(tmp_path, {"training": {"algorithm": "cpo", "cpo_alpha": 0.5, "simpo_gamma": 0.4, "cpo": {"loss_type": "simpo"}}}).training  # fmt: skip
+    assert training.cpo is not None and (training.cpo.cpo_alpha, training.cpo.simpo_gamma) == (0.5, 0.4)
+    with pytest.raises(ConfigError, match=r"training\.algorithm is given two values"):
+        load(tmp_path, {"stage": "sft", "pref_loss": "orpo"})
