@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from cells import FINETUNING, LARGER, PRECISIONS, VARIANTS, Cell, Variant, exact, matrix, preferences, rollouts, taught
+from cells import (
+    FINETUNING,
+    LARGER,
+    PRECISIONS,
+    REFERENCE_FREE,
+    VARIANTS,
+    Cell,
+    Variant,
+    exact,
+    matrix,
+    preferences,
+    rollouts,
+    taught,
+)
 from check import Checker
 from support import write_rows, write_tokenizer
 from table import SUPPORT_MD, load, markdown
@@ -87,19 +100,32 @@ def test_the_cells_that_must_work_do() -> None:
     must |= {
         ("sft", name, "QLoRA", p) for name in ("single", "ddp", "fsdp full_shard", "ZeRO-2") for p in ("fp32", "bf16")
     }
-    others = ("reward", "dpo", "grpo", "ppo", "rloo", "reinforce_plus_plus", "distillation", "classification")
+    others = (
+        "reward",
+        "dpo",
+        "grpo",
+        "ppo",
+        "rloo",
+        "reinforce_plus_plus",
+        "distillation",
+        "classification",
+        *REFERENCE_FREE,
+    )
     must |= {(a, name, kind, "fp32") for a in others for name in MUST_LEARN for kind in ("full", "LoRA")}
     must |= {
-        (a, name, kind, "fp64") for a in others for name in ("ddp", "fsdp full_shard") for kind in ("full", "LoRA")
+        (a, name, kind, "fp64")
+        for a in others
+        for name in ("ddp", "zero_redundancy", "fsdp full_shard")
+        for kind in ("full", "LoRA")
     }
     must |= {(a, "tp", "full", p) for a in ("dpo", "grpo") for p in ("fp32", "fp64")}
     must |= {("dpo", name, "QLoRA", "fp32") for name in ("single", "ddp", "fsdp full_shard")}
     assert sorted(must - works) == []
 
 
-MUST_LEARN = ("single", "ddp", "fsdp full_shard", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+MUST_LEARN = ("single", "ddp", "zero_redundancy", "fsdp full_shard", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 MUST_ADAPT = (
-    "single", "ddp", "fsdp full_shard", "fsdp shard_grad_op", "fsdp hybrid_shard (2 × 2)", "ZeRO-1", "ZeRO-2", "ZeRO-3",
+    "single", "ddp", "zero_redundancy", "fsdp full_shard", "fsdp shard_grad_op", "fsdp hybrid_shard (2 × 2)", "ZeRO-1", "ZeRO-2", "ZeRO-3",
     "ZeRO-3, CPU offload",
 )  # fmt: skip
 MUST_FULL = (
