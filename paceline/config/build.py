@@ -39,7 +39,7 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
             except ValidationError as exc:
                 wrong = exc.errors()
                 problems += [_misfit(name, error, merged.winners) for error in wrong]
-                for path in {_innermost(tree, error["loc"]) for error in wrong}:
+                for path in sorted({_innermost(tree, error["loc"]) for error in wrong}, key=len, reverse=True):
                     tree = _without(tree, path)
         else:
             sections[name] = model()
