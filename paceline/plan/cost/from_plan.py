@@ -115,8 +115,18 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
         algorithm=plan.algorithm,
         corrections=corrections,
         rollout=_rollout(plan),
+        frozen_size=_frozen_size(plan),
         **_length(plan),
     )
+
+
+def _frozen_size(plan: Plan) -> float:
+    """Parameters of a frozen model, on average, over those of the trained one; as many where they are not known."""
+    shapes = [model.shape for model in plan.models.values() if not model.trained]
+    known = [shape.num_parameters for shape in shapes if shape is not None]
+    if plan.shape is None or not known or len(known) < len(shapes):
+        return 1.0
+    return sum(known) / len(known) / plan.shape.num_parameters
 
 
 def _rollout(plan: Plan) -> Rollout | None:
@@ -213,6 +223,7 @@ def work_of(plan: Plan, ask: Ask, layout: Layout) -> Work:
         kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
         element=size,
         rollout=ask.rollout,
+        frozen_size=ask.frozen_size,
         start=layout.start,
         master=float(SIZES.get(plan.precision.master, 4)),
     )

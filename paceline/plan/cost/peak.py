@@ -69,7 +69,7 @@ def peak_of(work: Work, c: MemoryCoefficients, place: int) -> Peak:
     fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
     fragments += c.states_slack * (parameters + gradients)
     others = work.trained_models * (parameters + gradients + optimizer)
-    others += work.frozen_models * 2.0 * whole / (work.sharers if work.zero == 3 else 1)
+    others += work.frozen_models * work.frozen_size * 2.0 * whole / (work.sharers if work.zero == 3 else 1)
     fragments += c.safety * (parameters + gradients + optimizer + moving + fragments + overhead)
     return Peak(
         parameters=parameters,

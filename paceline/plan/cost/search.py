@@ -48,6 +48,7 @@ class Ask:
     basis: str = ""  # what the length of the training rests on, in words
     kept: int = 1  # checkpoints
     rollout: Rollout | None = None
+    frozen_size: float = 1.0  # parameters of a frozen model over those of the first
     nvme: frozenset[str] = frozenset()  # of optimizer and parameters, what is moved to disk in place of host memory
     corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
 
@@ -193,7 +194,7 @@ def _batches(layout: Layout, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
                 dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=layout.zero, shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
                 storage=layout.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=layout.offload,
                 sequence_parallel=layout.sequence_parallel, algorithm=ask.algorithm, kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
-                rollout=ask.rollout, start=started(layout.start, ask.adapter),
+                rollout=ask.rollout, frozen_size=ask.frozen_size, start=started(layout.start, ask.adapter),
             )  # fmt: skip
             replicated = layout.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
@@ -229,7 +230,7 @@ def why_not_start(work: Work) -> str:
     first = Held(whole, work.storage.weight * whole / work.master / share if work.offload != "all" else 0.0, 0.0)
     others = work.trained_models + work.frozen_models
     models = [first] * (1 + work.trained_models) + [
-        Held(whole, 2.0 * whole / work.master / share, 0.0)
+        Held(whole * work.frozen_size, 2.0 * whole * work.frozen_size / work.master / share, 0.0)
     ] * work.frozen_models
     many = f" ({1 + others} models)" if others else ""
     on_card = card_peak(work.start, models) if work.machine.context else 0.0

@@ -100,6 +100,7 @@ class Work:
     element: float = 2.0  # bytes of an activation's number
     rollout: Rollout | None = None  # None: answers of half a row, one step on each
     start: Start | None = None  # None: not looked at
+    frozen_size: float = 1.0  # parameters of a frozen model over those of the first
     master: float = 4.0  # bytes a parameter of the whole model that a start holds
 
     @cached_property
@@ -129,9 +130,9 @@ class Work:
         return frozen - 1 if self.adapter and frozen and "reference" in self.spec.named else frozen
 
     @property
-    def forwards_beside(self) -> int:
-        """Forwards without a backward over all rows of a step."""
-        return self.frozen_models + self.spec.further_forwards
+    def forwards_beside(self) -> float:
+        """Forwards without a backward over all rows of a step, in those of the first model."""
+        return self.frozen_models * self.frozen_size + self.spec.further_forwards
 
     @property
     def trained_models(self) -> int:

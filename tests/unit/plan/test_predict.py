@@ -135,6 +135,21 @@ def test_a_forward_over_the_rows_of_a_step_costs_a_third_of_its_products() -> No
         assert found.others == pytest.approx(found.compute * forwards / 3), algorithm
 
 
+def test_a_larger_teacher_costs_as_much_more_as_it_is_larger() -> None:
+    c, m = speed_coefficients("paceline"), memory_coefficients("paceline")
+    equal, larger = work(algorithm="distillation"), work(algorithm="distillation", frozen_size=14.0)
+    assert speed_of(larger, c).others == pytest.approx(14 * speed_of(equal, c).others)
+    assert (
+        peak_of(larger, m, 0).others == pytest.approx(14 * peak_of(equal, m, 0).others)
+        and peak_of(equal, m, 0).others > 0
+    )
+    adapter = Adapter(1e6, 2.0)
+    assert (
+        work(algorithm="distillation", adapter=adapter).frozen_models == 1
+        and work(algorithm="dpo", adapter=adapter).frozen_models == 0
+    )
+
+
 def test_a_group_over_nodes_is_as_fast_as_its_adapters() -> None:
     machine = cluster_of("64xH100").machine
     assert bandwidth(Group(8, 1), machine, S) == machine.inside * S.link_inside
