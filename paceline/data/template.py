@@ -94,7 +94,7 @@ class Encoder:
         return results
 
     def encode_whole(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
-        """Texts and conversations as they stand: nothing of them learnt, no end of text added."""
+        """Return texts and conversations as they are: without labels, no end of text appended."""
         results: list[Encoded | RowError] = []
         for example, (_, found) in zip(
             examples,

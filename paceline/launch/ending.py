@@ -1,7 +1,4 @@
-"""How a command other than training ends: on signals, a closed pipe, a disk error.
-
-With the documented exit code.
-"""
+"""How a command other than training ends on signals, a closed pipe or a disk error, and its exit code."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class _Supervisor:
             self._first_failure = self._first_failure or time.monotonic()
             if rank is None or child.pid in self._ended or rank in {failure.rank for failure in self._failures}:
                 continue
-            # A rank killed by a signal could not report it; another exit code is its own error, or a consequence.
+            # A rank killed by a signal could not report it; other exit codes are its own error or an echo.
             if code < 0:
                 self._out_of_memory[rank] = self._memory.killed(child.pid) if code == -signal.SIGKILL else None
                 finding = killed_diagnostic(rank, code, self._out_of_memory[rank], self._log(rank))

@@ -231,8 +231,7 @@ class Alarm:
     def _was_still(self, seconds: float, now: float) -> None:
         """This process itself was stopped for ``seconds``: do not count that time as silence of the others.
 
-        Unless it exceeds the limit: then they may have given up, and get ``_DOUBT_SECONDS`` to send a
-        heartbeat.
+        If it exceeds the limit, they may have given up: they get ``_DOUBT_SECONDS`` to send a heartbeat.
         """
         self._stood_still = max(self._stood_still, seconds)
         self._answered = min(now, self._answered + seconds)

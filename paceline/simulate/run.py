@@ -109,7 +109,7 @@ def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, ke
 
 
 def _asked(plan: Plan) -> frozenset[Ask]:
-    """Return the outputs of the forward, except a divergence from another model, which does not exist here.
+    """Return the outputs to request, except a divergence from another model, which does not exist here.
 
     The other outputs save as much memory.
     """

@@ -20,10 +20,9 @@ class RowKind(ABC):
     ``words``: its name in messages. ``group``: documents per row, which stay adjacent. ``columns``: names of
     extra numbers per document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in
     a batch, ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
-    have no labels and are never truncated. ``learns_tokens``: tokens of its documents have
-    labels; otherwise texts are tokenized as they are. ``classes``: rows name their classes (``Example.facts``).
-    ``keeps_rows``: full rows are kept for a reward function.
-    ``conversations``: formats that need a chat template.
+    have no labels and are never truncated. ``learns_tokens``: tokens of its documents have labels; otherwise
+    texts are tokenized as they are. ``classes``: rows have classes (``Example.facts``). ``keeps_rows``: full
+    rows are kept for a reward function. ``conversations``: formats that need a chat template.
     """
 
     words: str
@@ -37,11 +36,9 @@ class RowKind(ABC):
 
     @abstractmethod
     def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
-        """Detect the shape from the first rows.
+        """Detect the shape from the first rows. Raises DataError.
 
         ``asked`` and ``mapping``: ``format`` and ``columns`` of the data set.
-
-        Raises DataError.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""Texts and conversations with their classes: a name or a number a row, or a list of them.
+"""Texts and conversations with their classes: a name or number per row, or a list of them.
 
-The text is ``text``, ``sentence``, ``content``, ``review`` or ``document``, a conversation ``messages`` or ``conversations``; the class is ``label``,
-``labels``, ``class``, ``category``, ``target`` or ``intent``.
+The text is ``text``, ``sentence``, ``content``, ``review`` or ``document``, a conversation ``messages`` or
+``conversations``; the class is ``label``, ``labels``, ``class``, ``category``, ``target`` or ``intent``.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ _TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 
 
 def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, str] | None = None) -> Shape:
-    """How rows are read, from the first ones; ``columns`` says ``text`` and ``label`` by their names in the file.
+    """Detect the shape of classified rows from the first of them.
 
-    Raises DataError where there is no text or no label, several of either, or a column asked for is missing.
+    ``mapping`` maps ``text`` and ``label`` to names in the file. Raises DataError without text or label, with
+    several of either, or if a mapped column is missing.
     """
     found = list(dict.fromkeys(name for row in rows for name in row))
     mapping = dict(mapping or {})
     seen = f"columns {', '.join(found) or 'none'}"
     hint = "columns: {text: X, label: Y} (beside path:), X and Y being names in the file"
+    # The user's mapping must name known columns that exist.
     wrong = [k for k in mapping if k not in ("text", "label")] + [v for v in mapping.values() if v not in found]
     if wrong:
         what = f"columns: no such column ({', '.join(wrong)})"
         raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
     columns = {}
     for name, known in (("text", _READ), ("label", _SAID)):
+        # Exactly one column for each.
         some = [mapping[name]] if name in mapping else [c for c in known if c in found and c not in mapping.values()]
         if len(some) != 1:
             what = f"the rows hold no {name}" if not some else f"the {name} could be any of {', '.join(some)}"
@@ -47,7 +50,10 @@ def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, 
 
 
 def normalise_classified(row: Row, shape: Shape) -> Example:
-    """The text or conversation; ``facts`` says ``labels``, and whether they came as a list. Raises RowError."""
+    """Return the text or conversation, with ``labels`` and whether they were a list in ``facts``.
+
+    Raises RowError.
+    """
     read, said = shape.columns["text"], shape.columns["label"]
     value, label = row.get(read), row.get(said)
     if value is None:
@@ -68,7 +74,7 @@ def normalise_classified(row: Row, shape: Shape) -> Example:
 
 
 def _class(value: Any, name: str) -> str | int:
-    """A name, or a number (also of a truth value, and of 1.0)."""
+    """Return a name, or a non-negative integer (also for a bool and for 1.0)."""
     if isinstance(value, str) and value.strip():
         return as_text(value.strip(), name)
     if isinstance(value, (bool, int, float)) and value == int(value) and value >= 0:
@@ -77,7 +83,7 @@ def _class(value: Any, name: str) -> str | int:
 
 
 class Classified(RowKind):
-    """One document a row, read as it stands, and its classes beside it."""
+    """One document per row, without token labels, with its classes."""
 
     words = "texts with their classes"
     learns_tokens = False

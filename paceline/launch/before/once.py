@@ -72,7 +72,7 @@ def _told(said: Path, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnos
 def started() -> float:
     """Return when this process was started (seconds since 1970), from ``/proc``.
 
-    Now if there is no ``/proc``.
+    The current time if there is no ``/proc``.
     """
     now, stat = time.time(), Path("/proc/self/stat")
     if not stat.is_file():
