@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from cells import STEPS, Cell, exact, matrix, preferences, rollouts, taught  # noqa: E402
 from check import Checker, Result  # noqa: E402
-from support import write_classified, write_pairs, write_rows, write_tokenizer  # noqa: E402
+from support import write_classified, write_labelled, write_pairs, write_rows, write_tokenizer  # noqa: E402
 from table import ROOT, SUPPORT_JSON, SUPPORT_MD, load, markdown  # noqa: E402
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--exact", action="store_true", help="the float64 cells alone")
     parser.add_argument("--matrix", action="store_true", help="the matrix alone")
-    parser.add_argument("--preferences", action="store_true", help="reward models and DPO alone")
+    parser.add_argument("--preferences", action="store_true", help="reward models, DPO and KTO alone")
     parser.add_argument("--rollouts", action="store_true", help="what learns from the model's own answers alone")
     parser.add_argument("--taught", action="store_true", help="distillation and classification alone")
     parser.add_argument(
@@ -53,6 +53,7 @@ def main() -> int:
         rows = write_rows(folder / "train.json", 200)
         data = {"documents": rows, "prompts": rows, "pairs": write_pairs(folder / "pairs.json", 200)}
         data["classified"] = write_classified(folder / "classified.json", 200)
+        data["labelled"] = write_labelled(folder / "labelled.json", 200)
         checker = Checker(folder, tokenizer, data)
         failed = 0
         for cell in chosen:

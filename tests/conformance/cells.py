@@ -104,6 +104,8 @@ ALGORITHMS: dict[str, Mapping[str, Any]] = {
     "orpo": {"orpo": {"beta": 0.5}},
     "simpo": {"simpo": {"beta": 2.0, "simpo_gamma": 1.0}},
     "cpo": {"cpo": {"beta": 0.1, "cpo_alpha": 0.1}},
+    # a gradient of an adapter that starts at 0 may be rounding alone (moments equal to 9e-8, parameters apart by 3e-5; in fp64 by less than 1e-10): as below
+    "kto": {"kto": {"beta": 0.5, "undesirable_weight": 1.5}, "adam_epsilon": 1e-6},
     "grpo": {
         **_ON_POLICY_ADAM,
         "rollout": {
@@ -221,17 +223,17 @@ _QUANTISED = ("single", "ddp", "fsdp full_shard")
 
 
 def preferences() -> list[Cell]:
-    """What is learnt from preference pairs: reward models, DPO and what needs no reference, in fp32 and native strategies in fp64 too."""
+    """What is learnt from preferences: reward models, DPO, KTO and what needs no reference, in fp32 and native strategies in fp64 too."""
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)
-        for algorithm in ("reward", "dpo", *REFERENCE_FREE)
+        for algorithm in ("reward", "dpo", "kto", *REFERENCE_FREE)
         for name in _DATA_PARALLEL
         for finetuning in ("full", "LoRA")
         for precision in ("fp32", "fp64")
         if precision == "fp32" or (named[name].native and name != "single")
     ]
-    tp = [Cell(named["tp"], "full", precision, "dpo") for precision in ("fp32", "fp64")]
+    tp = [Cell(named["tp"], "full", precision, name) for name in ("dpo", "kto") for precision in ("fp32", "fp64")]
     return [*cells, *tp, *(Cell(named[name], "QLoRA", "fp32", "dpo") for name in _QUANTISED)]
 
 

@@ -103,6 +103,7 @@ def test_the_cells_that_must_work_do() -> None:
     others = (
         "reward",
         "dpo",
+        "kto",
         "grpo",
         "ppo",
         "rloo",
@@ -118,7 +119,7 @@ def test_the_cells_that_must_work_do() -> None:
         for name in ("ddp", "zero_redundancy", "fsdp full_shard")
         for kind in ("full", "LoRA")
     }
-    must |= {(a, "tp", "full", p) for a in ("dpo", "grpo") for p in ("fp32", "fp64")}
+    must |= {(a, "tp", "full", p) for a in ("dpo", "kto", "grpo") for p in ("fp32", "fp64")}
     must |= {("dpo", name, "QLoRA", "fp32") for name in ("single", "ddp", "fsdp full_shard")}
     assert sorted(must - works) == []
 
