@@ -37,6 +37,7 @@ def find_checkpoint(
     notes = notes if notes is not None else []
     if where in (LATEST, AUTO):
         return _newest(run.checkpoints, notes, may_be_none=where == AUTO, hashes=hashes)
+    # A path: one checkpoint, `latest` in a checkpoints folder, a run directory, or a checkpoints folder.
     path = Path(where).expanduser().absolute()
     if (path / MANIFEST).is_file() or is_step_name(path.name):
         return _exactly(path, hashes)

@@ -70,6 +70,7 @@ def _bound(value: Any, where: str, max_depth: int, max_items: int) -> None:
 def _check(value: Any, where: str, path: str) -> None:
     if isinstance(value, Mapping):
         for key, child in value.items():
+            # Recurse with the key path, for the error message.
             if not isinstance(key, str):
                 raise _unwritable(where, path, f"the key {key!r} is no text")
             _check(child, where, f"{path}.{key}" if path else key)

@@ -253,6 +253,7 @@ def as_text(value: Any, name: str) -> str:
         if not value.isascii() and not _is_unicode(value):
             raise RowError("not_text", f"'{name}' holds half of a surrogate pair")
         return value
+    # Numbers are written as text, except NaN and infinities.
     if isinstance(value, float) and not math.isfinite(value):
         raise RowError("not_finite", f"'{name}' is {value}")
     if isinstance(value, (int, float)) and not isinstance(value, bool):

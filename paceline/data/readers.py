@@ -108,6 +108,7 @@ def _binary(file: Path, line: int) -> Diagnostic:
 def _jsonl(file: Path) -> Iterator[RawRow]:
     good, bad, first = 0, 0, ""
     for number, line, consumed in _lines(file):
+        # Some .jsonl files hold a single JSON list.
         if number == 1 and line.lstrip().startswith("["):
             yield from _json_list(file)
             return
@@ -116,6 +117,7 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
             value = parse_row(line)
         except (ValueError, RecursionError) as exc:
             bad, first = bad + 1, first or line.strip()[:60]
+            # A file that starts with many unreadable lines is not JSONL; one bad line is that row's problem.
             if good == 0 and bad >= _GIVE_UP_AFTER:
                 raise DataError(_not_json(file, 1, repr(first), exc)) from exc
             yield RawRow(None, where, "bad_json", f"{_complaint(exc)}: {line.strip()[:60]!r}", consumed)

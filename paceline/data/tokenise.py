@@ -137,6 +137,7 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     if isinstance(encoded, RowError):
         return Problem(encoded.reason, where, encoded.detail)
     if setup.kind.answered:
+        # A prompt must leave room for the answer.
         room = len(encoded.input_ids) < setup.max_length
         return None if room else Problem("prompt_too_long", where, f"{len(encoded.input_ids)} tokens")
     learns = setup.kind.learns_tokens
@@ -145,6 +146,7 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     length = len(encoded.input_ids)
     if length <= setup.max_length:
         return None
+    # Too long: refused, or truncated if a label remains.
     if setup.on_too_long != "truncate":
         return Problem("too_long", where, f"{length} tokens")
     if learns and not encoded.labelled[1 : setup.max_length].any():

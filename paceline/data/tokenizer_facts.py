@@ -119,8 +119,10 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
     try:
         vocabulary = whole["model"]["vocab"]
         known = dict(vocabulary) if isinstance(vocabulary, dict) else {item[0]: i for i, item in enumerate(vocabulary)}
+        # Tokens added by the tokenizer's own files.
         known |= {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
         known |= {token["content"]: int(i) for i, token in (said.get("added_tokens_decoder") or {}).items()}
+        # Special tokens and the config's tokens that are not known yet get new ids.
         named = [value for key, value in said.items() if key.endswith("_token") and value is not None]
         named += said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
         texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in named}

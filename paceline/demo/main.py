@@ -1,4 +1,7 @@
-"""``paceline demo [--algorithm sft|dpo|reward] [--to DIR]``: make data, train on two processes through ``paceline train``, show what was learnt."""
+"""The demo: make data, train on two processes through ``paceline train``, show what was learned.
+
+``paceline demo [--algorithm sft|dpo|reward] [--to DIR]``
+"""
 
 from __future__ import annotations
 

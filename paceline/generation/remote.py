@@ -177,6 +177,7 @@ class ServerEngine:
             return f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, where 1 to {request.max_tokens} were asked for"
         if not all(math.isfinite(v) for v in logprobs):
             return "a log-probability that is no number"
+        # It must end at its first stop token, or at the maximum length.
         ended = tokens[-1] in self.stop_ids
         if any(t in self.stop_ids for t in tokens[:-1]) or (not ended and len(tokens) < request.max_tokens):
             return f"an answer that ends (finish_reason {reason}) neither at a stop token nor at its longest length"

@@ -256,6 +256,7 @@ class _Supervisor:
         if self._first_failure is None:
             return
         waited = time.monotonic() - self._first_failure
+        # Stopped processes first; then SIGTERM to the others, then SIGKILL.
         if waited > STOPPED_SECONDS:
             for _, child in self._running():
                 if processes.state_of(child.pid) in processes.STOPPED:

@@ -198,6 +198,7 @@ def json_safe(value: Any, clean: Callable[[str], str] | None = None) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
+        # JSON has no NaN and no infinities.
         if math.isfinite(value):
             return float(value)
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
@@ -222,6 +223,7 @@ def _decode(hint: str, value: Any) -> Any:
     """
     if "Diagnostic" in hint:
         return Diagnostic.from_json(value)
+    # By the field's annotation: numbers, then containers; everything else is already right.
     if "float" in hint:
         if isinstance(value, Mapping):
             return {str(k): _number(v) for k, v in value.items()}
