@@ -66,7 +66,7 @@ class AlgorithmSpec:
     lends_head: tuple[str, ...] = ()
     same_tokens: tuple[str, ...] = ()
     implementation: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def row_kind(self) -> Rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.algorithms.base import algorithm_spec
@@ -105,7 +104,7 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
     """The plan's job on ``cluster``, its layout left open; None when the model's size is not known."""
     if plan.shape is None:
         return None
-    return Ask(
+    ask = Ask(
         shape=plan.shape,
         cluster=cluster,
         seq_len=plan.seq_len,
@@ -116,8 +115,8 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
         corrections=corrections,
         rollout=_rollout(plan),
         frozen_size=_frozen_size(plan),
-        **_length(plan),
     )
+    return _with_length(ask, plan)
 
 
 def _frozen_size(plan: Plan) -> float:
@@ -138,7 +137,7 @@ def _rollout(plan: Plan) -> Rollout | None:
     return Rollout(options.max_completion_length, windows, passes, options.generation_rows)
 
 
-def _length(plan: Plan) -> dict[str, Any]:
+def _with_length(ask: Ask, plan: Plan) -> Ask:
     """Steps where the config fixes them, checkpoints kept, what is offloaded to disk."""
     training = plan.config.training
     steps, every = max(0, training.max_steps), training.save_steps
@@ -146,7 +145,7 @@ def _length(plan: Plan) -> dict[str, Any]:
     kept = min(saves, training.save_total_limit or saves)
     parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
     nvme = frozenset(part for part, place in parts if place == "nvme")
-    return {"steps": steps, "kept": kept, "nvme": nvme}
+    return replace(ask, steps=steps, kept=kept, nvme=nvme)
 
 
 def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:

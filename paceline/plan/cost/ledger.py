@@ -109,6 +109,6 @@ def _number(value: float | None, unit: float) -> str:
     return f"{value / unit:.1f}" if value / unit < 1000 else f"{value / unit:,.0f}"
 
 
-def to_json(entries: Sequence[Entry]) -> list[Mapping[str, Any]]:
+def to_json(entries: Sequence[Entry]) -> list[Mapping[str, float | str | None]]:
     """Plain JSON types."""
     return [{**asdict(e), "memory_ratio": e.memory_ratio, "speed_ratio": e.speed_ratio} for e in entries]

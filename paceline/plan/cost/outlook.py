@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from paceline.core.units import human_bytes, human_seconds
 from paceline.plan.cost.search import Ask, Candidate, host_bytes
@@ -28,7 +27,7 @@ class Outlook:
     nvme_bytes_a_node: int
     basis: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, float | str]:
         """Plain JSON types."""
         return asdict(self)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from paceline.plan.adapter import matches
 from paceline.plan.mesh import Mesh
@@ -43,8 +41,16 @@ class Piece:
         return _NORM.search(self.name) is None and self.name != SCORE and self.size >= 4
 
 
+@dataclass(frozen=True)
+class OwnStages:
+    """The stages ``own`` of ``count``."""
+
+    own: tuple[int, ...]
+    count: int
+
+
 def pieces_of(
-    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: Mapping[str, Any] | None = None
+    shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: OwnStages | None = None
 ) -> tuple[Piece, ...] | None:
     """All tensors of the model (of the given ``stages`` of a pipeline) in the order of ``named_parameters()``.
 
@@ -52,7 +58,7 @@ def pieces_of(
     """
     listed = parameters_of(shape)
     if stages is not None:
-        listed = _of_stages(listed, shape, **stages)
+        listed = _of_stages(listed, shape, stages.own, stages.count)
     if adapter is None:
         return tuple(Piece(p.name, p.shape, True, p.decays, master_bytes) for p in listed)
     if adapter.modules_to_save or adapter.bias != "none":
@@ -126,11 +132,11 @@ def layer_ranges(num_layers: int, count: int) -> list[range]:
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> dict[str, Any]:
+def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> OwnStages:
     """The stages that the ``place``-th rank of a row has: every pp-th one, or down and up again in a V."""
     count = mesh.pp * engine.stages_per_rank
     own = (place, count - 1 - place) if engine.schedule == "zbv" else tuple(range(place, count, mesh.pp))
-    return {"own": own, "count": count}
+    return OwnStages(own, count)
 
 
 def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:

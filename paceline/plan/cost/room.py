@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.core.diagnostics import Code, Diagnostic
 from paceline.core.units import human_bytes
@@ -36,7 +35,7 @@ class Room:
     states_host: int | None
     words: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, int | str | None]:
         """Plain JSON types."""
         return {field: getattr(self, field) for field in self.__dataclass_fields__}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.plan.model.supported import Family, families
 
 # Transformers' names for the same size in its families.
@@ -19,7 +17,7 @@ SIZE_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 # fmt: off
-FAMILY_SIZES: dict[str, dict[str, Any]] = {
+FAMILY_SIZES: dict[str, dict[str, int]] = {
     "llama": {"vocab": 32000, "hidden_size": 4096, "intermediate": 11008, "layers": 32, "heads": 32,
               "max_positions": 2048},
     "mistral": {"vocab": 32000, "hidden_size": 4096, "intermediate": 14336, "layers": 32, "heads": 32,
@@ -61,6 +59,6 @@ LARGEST_SIZE = 2**24
 LARGEST = {"layers": 10_000, "vocab": 2**26, "max_positions": 2**40}
 
 
-def family_sizes(family: str) -> dict[str, Any]:
+def family_sizes(family: str) -> dict[str, int]:
     """The sizes that this family's config class takes by itself; none for a family that Transformers does not register."""
     return dict(FAMILY_SIZES.get(family) or families().get(family, Family()).sizes)

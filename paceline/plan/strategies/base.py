@@ -25,7 +25,7 @@ from paceline.plan.strategies.options import EngineOptions
 from paceline.plan.strategies.state_form import StateForm
 
 if TYPE_CHECKING:
-    from paceline.plan.cost.pieces import Piece
+    from paceline.plan.cost.pieces import OwnStages, Piece
     from paceline.plan.cost.work import Work
     from paceline.plan.parts import ModelStates
 
@@ -115,7 +115,7 @@ class StrategySpec:
         """Whether 4-bit weights stay packed under the options ``engine``."""
         return self.quantised_base
 
-    def own_stages(self, plan: Plan, rank: int) -> dict[str, Any] | None:
+    def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
         """The stages of the model that ``rank`` has (``pieces_of``); None: all of it."""
         return None
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.plan.batch import BatchSplit
 from paceline.plan.cost.layout import WHOLE, Layout
-from paceline.plan.cost.pieces import Piece, own_stages, tp_share
+from paceline.plan.cost.pieces import OwnStages, Piece, own_stages, tp_share
 from paceline.plan.cost.starts import HOST, Start
 from paceline.plan.cost.states import sharded_states, whole_states
 from paceline.plan.mesh import Mesh
@@ -38,7 +37,7 @@ class Pipeline(StrategySpec):
     def start(self, engine: EngineOptions) -> Start | None:
         return HOST
 
-    def own_stages(self, plan: Plan, rank: int) -> dict[str, Any] | None:
+    def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
         return own_stages(_own(plan.engine), plan.mesh, plan.mesh.coordinates(rank).pp)
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
