@@ -1,4 +1,4 @@
-"""The whole Config, its digest, and look-ups of fields by path."""
+"""The complete ``Config``, its digest, and looking up fields by path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NOT_IN_DIGEST = frozenset(
 
 
 class Config(Section):
-    """The user's settings after validation: frozen and complete."""
+    """The user's settings after validation: immutable and complete."""
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -48,16 +48,22 @@ class Config(Section):
     launch: LaunchSection = LaunchSection()
 
     def run_directory(self) -> str:
-        """Where the run writes: ``output_dir``, else ``outputs/<experiment_name>`` (``load_config`` names it after the file)."""
+        """Return the run directory: ``output_dir``, else ``outputs/<experiment_name>``.
+
+        ``load_config`` sets the experiment name from the file's name if it is empty.
+        """
         return self.training.output_dir or f"outputs/{self.training.experiment_name or 'run'}"
 
     def to_json(self) -> dict[str, Any]:
-        """The config as plain JSON types."""
+        """Return the config as plain JSON types."""
         return self.model_dump(mode="json")
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Config:
-        """The inverse of ``to_json``. Raises ConfigError when the data do not fit (another version wrote them)."""
+        """The inverse of ``to_json``.
+
+        Raises ConfigError when the data do not fit, e.g. from another version.
+        """
         try:
             return Config.model_validate(dict(data))
         except ValidationError as exc:
@@ -69,7 +75,10 @@ class Config(Section):
             ) from exc
 
     def digest(self) -> str:
-        """sha256 (hex) of what changes the result: not where it is written, how it is logged, launched, cached or resumed."""
+        """Return the sha256 (hex) of the settings that affect the result.
+
+        Excludes where the run writes, and how it logs, launches, caches and resumes.
+        """
         data = self.to_json()
         data.pop("launch")
         data.pop("generation")
@@ -82,7 +91,7 @@ class Config(Section):
 
 
 def field_of(path: str) -> FieldInfo | None:
-    """The field of a dotted path (``training.parallelism.tp_size``), or None."""
+    """Return the field at a dotted path (``training.parallelism.tp_size``), or None."""
     section, _, rest = path.partition(".")
     model: Any = SECTIONS.get(section)
     info: FieldInfo | None = None
@@ -95,7 +104,7 @@ def field_of(path: str) -> FieldInfo | None:
 
 
 def nested_model(info: FieldInfo) -> type[Section] | None:
-    """The section class inside a field (``parallelism``), or None; lists of sections do not count."""
+    """Return the section class inside a field (``parallelism``), or None; None also for lists of sections."""
     if get_origin(info.annotation) is tuple:
         return None
     for kind in (info.annotation, *get_args(info.annotation)):
@@ -105,7 +114,7 @@ def nested_model(info: FieldInfo) -> type[Section] | None:
 
 
 def item_model(info: FieldInfo) -> type[Section] | None:
-    """The section class that a list of sections holds (``rewards``), or None."""
+    """Return the section class of a list's items (``rewards``), or None."""
     if get_origin(info.annotation) is not tuple:
         return None
     kinds = (kind for kind in get_args(info.annotation) if isinstance(kind, type) and issubclass(kind, Section))
@@ -113,7 +122,7 @@ def item_model(info: FieldInfo) -> type[Section] | None:
 
 
 def homes_of(name: str) -> list[str]:
-    """Every section, inner ones with their dots (``training.rollout``), that has a key of this name."""
+    """Return all sections that have a key of this name; nested ones with dots (``training.rollout``)."""
     todo: list[tuple[str, Any]] = list(SECTIONS.items())
     homes = []
     while todo:
@@ -132,12 +141,12 @@ def takes_mapping(info: FieldInfo) -> bool:
 
 
 def is_text(info: FieldInfo) -> bool:
-    """Whether the field holds a text, so that a number written there keeps its spelling (``revision: 0e1``)."""
+    """Whether the field is a text, in which a number keeps its spelling (``revision: 0e1``)."""
     return info.annotation is str or set(get_args(info.annotation)) == {str, type(None)}
 
 
 def fields() -> dict[str, FieldInfo]:
-    """Every field by dotted path, in the order of the reference."""
+    """Return every field by dotted path, in the order of the reference."""
     found: dict[str, FieldInfo] = {}
     for section, model in SECTIONS.items():
         for name, info in model.model_fields.items():

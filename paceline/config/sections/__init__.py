@@ -1,1 +1,1 @@
-"""One pydantic model per section of the YAML; every field carries its line of documentation."""
+"""One pydantic model per section of the YAML; every field has a one-line description."""

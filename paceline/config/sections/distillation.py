@@ -1,4 +1,4 @@
-"""``training.distillation:`` — which teacher, and how its next-token distributions are compared with the student's."""
+"""``training.distillation:`` — the teacher, and the divergence of its and the student's predictions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from paceline.config.sections.types import Float, OptPath, Section
 
 
 class DistillationOptions(Section):
-    """Knowledge distillation, by the names of TRL's GKDConfig where it has one."""
+    """Knowledge distillation; option names as in TRL's GKDConfig where it has them."""
 
     teacher_model: OptPath = Field(
         default=None,
-        description="With algorithm: distillation, the teacher: a folder or hub name, of the student's own vocabulary.",
+        description="With algorithm: distillation, the teacher: a folder or hub name. It must have "
+        "the student's vocabulary.",
     )
     beta: Float = Field(
         default=0.5,
@@ -21,8 +22,8 @@ class DistillationOptions(Section):
         description="0: forward KL (teacher ‖ student), 1: reverse KL (student ‖ teacher), between: the generalised Jensen-Shannon divergence.",
     )
     temperature: Float = Field(
-        default=1.0, gt=0, description="Logits of both are divided by it before they are compared."
+        default=1.0, gt=0, description="Softmax temperature of both models: their logits are divided by it."
     )
     alpha: Float = Field(
-        default=0.0, ge=0, lt=1, description="Share of the SFT loss: (1 - alpha) · divergence + alpha · nll."
+        default=0.0, ge=0, lt=1, description="Weight of the SFT loss: (1 - alpha) · divergence + alpha · nll."
     )

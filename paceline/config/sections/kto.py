@@ -1,4 +1,4 @@
-"""``training.kto:`` — what KTO learns of labelled answers."""
+"""``training.kto:`` — options of KTO (Kahneman-Tversky optimisation)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from paceline.config.sections.types import Float, OptPath, Section, Word
 
 
 class KtoOptions(Section):
-    """KTO, by the names of TRL's KTOConfig."""
+    """KTO; option names as in TRL's KTOConfig."""
 
     beta: Float = Field(
-        default=0.1, gt=0, description="With algorithm: kto, how closely the policy is held to the reference."
+        default=0.1,
+        gt=0,
+        description="With algorithm: kto, strength of the KL constraint: how closely the policy stays "
+        "to the reference.",
     )
     loss_type: Annotated[str, Word("kto", "apo_zero_unpaired")] = Field(
         default="kto",
-        description="kto weighs an answer's log-ratio against the batch's KL; apo_zero_unpaired against 0, which spares two forwards.",
+        description="kto compares an answer's log-ratio with the batch's KL estimate; "
+        "apo_zero_unpaired with 0, which saves two forward passes.",
     )
     desirable_weight: Float = Field(
         default=1.0,
         ge=0,
-        description="Weight of answers whose label is true; with unlike many of both, see docs/preference.md.",
+        description="Loss weight of answers labelled true; for unbalanced labels see docs/preference.md.",
     )
-    undesirable_weight: Float = Field(default=1.0, ge=0, description="Weight of answers whose label is false.")
+    undesirable_weight: Float = Field(default=1.0, ge=0, description="Loss weight of answers labelled false.")
     ref_model: OptPath = Field(
         default=None,
-        description="The reference model: a folder or a hub name; the model that training starts from when empty.",
+        description="The reference model: a folder or a hub name; the initial model when empty.",
     )

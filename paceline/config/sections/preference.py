@@ -1,4 +1,4 @@
-"""``training.reward:``, ``training.dpo:`` and those without a reference — what is learnt from preference pairs, beside the algorithm's name."""
+"""Options of preference training: ``training.reward:``, ``training.dpo:``, ``training.cpo:`` and others."""
 
 from __future__ import annotations
 
@@ -14,58 +14,70 @@ CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
 
 
 class RewardOptions(Section):
-    """Reward models: -log sigmoid(r_chosen - r_rejected - margin), the margin being a column of the data."""
+    """Reward models: loss -log σ(r_chosen - r_rejected - margin), where margin is a column of the data."""
 
     center_rewards_coefficient: Float = Field(
         default=0.0,
         ge=0,
-        description="With algorithm: reward, weight of (r_chosen + r_rejected)², which holds the mean reward at 0; 0: off.",
+        description="With algorithm: reward, coefficient of (r_chosen + r_rejected)², which centres "
+        "rewards around 0; 0: off.",
     )
 
 
 class DpoOptions(Section):
-    """DPO, by the names of TRL's DPOConfig where it has one."""
+    """DPO; option names as in TRL's DPOConfig where it has them."""
 
     beta: Float = Field(
-        default=0.1, gt=0, description="With algorithm: dpo, how closely the policy is held to the reference (IPO's τ)."
+        default=0.1,
+        gt=0,
+        description="With algorithm: dpo, strength of the KL constraint: how closely the policy stays "
+        "to the reference (IPO's τ).",
     )
     loss_type: Annotated[str, Word(*DPO_LOSSES)] = Field(
         default="sigmoid",
-        description="The loss of a pair's log-ratio gap. TRL's `sigmoid_norm` is read as sigmoid with length_normalized, its list `[sigmoid, sft]` as rpo_alpha.",
+        description="Loss on the difference of a pair's log-ratios. TRL's `sigmoid_norm` means "
+        "sigmoid with length_normalized; its list `[sigmoid, sft]` means rpo_alpha.",
     )
     loss_weights: tuple[float, ...] | None = Field(
         default=None,
-        description="TRL's weights of a list under loss_type, such as [1.0, 0.2] for `[sigmoid, sft]`: read as rpo_alpha.",
+        description="TRL's weights for a list under loss_type, such as [1.0, 0.2] for `[sigmoid, "
+        "sft]`; converted to rpo_alpha.",
     )
     label_smoothing: Float = Field(
-        default=0.0, ge=0, lt=0.5, description="Share of labels thought to be flipped (sigmoid and robust)."
+        default=0.0, ge=0, lt=0.5, description="Probability that a preference label is flipped (sigmoid and robust)."
     )
     length_normalized: Bool = Field(
         default=False,
-        description="Log-ratios are means over an answer's tokens, not sums (for loss_type: ipo this is what TRL computes).",
+        description="Log-ratios are means over an answer's tokens instead of sums (for loss_type: ipo "
+        "this is what TRL computes).",
     )
-    reference_free: Bool = Field(default=False, description="The reference holds every answer for equally likely.")
+    reference_free: Bool = Field(
+        default=False, description="Use a reference that gives every answer the same probability: no reference model."
+    )
     rpo_alpha: OptFloat = Field(
         default=None,
         ge=0,
-        description="Weight of an SFT term on chosen answers (mean over their tokens); off when empty.",
+        description="Coefficient of an SFT loss on chosen answers (mean over their tokens); off when empty.",
     )
     ref_model: OptPath = Field(
         default=None,
-        description="The reference model: a folder or a hub name; the model that training starts from when empty.",
+        description="The reference model: a folder or a hub name; the initial model when empty.",
     )
     precompute_ref_log_probs: Bool = Field(
         default=False,
-        description="Ask the reference once before training and keep the answers in the data cache: no reference model is loaded later.",
+        description="Compute the reference's log-probabilities once before training and store them in "
+        "the data cache, so that training loads no reference model.",
     )
     precompute_ref_batch_size: OptInt = Field(
-        default=None, ge=1, description="Rows a process and batch of that pass; per_device_train_batch_size when empty."
+        default=None,
+        ge=1,
+        description="Rows per process and batch when precomputing; per_device_train_batch_size when empty.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _trl_losses(cls, values: Any) -> Any:
-        """TRL's spellings of a loss: ``sigmoid_norm``, a list of one, and a list with ``sft``."""
+        """Convert TRL's spellings of ``loss_type``: ``sigmoid_norm``, a list of one, a list with ``sft``."""
         return _one_loss(dict(values)) if isinstance(values, AnyMapping) else values
 
 
@@ -127,6 +139,7 @@ class SimpoOptions(Section):
 
 
 def _one_loss(values: dict[str, Any]) -> dict[str, Any]:
+    # Bring loss_type and loss_weights to {name: weight}
     weights = values.pop("loss_weights", None)
     names = values.get("loss_type")
     if weights is not None and not isinstance(names, (list, tuple)):
@@ -134,12 +147,13 @@ def _one_loss(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(names, (list, tuple)):
         names = [names]
         if not isinstance(names[0], str):
-            return values  # nothing, or nothing that could be a name: the field says so
+            return values  # empty or no name: left to the field's validator
     weights = [1.0] * len(names) if weights is None else weights
     sound = isinstance(weights, (list, tuple)) and len(weights) == len(names) == len({str(name) for name in names})
     if not sound or not all(isinstance(w, (int, float)) and not isinstance(w, bool) for w in weights):
         raise ValueError("loss_type names each loss once, and loss_weights hold one number for each")
     by_name = {str(name): float(weight) for name, weight in zip(names, weights, strict=True)}
+    # One loss of weight 1, with an optional SFT term
     alpha = by_name.pop("sft", None)
     if list(by_name.values()) != [1.0]:
         raise ValueError(f"loss_type takes one of {', '.join(DPO_LOSSES)} with weight 1, and sft beside it")

@@ -1,4 +1,4 @@
-"""``lora:``, ``generation:`` and ``launch:`` — the small sections."""
+"""``lora:``, ``generation:`` and ``launch:``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.core.patterns import is_pattern
 
 
 def _targets(value: Any) -> tuple[str, ...]:
-    """A regular expression stays whole, commas and all; anything else is a list of names."""
+    """Convert target modules: a regular expression stays one string, all else becomes a list of names."""
     names = (value.strip(),) if isinstance(value, str) and is_pattern(value) else to_texts(value)
     for name in filter(is_pattern, names):
         try:
@@ -44,40 +44,44 @@ def _bits(value: Any) -> int | None:
 
 
 class LoraSection(Section):
-    """Train low-rank adapters instead of all weights. The section's presence turns it on."""
+    """Train low-rank adapters instead of all weights; on when the section is present."""
 
     r: Int = Field(default=8, ge=1, description="Rank of the adapters.")
-    alpha: OptInt = Field(default=None, ge=1, description="Scale of the adapters; twice the rank when empty.")
-    dropout: Float = Field(default=0.0, ge=0, lt=1, description="Dropout before the adapters.")
+    alpha: OptInt = Field(
+        default=None, ge=1, description="Scaling numerator alpha (scale = alpha / r); twice the rank when empty."
+    )
+    dropout: Float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapters' input.")
     target_modules: Annotated[tuple[str, ...], BeforeValidator(_targets)] = Field(
         default=("all-linear",),
-        description="Modules that get an adapter: ends of names, or one regular expression of whole names; all-linear means every linear layer but the head (of a mixture of experts: those beside the experts).",
+        description="Modules that get an adapter: suffixes of their names, or one regular expression "
+        "for full names; all-linear is every linear layer but the head (in a mixture of "
+        "experts without the experts).",
     )
     modules_to_save: Texts = Field(
-        default=(), description="Modules trained in full beside the adapters (embed_tokens, lm_head)."
+        default=(), description="Modules trained in full in addition to the adapters (embed_tokens, lm_head)."
     )
     bias: Annotated[str, Word("none", "all", "lora_only")] = Field(
         default="none", description="Which biases are trained."
     )
     use_rslora: Bool = Field(default=False, description="Scale by alpha / sqrt(r) instead of alpha / r.")
     quantization_bit: Annotated[int | None, BeforeValidator(_bits)] = Field(
-        default=None, description="4: keep the frozen weights quantised (QLoRA)."
+        default=None, description="4: quantise the frozen weights to 4 bits (QLoRA)."
     )
     quantization_type: Annotated[str, Word("nf4", "fp4")] = Field(
         default="nf4", description="4-bit number format: nf4 or fp4."
     )
-    double_quant: Bool = Field(default=True, description="Quantise the scales of the 4-bit blocks too.")
+    double_quant: Bool = Field(default=True, description="Also quantise the scales of the 4-bit blocks.")
     adapter_name_or_path: OptPath = Field(
         default=None,
-        description="Folder of a peft adapter to train on from; rank, scale and targets are then read from it.",
+        description="Folder of a peft adapter to continue training; its rank, alpha and target modules are used.",
     )
 
 
 class GenerationSection(Section):
-    """How `paceline chat RUN` writes answers; its options (`--temperature 0.7`) win over these."""
+    """Generation in `paceline chat RUN`; its options (`--temperature 0.7`) take precedence."""
 
-    max_new_tokens: Int = Field(default=128, ge=1, description="Longest answer in tokens.")
-    temperature: Float = Field(default=0.0, ge=0, description="0 takes the likeliest token; above 0 samples.")
+    max_new_tokens: Int = Field(default=128, ge=1, description="Maximum answer length in tokens.")
+    temperature: Float = Field(default=0.0, ge=0, description="Sampling temperature; 0: greedy decoding.")
     top_p: Float = Field(
         default=1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability."
     )
@@ -85,14 +89,14 @@ class GenerationSection(Section):
 
 
 class LaunchSection(Section):
-    """How many processes, on how many machines. Launcher flags say the same and win."""
+    """Numbers of processes and nodes. Command-line options take precedence."""
 
     nproc: OptInt = Field(
-        default=None, ge=1, description="Processes on this node; one per accelerator (or 1 on a CPU) when empty."
+        default=None, ge=1, description="Processes on this node; when empty one per accelerator, or 1 on a CPU."
     )
     nnodes: Int = Field(default=1, ge=1, description="Number of nodes.")
     node_rank: Int = Field(default=0, ge=0, description="Rank of this node.")
     master_addr: Text = Field(default="127.0.0.1", description="Address of node 0.")
     master_port: OptInt = Field(
-        default=None, description="Port on node 0; a free one is found when empty (one node only)."
+        default=None, description="Port on node 0; a free one is chosen when empty (one node only)."
     )

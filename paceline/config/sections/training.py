@@ -1,4 +1,4 @@
-"""``training:`` — every key by its Transformers name where it has one."""
+"""``training:`` — all keys, named as in Transformers where it has them."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ from paceline.config.sections.training_steps import (
 
 
 class TrainingSection(LoggingFields, SavingFields, EvaluationFields, LoadingFields, OptimisationFields, ScaleFields):
-    """How it is trained."""
+    """Training: algorithm, strategy, batch, precision, optimizer, evaluation, saving and logging."""

@@ -31,7 +31,7 @@ SCHEDULES = (
 
 
 def to_resume(value: Any) -> Any:
-    """``true`` means ``latest``; ``false`` and the empty text mean no resume."""
+    """Convert ``true`` to ``latest``, and ``false`` and the empty text to None (no resume)."""
     if isinstance(value, bool):
         return "latest" if value else None
     if isinstance(value, str):
@@ -41,7 +41,7 @@ def to_resume(value: Any) -> Any:
 
 
 def to_trackers(value: Any) -> Any:
-    """``none``, ``all`` or names of trackers, as a tuple."""
+    """Convert ``none``, ``all`` or names of trackers to a tuple of names."""
     names = () if value is None or value is False else to_texts(value)
     if names in ((), ("none",)):
         return ()
@@ -49,25 +49,21 @@ def to_trackers(value: Any) -> Any:
 
 
 class OptimisationFields(Section):
-    """Steps, learning rate, optimizer."""
+    """Steps, learning rate, optimizer, seeds."""
 
     num_train_epochs: Float = Field(
-        default=3.0, gt=0, le=1e6, description="Passes over the data; max_steps wins when it is set."
+        default=3.0, gt=0, le=1e6, description="Epochs; max_steps takes precedence if it is set."
     )
-    max_steps: Int = Field(default=-1, description="Optimizer steps; -1: by num_train_epochs.")
+    max_steps: Int = Field(default=-1, description="Optimizer steps; -1: derived from num_train_epochs.")
     learning_rate: Float = Field(default=5e-5, ge=0, description="Peak learning rate.")
-    weight_decay: Float = Field(
-        default=0.0, ge=0, description="Decoupled decay of matrices; biases and norms are left out."
-    )
-    adam_beta1: Float = Field(default=0.9, ge=0, lt=1, description="Adam's first decay.")
-    adam_beta2: Float = Field(default=0.999, ge=0, lt=1, description="Adam's second decay.")
+    weight_decay: Float = Field(default=0.0, ge=0, description="Decoupled weight decay; biases and norms are excluded.")
+    adam_beta1: Float = Field(default=0.9, ge=0, lt=1, description="Adam's β₁.")
+    adam_beta2: Float = Field(default=0.999, ge=0, lt=1, description="Adam's β₂.")
     adam_epsilon: Float = Field(default=1e-8, ge=0, description="Adam's epsilon.")
-    max_grad_norm: Float = Field(
-        default=1.0, ge=0, description="Gradients are scaled down to this global norm; 0: no clipping."
-    )
+    max_grad_norm: Float = Field(default=1.0, ge=0, description="Clip gradients to this global norm; 0: no clipping.")
     optim: Annotated[str, Word(*BUILT, known=KNOWN)] = Field(
         default="adamw_torch_fused",
-        description="Optimizer by its Transformers name; its other names are known, and refused with what to write instead.",
+        description="Optimizer by its Transformers name; unsupported ones are refused with an alternative.",
     )
     optim_args: OptText = Field(default=None, description="Extra optimizer arguments as `name=value,name=value`.")
     lr_scheduler_type: Annotated[str, Word(*SCHEDULES)] = Field(
@@ -78,57 +74,61 @@ class OptimisationFields(Section):
         default={}, description="Options of the schedule, e.g. `{num_cycles: 2}` or `{min_lr: 1e-6}`."
     )
     warmup_steps: Float = Field(
-        default=0.0, ge=0, description="Warm-up: steps from 1 on, a share of all steps below 1."
+        default=0.0, ge=0, description="Warm-up: a number of steps if 1 or more, a fraction of all steps if below 1."
     )
-    seed: Int = Field(default=42, ge=0, description="Seed of everything random.")
+    seed: Int = Field(default=42, ge=0, description="Random seed.")
     data_seed: OptInt = Field(default=None, ge=0, description="Seed of the data order; seed when empty.")
 
 
 class LoadingFields(Section):
-    """How batches reach the model."""
+    """Data loading."""
 
     dataloader_num_workers: Int = Field(
         default=0,
         ge=0,
-        description="Threads that prepare what the next steps and evaluations read while one runs, in the same order; 0: none.",
+        description="Threads that prepare the batches of the next steps and evaluations, without "
+        "changing their order; 0: none.",
     )
     dataloader_pin_memory: Bool = Field(
-        default=True, description="Copy batches to CUDA from page-locked memory; nothing to do on a CPU."
+        default=True, description="Copy batches to CUDA from pinned memory; no effect on a CPU."
     )
     dataloader_drop_last: Bool = Field(
         default=False,
-        description="Drop the last partial step of an epoch; otherwise it is filled with rows of weight 0.",
+        description="Drop the last partial step of an epoch; otherwise it is padded with rows of weight 0.",
     )
     dataloader_prefetch_factor: OptInt = Field(
-        default=None, ge=1, description="Steps' batches that each loading thread keeps ready; 2 when empty."
+        default=None, ge=1, description="Steps whose batches each loading thread keeps ready; 2 when empty."
     )
 
 
 class EvaluationFields(Section):
-    """When to evaluate, and what is best."""
+    """When to evaluate, and which checkpoint is best."""
 
     eval_strategy: Annotated[str, Word("no", "steps", "epoch", false="no")] = Field(
         default="no", description="When to evaluate."
     )
     eval_steps: OptFloat = Field(
-        default=None, description="Steps between evaluations (a share of all steps below 1); logging_steps when empty."
+        default=None,
+        description="Steps between evaluations (a fraction of all steps if below 1); logging_steps when empty.",
     )
     eval_on_start: Bool = Field(default=False, description="Evaluate before the first step.")
     load_best_model_at_end: Bool = Field(
-        default=False, description="Give back the best checkpoint at the end; it is never pruned."
+        default=False, description="Use the best checkpoint as the result; it is never deleted."
     )
-    metric_for_best_model: OptText = Field(default=None, description="Metric that decides; loss when empty.")
+    metric_for_best_model: OptText = Field(
+        default=None, description="Metric that selects the best checkpoint; loss when empty."
+    )
     greater_is_better: OptBool = Field(
-        default=None, description="Direction of the metric; empty: false for losses, else true."
+        default=None, description="Whether a greater metric is better; when empty false for losses, else true."
     )
     early_stopping_patience: OptInt = Field(
         default=None, ge=1, description="Stop after this many evaluations without improvement."
     )
-    early_stopping_threshold: Float = Field(default=0.0, ge=0, description="Improvement that counts.")
+    early_stopping_threshold: Float = Field(default=0.0, ge=0, description="Smallest improvement that counts.")
 
 
 class SavingFields(Section):
-    """Where the run lives, when it saves, from where it goes on."""
+    """Run directory, saving and resuming."""
 
     output_dir: OptPath = Field(
         default=None, description="Run directory; outputs/<experiment_name or name of the config file> when empty."
@@ -138,26 +138,35 @@ class SavingFields(Section):
     )
     output_access: Annotated[str, Word("private", "group", "umask")] = Field(
         default="private",
-        description="Who may read what a run and the preparation of its data write: this user (and the group, where the folder that it is made in has the setgid bit), the group, or whom the umask says.",
+        description="Who may read the files of a run and its prepared data: this user (and the group, "
+        "if the parent folder has the setgid bit), the group, or as the umask allows.",
     )
-    overwrite_output_dir: Bool = Field(default=False, description="Start anew in a directory that holds another run.")
+    overwrite_output_dir: Bool = Field(
+        default=False, description="Start a new run in a directory that contains another run."
+    )
     resume_from_checkpoint: Annotated[str | None, BeforeValidator(to_resume)] = Field(
         default=None,
-        description="latest (or true): go on, refuse without a checkpoint; auto: go on if there is one; or the path of a checkpoint.",
+        description="latest (or true): resume, refuse if there is no checkpoint; auto: resume if "
+        "there is one; or the path of a checkpoint.",
     )
     save_strategy: Annotated[str, Word("no", "steps", "epoch", "best", false="no")] = Field(
-        default="steps", description="When to save; the end is always saved but for no."
+        default="steps", description="When to save; unless it is no, the end is always saved."
     )
-    save_steps: Float = Field(default=500.0, description="Steps between checkpoints (a share of all steps below 1).")
-    save_total_limit: OptInt = Field(default=None, description="Checkpoints to keep, oldest go first; all when empty.")
+    save_steps: Float = Field(
+        default=500.0, description="Steps between checkpoints (a fraction of all steps if below 1)."
+    )
+    save_total_limit: OptInt = Field(
+        default=None, description="Number of checkpoints to keep, deleting the oldest; all when empty."
+    )
 
 
 class LoggingFields(Section):
-    """What one sees."""
+    """Logging and trackers."""
 
     logging_steps: Float = Field(
         default=10.0,
-        description="Steps between console lines and tracker points (a share of all steps below 1); events hold every step.",
+        description="Steps between console lines and tracker points (a fraction of all steps if below "
+        "1); events record every step.",
     )
     logging_first_step: Bool = Field(default=False, description="Log step 1 too.")
     report_to: Annotated[tuple[str, ...], BeforeValidator(to_trackers)] = Field(
@@ -166,5 +175,7 @@ class LoggingFields(Section):
     run_name: OptText = Field(default=None, description="Name of the run in trackers; experiment_name when empty.")
     log_level: Annotated[str, Word("debug", "info", "warning", "error", "critical", "passive", "detail")] = Field(
         default="info",
-        description="Least severe line on the console and in logs/: steps, evaluations and notes are info (passive is info too), at debug every step has its line; what ends a run is always written, events hold everything.",
+        description="Least severe level on the console and in logs/. Steps, evaluations and notes are "
+        "info (passive is the same); debug prints a line for every step. What ends a run "
+        "is always written, and events record everything.",
     )

@@ -1,4 +1,7 @@
-"""Field types that take what people write: ``"2e-5"`` and ``8.0`` as numbers, ``yes`` and ``off`` as booleans; never NaN or infinity."""
+"""Field types that accept common spellings: ``"2e-5"`` as a number, ``8.0`` as an int, ``off`` as a boolean.
+
+NaN and infinity are refused.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.scalars import parse_number
 
-#: The largest whole number that is one everywhere it goes: tensors, seeds and clocks hold 64 bits with a sign.
+#: The largest int that fits everywhere it is used (tensors, seeds, clocks): signed 64 bits.
 MOST = 2**63 - 1
 _LONGEST_NAME = 255  # NAME_MAX of Linux's file systems
 _TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, and no key passes unknown."""
+    """Base class of all sections: frozen, refuses unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=False, protected_namespaces=(), defer_build=True
@@ -34,7 +37,7 @@ def _fail(expected: str) -> PydanticCustomError:
 
 
 def to_number(value: Any) -> float:
-    """A finite float from a number or the text of one. Raises PydanticCustomError otherwise."""
+    """Convert a number or its text to a finite float. Raises PydanticCustomError otherwise."""
     if isinstance(value, str):
         parsed = parse_number(value.strip())
         value = value if parsed is None else parsed
@@ -42,7 +45,7 @@ def to_number(value: Any) -> float:
         raise _fail("must be a number")
     try:
         number = float(value)
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an int of more than 308 digits
         number = math.inf
     if not math.isfinite(number):
         raise _fail("must be a finite number, not NaN or infinity")
@@ -50,7 +53,7 @@ def to_number(value: Any) -> float:
 
 
 def to_int(value: Any) -> int:
-    """A whole number from ``8``, ``8.0``, ``2e8`` or the text of one. Raises PydanticCustomError otherwise."""
+    """Convert ``8``, ``8.0``, ``2e8`` or their text to an int. Raises PydanticCustomError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool):
         try:
             number = to_number(value)
@@ -65,7 +68,7 @@ def to_int(value: Any) -> int:
 
 
 def to_bool(value: Any) -> bool:
-    """A boolean from true/false, yes/no, on/off, 1/0. Raises PydanticCustomError otherwise."""
+    """Convert true/false, yes/no, on/off or 1/0 to a bool. Raises PydanticCustomError otherwise."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and value in (0, 1):
@@ -76,7 +79,7 @@ def to_bool(value: Any) -> bool:
 
 
 def to_text(value: Any) -> str:
-    """A text; numbers are taken as their text. Raises PydanticCustomError for lists, mappings and booleans."""
+    """Convert a text or a number to str. Raises PydanticCustomError for lists, mappings and booleans."""
     if isinstance(value, str):
         if "\0" in value:
             raise _fail("holds a NUL character, which no name, path or word has")
@@ -87,7 +90,10 @@ def to_text(value: Any) -> str:
 
 
 def to_path(value: Any) -> str:
-    """A text that can be a path: no name in it is longer than 255 bytes. Raises PydanticCustomError."""
+    """Convert to a text that is a valid path: no name in it exceeds 255 bytes.
+
+    Raises PydanticCustomError otherwise.
+    """
     text = to_text(value)
     if any(len(name.encode("utf-8", "replace")) > _LONGEST_NAME for name in text.split("/")):
         raise _fail(f"must be a path, and no name in one is longer than {_LONGEST_NAME} bytes")
@@ -95,7 +101,7 @@ def to_path(value: Any) -> str:
 
 
 def to_mapping(value: Any) -> dict[str, Any]:
-    """A mapping with text keys; the JSON text of one is taken too (Transformers does). Raises PydanticCustomError otherwise."""
+    """Accept a mapping, or its JSON text as Transformers does. Raises PydanticCustomError otherwise."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)
@@ -109,7 +115,7 @@ def to_mapping(value: Any) -> dict[str, Any]:
 
 
 def all_finite(value: Any) -> bool:
-    """Whether no NaN or infinity stands anywhere inside (JSON has no word for them)."""
+    """Whether ``value`` contains no NaN or infinity at any depth (JSON cannot represent them)."""
     if isinstance(value, dict):
         return all(all_finite(item) for item in value.values())
     if isinstance(value, (list, tuple)):
@@ -118,7 +124,10 @@ def all_finite(value: Any) -> bool:
 
 
 def to_texts(value: Any) -> tuple[str, ...]:
-    """A tuple of texts from a list, or from one text with commas. Raises PydanticCustomError otherwise."""
+    """Convert a list, or one comma-separated text, to a tuple of texts.
+
+    Raises PydanticCustomError otherwise.
+    """
     if isinstance(value, str):
         return tuple(part.strip() for part in to_text(value).split(",") if part.strip())
     if isinstance(value, (list, tuple)):
@@ -127,7 +136,7 @@ def to_texts(value: Any) -> tuple[str, ...]:
 
 
 def optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same conversion with null left as None."""
+    """Return ``convert`` extended to keep None."""
     return lambda value: None if value is None else convert(value)
 
 
@@ -136,9 +145,10 @@ _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 @dataclass(frozen=True)
 class OneOf:
-    """Converts to one of ``choices`` (case does not matter); ``false``: the word that a YAML 1.1 ``no`` read as false means.
+    """Convert a text to one of ``choices``, ignoring case.
 
-    ``known``: words that are read as well, for a rule to refuse with its reason; ``own``: ``module:attr`` is, too, as it is written.
+    ``false``: the word meant by a YAML 1.1 ``no``, which is read as False; ``known``: words that are accepted
+    too, for a rule to refuse with the reason; ``own``: also accept ``module:attr`` unchanged.
     """
 
     choices: tuple[str, ...]
@@ -168,7 +178,7 @@ def _nearest(word: str, choices: tuple[str, ...]) -> str | None:
 
 
 def Word(*choices: str, false: str | None = None, known: tuple[str, ...] = (), own: bool = False) -> BeforeValidator:  # noqa: N802 - it reads as a type
-    """For ``Annotated[str, Word("a", "b")]``: a text that is one of ``choices``, or with ``own`` a ``module:attr``."""
+    """Return the validator for ``Annotated[str, Word("a", "b")]``; the arguments are ``OneOf``'s."""
     return BeforeValidator(OneOf(choices, false, known, own))
 
 
