@@ -1,4 +1,7 @@
-"""The YAML (or JSON) that ``accelerate config`` writes, as the lowest layer: precision, processes, nodes, kind of distribution, and its blocks."""
+"""The YAML (or JSON) of ``accelerate config``, read as the lowest layer.
+
+It gives precision, processes, nodes, the distributed type, and blocks of settings.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from paceline.config.nearest import nearest
 from paceline.config.source import shown
 from paceline.core.diagnostics import Severity
 
-# Fields of accelerate 1.15's ClusterConfig, the blocks that its questionnaire writes, and what older versions wrote.
+# Fields of accelerate 1.15's ClusterConfig, blocks written by its questionnaire, and keys of older versions.
 KNOWN = frozenset(
     [
         "compute_environment", "debug", "distributed_type", "downcast_bf16", "dynamo_config", "dynamo_backend", "deepspeed_config", "fsdp_config",
@@ -34,7 +37,7 @@ REFUSED = {
     "MPS": "Apple's MPS device is not supported",
     "SAGEMAKER": "jobs are not sent to SageMaker; start `paceline train` inside the job",
 }
-#: key → what is said when its value asks for something (not null, false, empty, or the word in the second place)
+#: key → (the note if its value requests something, values besides null, false and "" that do not)
 SAID: dict[str, tuple[str, tuple[Any, ...]]] = {
     "debug": ("accelerate checks the shapes before each collective of its own; TORCH_DISTRIBUTED_DEBUG=DETAIL has torch check those of a run", ()),
     "downcast_bf16": ("it turns float32 into bf16 on TPUs only", ("no",)),
@@ -74,9 +77,9 @@ _BLOCKS: dict[str, tuple[str, Callable[[Document, Foreign, dict[str, Any]], None
 
 
 def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = None) -> None:
-    """Adds this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``.
+    """Add this document's settings to the lowest layer; FSDP and DeepSpeed settings go to ``found.blocks``.
 
-    ``given``: what higher layers set, by path; of what they decide nothing is said.
+    ``given``: the values of higher layers by path; settings that they decide are not reported.
     """
     data = document.data
     if "SAGEMAKER" in str(data.get("compute_environment", "")).upper() or "ec2_instance_type" in data:
@@ -86,6 +89,7 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
     kind = _distribution(document, found)
     if kind is None and "distributed_type" in data:
         return
+    # Precision and other plain keys
     eight_bits = str(data.get("mixed_precision")).lower() == "fp8"
     if eight_bits or data.get("fp8_config"):
         path = "mixed_precision" if eight_bits else "fp8_config"
@@ -108,6 +112,7 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
         blocks.dynamo_block(
             Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), found, data
         )
+    # Blocks: only those of this distributed_type are used
     for name, (wanted, take) in _BLOCKS.items():
         block = data.get(name)
         if block and not isinstance(block, dict):
@@ -128,7 +133,7 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
 
 
 def _no_precision(document: Document, found: Foreign, given: Mapping[str, Any]) -> None:
-    """Without mixed_precision Accelerate computes in float32, unless FSDP's policy or a DeepSpeed file says another."""
+    """Without mixed_precision use float32, as Accelerate does, unless FSDP's policy or DeepSpeed sets it."""
     data = document.data
     blocks = [data.get(name) for name in ("fsdp_config", "deepspeed_config")]
     elsewhere = any(
@@ -158,11 +163,11 @@ def _unknown(document: Document, found: Foreign) -> None:
 
 
 def _distribution(document: Document, found: Foreign) -> str | None:
-    """The kind of distribution in accelerate's word, or None when it is not given or not supported."""
+    """Return Accelerate's distributed_type, or None when it is not given or not supported."""
     kind = document.data.get("distributed_type")
     if kind is None:
         return None
-    # A bare NO is the word "NO" here, and false for those who write it so.
+    # A bare NO is read as the word "NO"; some write it as false.
     name = "NO" if kind is False else str(kind).upper()
     if name in _STRATEGY:
         if _STRATEGY[name]:

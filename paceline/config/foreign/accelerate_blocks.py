@@ -9,7 +9,7 @@ from paceline.config.foreign.deepspeed_normal import table
 from paceline.config.foreign.layer import Document, Foreign
 from paceline.config.nearest import nearest
 
-# Accelerate's DeepSpeedPlugin: the field → the path in DeepSpeed's JSON.
+# Field of Accelerate's DeepSpeedPlugin → path in DeepSpeed's JSON.
 _DEEPSPEED = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
@@ -29,7 +29,7 @@ _DEEPSPEED_SAID = {
     "deepspeed_inclusion_filter": "give it to the launcher: `deepspeed --include …`",
     "deepspeed_exclusion_filter": "give it to the launcher: `deepspeed --exclude …`",
 }
-# what Accelerate fills in from the training arguments
+# filled in from the training arguments by Accelerate
 _OPEN = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 _MOE = ("deepspeed_moe_layer_cls_names", "transformer_moe_cls_names")
 _AXES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
@@ -66,8 +66,9 @@ def _unknown(document: Document, found: Foreign, block: str, key: str, known: li
 
 
 def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
-    """The block as the JSON that Accelerate's plugin makes of it, or the file that it names."""
+    """Convert the block to the DeepSpeed JSON that Accelerate makes of it, or note the file that it names."""
     data = document.data
+    # A file replaces the block's own settings
     file = data.get("deepspeed_config_file")
     if file and str(file).lower() != "none":
         found.blocks["training.deepspeed"] = f"{document.place('deepspeed_config_file')}\n{file}"
@@ -77,6 +78,7 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
             elif key != "deepspeed_config_file":
                 _deepspeed_other(document, found, key, {}, {})
         return
+    # Translate each key, remembering where it came from
     json: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for key, value in data.items():
@@ -86,6 +88,7 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
                 origin[_DEEPSPEED[key]] = key
         elif key != "deepspeed_config_file":
             _deepspeed_other(document, found, key, json, origin)
+    # Accelerate's defaults
     zero = json.setdefault("zero_optimization", {})
     if isinstance(zero, dict):
         zero.setdefault("stage", 2)  # Accelerate's default
@@ -126,7 +129,7 @@ def _deepspeed_other(
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """``other`` over ``one``, block by block."""
+    """Merge ``other`` over ``one``, recursively."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return other
     return {**one, **{key: _merged(one.get(key), value) for key, value in other.items()}}
@@ -140,12 +143,16 @@ def _put(data: dict[str, Any], path: str, value: Any) -> None:
 
 
 def fsdp_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
-    """FSDP settings, read later by their own reader."""
+    """Keep the FSDP settings for the FSDP reader."""
     found.blocks["training.fsdp_config"] = document
 
 
 def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
-    """Mesh sizes; Ulysses (``sp_size``) and context parallelism (``cp_size``) both split the sequence."""
+    """Convert the mesh sizes.
+
+    Ulysses (``sp_size``) and context parallelism (``cp_size``) both split the sequence.
+    """
+    # Collect the sizes
     sizes: dict[str, int] = {}
     for key, value in document.data.items():
         name = key.removeprefix("parallelism_config_")
@@ -164,6 +171,7 @@ def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any])
             codes.ACCELERATE_NOT_BUILT(what, document.place(""), str(sizes), "sp_size: 1, or cp_size: 1")
         )
         return
+    # sp_size is Ulysses, cp_size gathers keys and values
     for name, size in sizes.items():
         if name in ("cp_size", "sp_size"):
             if size != 1:
@@ -177,7 +185,7 @@ def parallelism_block(document: Document, found: Foreign, whole: dict[str, Any])
 
 
 def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
-    """Megatron's degrees on the native mesh: the same split of the model by other code."""
+    """Convert Megatron's parallel degrees to the native mesh, which splits the model in the same way."""
     data = {key.removeprefix("megatron_lm_"): (key, value) for key, value in document.data.items() if value is not None}
     for name, (key, value) in data.items():
         if name in _MEGATRON:
@@ -187,6 +195,7 @@ def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) ->
             found.problems.append(codes.ACCELERATE_NOT_BUILT(what, document.place(key), str(value), "remove it"))
         elif name != "use_distributed_optimizer":
             found.notes.append(document.note(key, f"{key} belongs to Megatron's own training loop and is not taken"))
+    # Ranks beyond tp · pp · cp are data-parallel and shard weights and optimizer states
     tp, pp, cp = (data.get(name, ("", 1))[1] for name in ("tp_degree", "pp_degree", "context_parallel_size"))
     strategy = "pipeline" if pp != 1 else "fsdp"
     found.entries.append(document.entry("training.distributed_strategy", strategy, "megatron_lm_pp_degree"))
@@ -200,7 +209,7 @@ def megatron_block(document: Document, found: Foreign, whole: dict[str, Any]) ->
 
 
 def dynamo_block(document: Document, found: Foreign, whole: dict[str, Any]) -> None:
-    """``dynamo_backend`` and its options as torch_compile."""
+    """Convert ``dynamo_backend`` and its options to torch_compile."""
     data = {key.removeprefix("dynamo_"): (key, value) for key, value in document.data.items()}
     key, backend = data.get("backend", ("", "no"))
     if str(backend).lower() in ("no", "false", "none", ""):

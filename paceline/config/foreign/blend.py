@@ -1,4 +1,4 @@
-"""A block of settings that both the YAML and the launcher describe: each key from one of them, every difference said."""
+"""Merge settings that both the YAML and the launcher give, reporting every difference."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.core.diagnostics import Diagnostic, Severity
 
 @dataclass(frozen=True)
 class Blend(Document):
-    """``data`` of both; ``variables`` has the places of what the launcher brought."""
+    """A document merged from both; ``variables`` has the places of the launcher's settings."""
 
     variables: Variables | None = None
 
     def place(self, path: str) -> str:
-        """``file:line``, or the variable."""
+        """Return ``file:line``, or the launcher's variable."""
         return self.variables.place(path) if self._launchers(path) else super().place(path)  # type: ignore[union-attr]
 
     def entry(self, to: str, value: Any, path: str) -> Entry:
-        """A setting of the one or the other."""
+        """Return a setting with the source that it comes from."""
         return self.variables.entry(to, value, path) if self._launchers(path) else super().entry(to, value, path)  # type: ignore[union-attr]
 
     def _launchers(self, path: str) -> bool:
@@ -33,9 +33,10 @@ class Blend(Document):
 
 
 def blended(own: Document, launcher: Variables, found: Foreign, same_key: Callable[[str], str] = str) -> Document:
-    """``own`` (the YAML's or its file's) under the options that the launcher was given; each difference is a warning in ``found``.
+    """Return ``own`` (the YAML's settings or its file's) overridden by the options given to the launcher.
 
-    ``same_key`` brings the spellings of a key to one. What the launcher sets when nobody asks is left to ``own``.
+    Each difference adds a warning to ``found``. ``same_key`` normalises the spelling of a key. The launcher's
+    defaults do not override ``own``.
     """
     data, written = _copy(own.data), {_canonical(path, same_key): path for path, _ in _leaves(own.data)}
     for path, value in _leaves(launcher.data):

@@ -1,6 +1,7 @@
-"""DeepSpeed's JSON as the lowest layer: learning rate, batch, accumulation, clipping, precision, optimizer, schedule. ``"auto"`` means not set.
+"""DeepSpeed's JSON as the lowest layer: batch size, precision, optimizer, schedule. ``"auto"`` means not set.
 
-Those keys are owned by ``training.*``: a higher layer that sets one of them wins, and the JSON's value is named beside it.
+Learning rate, batch, accumulation, clipping, precision, optimizer and schedule belong to ``training.*``: a
+higher layer that sets one of them wins, and a note shows the JSON's value.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ _PRECISIONS = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "f
 
 
 def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = None) -> None:
-    """Adds this document's settings to the lowest layer and its normal form to ``found.contents``; names what is wrong or not taken.
+    """Add this document's settings to the lowest layer and its normal form to ``found.contents``.
 
-    ``given``: what higher layers set, by path; what they decide is not refused here.
+    Errors and settings that are not used are reported in ``found``. ``given``: the values of higher layers by
+    path; what they decide is not refused.
     """
     given = given or {}
     normal = Normaliser(document, found, given.get("training.distributed_strategy")).run()
@@ -34,10 +36,10 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
 
 
 class _Reader(Teller):
-    """The entries that one document makes."""
+    """Creates the entries of one document."""
 
     def run(self) -> None:
-        """All entries and notes."""
+        """Add all entries and notes."""
         self._batch()
         self.take("training.max_grad_norm", self.normal.get("gradient_clipping"), "gradient_clipping")
         self._precision()
@@ -55,7 +57,7 @@ class _Reader(Teller):
             return
         open_keys = [key for key in _BATCH if key not in normal]
         if open_keys:
-            # DeepSpeed: accumulation 1 where only the total stands.
+            # As in DeepSpeed; accumulation is 1 if only the total is given.
             what = f"{' and '.join(open_keys)} follow from train_batch_size {total} and the number of processes; where it does not divide evenly, the nearest smaller product is what runs, and the plan says so (DeepSpeed would refuse to start)"
         elif isinstance(micro, int) and isinstance(steps, int):
             processes = total / (micro * steps)
@@ -85,7 +87,7 @@ class _Reader(Teller):
             self.default("training.mixed_precision", "no", "", "no precision block: float32, as in DeepSpeed", hint)
 
     def _autocast(self) -> Any:
-        """What torch_autocast.enabled says; None where it is not there."""
+        """Return torch_autocast.enabled, or None without the block."""
         autocast = self.normal.pop("torch_autocast", None)
         if isinstance(autocast, dict):
             word = _PRECISIONS.get(str(autocast.get("dtype", "bfloat16")).lower().removeprefix("torch."))
@@ -97,7 +99,7 @@ class _Reader(Teller):
         return None
 
     def _amp(self) -> Any:
-        """What Apex's block says; None where it is not there."""
+        """Return the ``enabled`` of Apex's amp block, or None without the block."""
         amp = self.normal.pop("amp", None)
         if not isinstance(amp, dict):
             return None
@@ -129,7 +131,7 @@ class _Reader(Teller):
         return amp.get("enabled", False)
 
     def _moved(self) -> None:
-        """Keys that training.* owns altogether."""
+        """Move keys that belong entirely to training.*."""
         drop = self.normal.pop("dataloader_drop_last", None)
         self.take("training.dataloader_drop_last", drop, "dataloader_drop_last")
         if self.normal.get("gradient_allreduce_op") == "sum":
@@ -166,11 +168,12 @@ class _Reader(Teller):
 
 
 def batch_of(deepspeed: Any, micro: int, steps: int, data_parallel_size: int) -> tuple[int, int, str | None]:
-    """(micro-batch, accumulation, what to say) for a number of data-parallel ranks, by DeepSpeed's own rule.
+    """Return (micro-batch, accumulation, message) for a number of data-parallel ranks, by DeepSpeed's rule.
 
-    ``deepspeed`` is ``training.deepspeed`` (anything but a mapping says nothing); ``micro`` and ``steps`` are ``training``'s effective
-    values. Where the JSON gives ``train_batch_size`` as a number and leaves a member of the triple out altogether, that member follows
-    from it (rounded down, at least 1); everything else is taken as it is.
+    ``deepspeed`` is ``training.deepspeed`` (ignored unless a mapping); ``micro`` and ``steps`` are the
+    effective values of ``training``. Where the JSON gives ``train_batch_size`` as a number and lacks one or
+    both of the other batch keys, they follow from it (rounded down, at least 1); anything else is used as
+    given.
     """
     total = deepspeed.get(_TOTAL) if isinstance(deepspeed, dict) else None
     absent = [key for key in (_MICRO, _STEPS) if key not in deepspeed] if isinstance(total, int) else []

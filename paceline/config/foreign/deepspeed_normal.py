@@ -1,6 +1,7 @@
-"""A DeepSpeed JSON in the spelling of 0.19.8: known keys with values of their type, old names translated, the rest named.
+"""Normalise a DeepSpeed JSON to 0.19.8: check types, translate old names, report all other keys.
 
-DeepSpeed itself reads its top level with ``dict.get`` (a misspelt key is ignored) and most blocks strictly (an old key is a crash).
+DeepSpeed itself reads its top level with ``dict.get`` (a misspelt key is ignored) and most blocks strictly
+(an old key is a crash).
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ _NEOX = frozenset(["num-layers", "hidden-size", "num-attention-heads", "pipe-par
 
 @cache
 def table() -> dict[str, Any]:
-    """Every key of DeepSpeed 0.19.8, nested, with the type of its value."""
+    """Return every key of DeepSpeed 0.19.8, nested, with its value's type."""
     return json.loads(Path(__file__).with_name("deepspeed_keys.json").read_text(encoding="utf-8"))["keys"]
 
 
 class Normaliser:
-    """Walks one document; ``result`` is the normal form. ``strategy``: what a higher layer names, if any."""
+    """Normalises one document into ``result``.
+
+    ``strategy``: the strategy that a higher layer names, if any.
+    """
 
     def __init__(self, document: Document, found: Foreign, strategy: Any = None) -> None:
         self.strategy = strategy
@@ -52,7 +56,10 @@ class Normaliser:
         self._unknown_keys = 0
 
     def run(self) -> dict[str, Any]:
-        """The normal form. What is wrong stands in ``found.problems``, what is translated or left out in ``found.notes``."""
+        """Return the normal form.
+
+        Errors are added to ``found.problems``; translated and dropped keys to ``found.notes``.
+        """
         data = self.document.data
         neox = [key for key in data if key in _NEOX]
         if len(neox) > 1:
@@ -72,6 +79,7 @@ class Normaliser:
 
     def _block(self, block: dict[str, Any], spec: dict[str, Any], prefix: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        # Per key: a comment, an old shape, refused, dropped, replaced, unknown, or known
         for key, value in block.items():
             path = f"{prefix}{key}"
             name = self._name(key, prefix.rstrip("."), path)
@@ -102,6 +110,7 @@ class Normaliser:
         return new
 
     def _known(self, name: str, path: str, value: Any, spec: Any, found: dict[str, Any]) -> None:
+        # Check the type and add the value
         if name in found and not same(found[name], value):
             self._problem(
                 codes.CONFIG_CONFLICT,
@@ -131,6 +140,7 @@ class Normaliser:
                     codes.CONFIG_TYPE, f"{path} {exc.message()}", path, shown(name, value), '"auto", or the value'
                 )
                 return
+        # Notes on lossy features, and secrets
         on = any(item is True for item in found[name].values()) if isinstance(found[name], dict) else is_on(found[name])
         if path in SAID and on:
             self._note(path, SAID[path])
@@ -145,7 +155,7 @@ class Normaliser:
             )
 
     def _special(self, canonical: str, path: str, value: Any, found: dict[str, Any]) -> bool:
-        """Old spellings that change place or shape; whether it was one."""
+        """Handle an old spelling that changes place or shape; return whether it was one."""
         block, _, name = canonical.rpartition(".")
         if canonical == "zero_optimization" and isinstance(value, bool):
             found["zero_optimization"] = {"stage": int(value)}
@@ -186,7 +196,11 @@ class Normaliser:
             found.setdefault(name, {"device": "cpu"})
 
     def _tensor_parallel(self, path: str, value: dict[str, Any], found: dict[str, Any]) -> None:
-        """``{"enabled": true, "tp_size": 2}`` and ``{"tp": {"tp_size": 2}}``: DeepSpeed refuses the first and ignores the second."""
+        """Convert ``{"enabled": true, "tp_size": 2}`` and ``{"tp": {"tp_size": 2}}`` to ``autotp_size``.
+
+        DeepSpeed refuses the first and ignores the second.
+        """
+        # Collect the sizes of all spellings
         inner = dict(value)
         enabled = inner.pop("enabled", True)
         sizes = {"tp_size": inner.pop("tp_size", None)}
@@ -196,6 +210,7 @@ class Normaliser:
         if not is_on(enabled):
             self._note(path, "switched off")
             return
+        # Drop keys that AutoTP decides, then agree on one size
         for key in [key for key in inner if key.startswith(AUTOTP_DECIDES)]:
             del inner[key]
             self._note(f"{path}.{key}", "no key of DeepSpeed: AutoTP decides which matrices are cut and how, its groups are consecutive ranks", "remove it")  # fmt: skip
@@ -262,7 +277,7 @@ class Normaliser:
             return
         inside = next((name for name, block in spec.items() if isinstance(block, dict) and key in block), None)
         if inside == "zero_optimization" and key != "stage":
-            # Of ZeRO's keys only the stage changes what is set up; the others are memory and speed.
+            # Only ZeRO's stage changes the setup; its other keys affect memory and speed.
             what = "DeepSpeed reads it inside zero_optimization only; at the top level it has no effect"
             self._note(path, what, f'"zero_optimization": {{"{key}": …}}', Severity.WARNING)
         elif key not in IGNORED and (inside or near):

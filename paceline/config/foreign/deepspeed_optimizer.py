@@ -1,4 +1,4 @@
-"""The optimizer block of DeepSpeed's JSON as keys of ``training``, with the defaults of DeepSpeed 0.19.8 for what it leaves out."""
+"""The optimizer block of DeepSpeed's JSON as keys of ``training``, with DeepSpeed 0.19.8's defaults."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from paceline.config.optimizers import BUILT, KNOWN
 from paceline.config.source import shown
 
 _RATES = {"adagrad": 1e-2, "rmsprop": 1e-2}
-_RATE = 1e-3  # of every other optimizer that DeepSpeed or torch builds by name
-_TORCH_DECAY = 1e-2  # torch.optim.AdamW's own, which "torch_adam" chooses; DeepSpeed's Adams have 0
+_RATE = 1e-3  # default of every other optimizer that DeepSpeed or torch builds by name
+_TORCH_DECAY = 1e-2  # default of torch.optim.AdamW, which "torch_adam" chooses; 0 in DeepSpeed's Adams
 _ADAM_DEFAULTS = {"bias_correction": True, "amsgrad": False, "adam_w_mode": True}
-#: parameters that change the update → carried as optim_args, by what ``training.optim`` becomes (torch's own spelling)
+#: ``training.optim`` → parameters (torch's names) that change the update and are passed on as optim_args
 _ARGUMENTS: dict[str, frozenset[str]] = {
     "sgd": frozenset(["momentum", "dampening", "nesterov", "maximize"]),
     "adagrad": frozenset(["lr_decay", "initial_accumulator_value", "eps", "maximize"]),
     "rmsprop": frozenset(["alpha", "momentum", "centered", "eps", "maximize"]),
     "adamw_torch_fused": frozenset(["maximize"]),
 }
-#: parameters that choose code: the numbers do not depend on them
+#: parameters that choose an implementation and do not change the numbers
 _CODE = frozenset(["torch_adam", "fused", "foreach", "capturable", "differentiable", "set_grad_none", "adamw_mode"])
-#: of 1-bit Adam's communication
+#: parameters of 1-bit Adam's compressed communication
 _COMPRESSION = frozenset(["freeze_step", "cuda_aware", "comm_backend_name", "var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"])  # fmt: skip
 
 
 def read_optimizer(teller: Teller, rate: float | None) -> None:
-    """Entries for ``training``; ``rate`` is the learning rate that the schedule sets, or None."""
+    """Add the block's entries for ``training``; ``rate``: the learning rate that the schedule sets."""
     block = teller.typed("optimizer")
     if block is not None:
         _Reader(teller, *block).run(rate)
@@ -44,7 +44,7 @@ class _Reader:
         self.arguments: dict[str, Any] = {}
 
     def run(self, rate: float | None) -> None:
-        """Type, then each parameter, then what is absent."""
+        """Read the type, then each parameter, then fill in DeepSpeed's defaults."""
         self._type()
         for key, value in self.params.items():
             if given_value(value):
@@ -111,7 +111,7 @@ class _Reader:
             self._other(key, value, path)
 
     def _other(self, key: str, value: Any, path: str) -> None:
-        """A parameter without a counterpart: said for what it is."""
+        """Report a parameter that has no counterpart."""
         teller = self.teller
         if key in _CODE:
             teller.note(path, f"{key} chooses code for the same update, and is not taken")
@@ -160,7 +160,7 @@ class _Reader:
             self.teller.problem(codes.CONFIG_TYPE, what, path, shown("", value), "[0.9, 0.999]")
 
     def _carry(self) -> None:
-        """What torch's own class takes goes there as ``optim_args``."""
+        """Pass the parameters of torch's optimizer class on as ``optim_args``."""
         teller, path = self.teller, f"optimizer.params.{next(iter(self.arguments))}"
         wrong = [key for key, value in self.arguments.items() if not isinstance(value, (int, float))]
         for key in wrong:

@@ -1,4 +1,4 @@
-"""The scheduler block of DeepSpeed's JSON as keys of ``training``: DeepSpeed's own schedules, with the defaults of 0.19.8 for what it leaves out."""
+"""The scheduler block of DeepSpeed's JSON as keys of ``training``, with DeepSpeed 0.19.8's defaults."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paceline.config.foreign.deepspeed_teller import Teller, given_value
 from paceline.config.foreign.deepspeed_verdicts import NO_SCHEDULE, SCHEDULES, is_on
 from paceline.config.source import shown
 
-_WARMUP_STEPS = 1000  # of WarmupLR and its kin, where the file does not say
-_RATE = 1e-3  # WarmupDecayLR's warmup_max_lr and LRRangeTest's lower end, where the file does not say
+_WARMUP_STEPS = 1000  # default of WarmupLR, WarmupDecayLR and WarmupCosineLR
+_RATE = 1e-3  # default of WarmupDecayLR's warmup_max_lr and LRRangeTest's minimum
 _NAMES = '"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle" or "LRRangeTest"'
-#: schedule → (the parameter that is training.learning_rate, those that are lr_scheduler_kwargs)
+#: schedule → (the parameter that becomes training.learning_rate, those that become lr_scheduler_kwargs)
 _PARAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "warmup_lr": ("warmup_max_lr", ("warmup_min_lr", "warmup_type")),
     "warmup_decay_lr": ("warmup_max_lr", ("warmup_min_lr", "warmup_type", "total_num_steps")),
@@ -27,7 +27,7 @@ _MOMENTUM = frozenset(["cycle_momentum", "cycle_min_mom", "cycle_max_mom", "deca
 
 
 def read_scheduler(teller: Teller) -> float | None:
-    """Entries for ``training``. Returns the learning rate that the schedule sets itself, or None."""
+    """Add the block's entries for ``training``; return the learning rate that the schedule sets, or None."""
     block = teller.typed("scheduler")
     if block is None:
         if "training.lr_scheduler_type" not in teller.given and teller.typed("optimizer"):
@@ -53,7 +53,7 @@ def _overruled(teller: Teller, name: str) -> bool:
 
 
 def _not_taken(teller: Teller, kind: str, params: dict[str, Any], known: bool) -> None:
-    """The YAML's schedule runs: of the file's parameters it takes the length of the warm-up."""
+    """Report that another schedule runs; only the warm-up length of this one is used."""
     for key, value in params.items():
         if key == "warmup_num_steps":
             teller.take("training.warmup_steps", value, f"scheduler.params.{key}")
@@ -71,7 +71,7 @@ def _not_taken(teller: Teller, kind: str, params: dict[str, Any], known: bool) -
 
 
 def _cycle(teller: Teller, params: dict[str, Any]) -> bool:
-    """Whether a OneCycle can be had: the rate alone moves here, not the momentum."""
+    """Whether this OneCycle is supported: only the learning rate is scheduled here, not the momentum."""
     if "training.lr_scheduler_type" not in teller.given and is_on(params.get("cycle_momentum", True)):
         what = "OneCycle moves the momentum too unless cycle_momentum says false, which is not built"
         path = "scheduler.params.cycle_momentum" if "cycle_momentum" in params else "scheduler.type"
@@ -97,7 +97,8 @@ def _warmup_steps(teller: Teller, name: str, params: dict[str, Any]) -> None:
 
 
 def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> None:
-    """The schedule's own parameters; one that DeepSpeed does not know would stop it too."""
+    """Pass on the schedule's own parameters; refuse unknown ones, which DeepSpeed refuses too."""
+    # Check the values of known parameters
     rate, known = _PARAMS[name]
     taken = {key: params[key] for key in known if given_value(params.get(key))}
     for key, value in taken.items():
@@ -109,7 +110,8 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
             teller.problem(
                 codes.CONFIG_TYPE, f"{path} must be a number", path, shown(key, value), '"auto", or a number'
             )
-            taken[key] = None  # told; the rules need not say it again
+            taken[key] = None  # already reported: keep the rules from repeating it
+    # Refuse parameters that this schedule does not have
     for key in params:
         if key not in (
             *known,
@@ -127,7 +129,10 @@ def _kwargs(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> Non
 
 
 def _rate(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> float | None:
-    """The rate that the schedule moves up to (LRRangeTest: from); None where it is the optimizer's, or "auto"."""
+    """Return the schedule's peak learning rate (LRRangeTest: its start).
+
+    None if the optimizer sets it, or if it is "auto".
+    """
     key = _PARAMS[name][0]
     value, path = params.get(key), f"scheduler.params.{key}"
     if given_value(value):
@@ -135,7 +140,7 @@ def _rate(teller: Teller, kind: str, name: str, params: dict[str, Any]) -> float
             teller.note(path, f"DeepSpeed's {kind} has no {key} and refuses it: read as the optimizer's lr", '"lr"')
         optimizer = teller.typed("optimizer")
         if optimizer is not None and optimizer[1].get("lr") == value:
-            return None  # the same at both places: the optimizer's stands for it
+            return None  # both are equal: the optimizer's is used
         teller.take("training.learning_rate", value, path)
         return float(value) if isinstance(value, (int, float)) else None
     if key in params or name in ("warmup_lr", "warmup_cosine_lr"):

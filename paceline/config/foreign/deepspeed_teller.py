@@ -1,4 +1,4 @@
-"""What the readers of DeepSpeed's JSON share: one document, what higher layers set, and the ways to take or say something."""
+"""Shared by the readers of DeepSpeed's JSON: adding entries of the lowest layer, and reporting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from paceline.core.diagnostics import Code, Severity
 
 
 class Teller:
-    """Makes entries of the lowest layer from the normal form of one document. ``given``: what higher layers set, by path."""
+    """Creates entries of the lowest layer from a normalised document.
+
+    ``given``: the values of higher layers by path.
+    """
 
     def __init__(self, document: Document, found: Foreign, normal: dict[str, Any], given: Mapping[str, Any]) -> None:
         self.document = document
@@ -19,30 +22,30 @@ class Teller:
         self.given = given
 
     def take(self, to: str, value: Any, path: str) -> None:
-        """``value`` at the canonical path ``to``, unless it is null or ``"auto"``."""
+        """Set the canonical path ``to`` to ``value``, unless that is null or ``"auto"``."""
         if given_value(value):
             self.found.entries.append(self.document.entry(to, value, path))
 
     def default(self, to: str, value: Any, path: str, says: str, hint: str = "") -> None:
-        """The value that DeepSpeed takes for an absent key, and a note of it; nothing where a higher layer sets its counterpart."""
+        """Set ``to`` to DeepSpeed's default for an absent key, with a note, unless a higher layer sets it."""
         if to not in self.given:
             self.take(to, value, path)
             self.note(path, says, hint)
 
     def note(self, path: str, what: str, hint: str = "") -> None:
-        """Something translated or not taken over."""
+        """Report a setting that is translated or not used."""
         self.found.notes.append(self.document.note(path, what, hint))
 
     def warn(self, path: str, what: str, hint: str = "") -> None:
-        """Something asked for in earnest that is done otherwise."""
+        """Report a requested feature that is replaced by another."""
         self.found.notes.append(self.document.note(path, what, hint, Severity.WARNING))
 
     def problem(self, code: Code, what: str, path: str, found: str, hint: str) -> None:
-        """Something that is refused."""
+        """Report a setting that is refused."""
         self.found.problems.append(code(what, where=self.document.place(path), found=found, hint=hint))
 
     def typed(self, name: str) -> tuple[str, dict[str, Any]] | None:
-        """(type, params) of the block ``optimizer`` or ``scheduler``; None where there is none."""
+        """Return (type, params) of the block ``optimizer`` or ``scheduler``; None without the block."""
         block = self.normal.get(name)
         if not isinstance(block, dict):
             return None
@@ -51,10 +54,10 @@ class Teller:
 
 
 def given_value(value: Any) -> bool:
-    """Whether a value of the JSON says something: null and ``"auto"`` do not."""
+    """Whether a JSON value sets something; null and ``"auto"`` do not."""
     return value is not None and value != "auto"
 
 
 def number_in(value: Any) -> bool:
-    """Whether a value is a number (and no boolean)."""
+    """Whether a value is a number and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

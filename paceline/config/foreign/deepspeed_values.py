@@ -1,4 +1,4 @@
-"""Values of DeepSpeed's JSON by the types of its key table."""
+"""Convert values of DeepSpeed's JSON to the types of its key table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from paceline.config.sections.types import to_bool, to_int, to_number, to_text
 
 
 def convert(spec: str, value: Any) -> Any:
-    """``value`` as the type that ``spec`` names (``int 0..3``, ``bool``, ``none|cpu|nvme``). Raises PydanticCustomError otherwise."""
+    """Convert ``value`` to the type of ``spec`` (``int 0..3``, ``bool``, ``none|cpu|nvme``).
+
+    Raises PydanticCustomError if it does not fit.
+    """
     kind, _, limits = spec.partition(" ")
     simple: dict[str, Callable[[Any], Any]] = {"bool": to_bool, "text": to_text, "int": to_int, "number": _number}
     if kind == "any":

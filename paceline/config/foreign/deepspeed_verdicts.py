@@ -1,6 +1,6 @@
-"""Keys of DeepSpeed's JSON that are not simply handed on: what each means here, or why it is refused.
+"""Keys of DeepSpeed's JSON that are not passed on unchanged: what each means here, or why it is refused.
 
-Keys by dotted path. REFUSED ones are refused only where they are on; switched off they are left out with a note.
+Keys are dotted paths. REFUSED keys are refused only if they are on; otherwise they are dropped with a note.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 _OWN_CHECKPOINTS = "checkpoints are Paceline's own, written and read under plain-model names on any topology"
 _GONE = "DeepSpeed 0.19 has removed it and refuses the key"
 
-#: path → (reason, what to write)
+#: path → (reason, what to write instead)
 REFUSED: dict[str, tuple[str, str]] = {
     "compression_training": (f"quantisation and pruning in training are not built; {_GONE}", "remove the block, or quantise the finished model"),
     "quantize_training": (f"mixture of quantisation is not built; {_GONE}", "remove the block; for frozen 4-bit weights: quantization_bit: 4 with adapters"),
@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "bf16.bf16_optimizer_states": ("trained weights keep float32 masters and moments", "remove the key; zero stage 2 shares the moments out, offload_optimizer keeps them in host memory"),
 }  # fmt: skip
 
-#: path → why it is not handed on; the result does not depend on it
+#: path → why it is dropped; the result does not depend on it
 DROPPED: dict[str, str] = {
     "nebula": _OWN_CHECKPOINTS,
     "datastates_ckpt": _OWN_CHECKPOINTS,
@@ -55,15 +55,15 @@ DROPPED: dict[str, str] = {
     "fp16.auto_cast": "inputs are token ids, which are not cast",
 }
 
-#: keys that people write at the top level and that no version of DeepSpeed reads there
+#: keys found at the top level of published files that no version of DeepSpeed reads there
 IGNORED = frozenset(["comms_config", "monitor_config", "autotuning_config", "gradient_checkpointing", "model_parallel_size", "data_parallel_size"])  # fmt: skip
 
-#: path → what is done instead: the feature trades exactness for speed or space, and the exact thing is computed
+#: path → what is done instead: the feature trades exactness for speed or memory; the exact result is computed
 NOT_GRANTED: dict[str, str] = {
     "zero_optimization.zenflow": "ZenFlow applies part of the gradients late to hide the offload; here every gradient is applied in its own step, as ZeRO-Offload does",
 }
 
-#: path → what is said beside handing it on, where it is on
+#: path → note on a key that is passed on, if it is on
 SAID: dict[str, str] = {
     "activation_checkpointing": "kept; these options act in models that call deepspeed.checkpointing themselves. Recomputation is turned on by training.gradient_checkpointing",
     "zero_optimization.zero_quantized_weights": "lossy: weights travel in 8 bits between the devices; needs CUDA",
@@ -71,12 +71,12 @@ SAID: dict[str, str] = {
     "zero_optimization.zero_quantized_nontrainable_weights": "lossy: frozen weights are kept in 8 bits; needs CUDA",
 }
 
-#: optimizers of the JSON by lower-case name → training.optim (None: there is none, with the reason)
+#: the JSON's optimizer in lower case → training.optim
 OPTIMIZERS: dict[str, str] = {
     "adamw": "adamw_torch_fused", "adam": "adamw_torch_fused", "fusedadam": "adamw_torch_fused", "cpuadam": "adamw_torch_fused", "deepspeedcpuadam": "adamw_torch_fused",
     "sgd": "sgd", "adagrad": "adagrad", "lion": "lion_32bit", "rmsprop": "rmsprop",
 }  # fmt: skip
-#: optimizers that are Adam with compressed communication → what is computed instead
+#: Adams with compressed communication → the note; exact AdamW is computed instead
 COMPRESSED = {
     "onebitadam": "1-bit Adam is Adam with moments sent in one bit",
     "zerooneadam": "0/1 Adam is Adam with moments sent in one bit, or not at all",
@@ -90,13 +90,13 @@ NO_OPTIMIZER = {
     "muon": "Muon is not built",
     "adafactor": "DeepSpeed takes torch's Adafactor, whose update is another one than Transformers' (training.optim: adafactor)",
 }
-#: schedules of the JSON by lower-case name → training.lr_scheduler_type
+#: the JSON's schedule in lower case → training.lr_scheduler_type
 SCHEDULES = {
     "warmuplr": "warmup_lr", "warmupdecaylr": "warmup_decay_lr", "warmupcosinelr": "warmup_cosine_lr", "onecycle": "one_cycle", "lrrangetest": "lr_range_test",
 }  # fmt: skip
 NO_SCHEDULE: dict[str, str] = {}
 
-#: spellings of older versions, block by block: old → new name inside the same block
+#: block → {name in older versions: current name}
 RENAMED: dict[str, dict[str, str]] = {
     "": {"bfloat16": "bf16"},
     "zero_optimization": {
@@ -111,14 +111,17 @@ RENAMED: dict[str, dict[str, str]] = {
     "tensor_parallel": {"tensor_parallel": "tp", "kernel_inject": "replace_with_kernel_inject"},
     "activation_checkpointing": {"partitioned_activations": "partition_activations"},
 }  # fmt: skip
-#: how the tensor_parallel block of the AutoTP guide (LLaMA-Factory) begins its keys, none of which DeepSpeed has
+#: prefixes of keys in LLaMA-Factory's AutoTP guide that DeepSpeed does not have
 AUTOTP_DECIDES = ("tp_consecutive", "tp_linear_layer", "tp_embedding_layer", "tp_attention", "tp_mlp", "pp_partition")
-#: keys of the fp16 block that people write in the bf16 block too; older versions ignored them, 0.19 refuses them
+#: keys of the fp16 block often found in the bf16 block; older versions ignored them, 0.19 refuses them
 LOSS_SCALE = frozenset(["loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale", "auto_cast", "opt_level", "loss_scaling"])  # fmt: skip
 
 
 def is_on(value: Any) -> bool:
-    """Whether a feature's value asks for it: ``enabled`` decides, at the top of a block or, where none stands there, inside it."""
+    """Whether a value turns its feature on.
+
+    For a block ``enabled`` decides: its own, or without one any nested block's.
+    """
     if isinstance(value, dict):
         if "enabled" in value:
             return value["enabled"] is True or str(value["enabled"]).lower() in ("true", "1")
@@ -129,5 +132,5 @@ def is_on(value: Any) -> bool:
 
 
 def _switched(value: Any) -> bool:
-    """Whether an ``enabled`` stands anywhere inside."""
+    """Whether the value contains an ``enabled`` at any depth."""
     return isinstance(value, dict) and ("enabled" in value or any(_switched(item) for item in value.values()))

@@ -1,4 +1,4 @@
-"""Finds and reads the files that a config names: Accelerate YAML, DeepSpeed JSON, FSDP JSON."""
+"""Find and read the files that a config names: Accelerate YAML, DeepSpeed JSON, FSDP JSON."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _SHARDING = ("fsdp", "pipeline")
 
 
 def foreign_layer(upper: Merged, folder: Path, launched: Launched | None = None) -> Foreign:
-    """The lowest layer, from the files that the upper layers name; relative paths are looked up beside the YAML, then here.
+    """Return the lowest layer, read from the files that the upper layers name.
 
-    ``launched``: what the launcher says of FSDP and DeepSpeed, put together with what the config says of them.
+    Relative paths are tried next to the YAML, then in the current directory. ``launched``: the launcher's
+    FSDP and DeepSpeed options, merged with the config's.
     """
     found = Foreign()
     blocks = launched.blocks if launched else {}
@@ -42,7 +43,7 @@ def foreign_layer(upper: Merged, folder: Path, launched: Launched | None = None)
 
 
 def _deepspeed(upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign) -> Document | None:
-    """DeepSpeed's settings: of the launcher's file, else of the config with the launcher's options in it."""
+    """Return DeepSpeed's settings: the launcher's file, or the config's with the launcher's options."""
     own = _named(upper, _DEEPSPEED, folder, found)
     if _DEEPSPEED not in upper.values:
         own = _carried(_DEEPSPEED, folder, found)
@@ -65,7 +66,7 @@ def _deepspeed(upper: Merged, launcher: Document | str | None, folder: Path, fou
 
 
 def _left_out(path: str, upper: Merged, found: Foreign) -> None:
-    """An Accelerate file's block gives way to the config's own: said."""
+    """Report that an Accelerate file's block is ignored in favour of the config's own."""
     block = found.blocks.get(path)
     winner = upper.winners.get(path) or upper.winners.get(_FSDP if path == _FSDP_CONFIG else path)
     if block is None or winner is None:
@@ -76,17 +77,17 @@ def _left_out(path: str, upper: Merged, found: Foreign) -> None:
 
 
 def find_file(name: str, folder: Path) -> Path | None:
-    """The file beside the YAML, else from the current directory; None if neither is there."""
+    """Return the file's path next to the YAML, else from the current directory; None if neither exists."""
     try:
         given = Path(name).expanduser()
         tried = [given] if given.is_absolute() else [folder / given, given]
         return next((path for path in tried if path.exists()), None)
-    except (OSError, ValueError, RuntimeError):  # no name a file can have: too long, a zero byte, ~ of nobody
+    except (OSError, ValueError, RuntimeError):  # invalid name: too long, a NUL byte, ~user unknown
         return None
 
 
 def read_document(file: Path, what: str, found: Foreign) -> Document:
-    """A YAML or JSON file as a Document. Raises ConfigError with ``file:line``."""
+    """Read a YAML or JSON file. Raises ConfigError with ``file:line``."""
     name = str(file)
     text = read_text(name, f"the {what}")
     if file.suffix in (".yaml", ".yml"):
@@ -108,7 +109,7 @@ def read_document(file: Path, what: str, found: Foreign) -> Document:
 
 
 def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document | None:
-    """What the upper layers give at ``path``: a mapping of their own, or a file."""
+    """Return the settings that the upper layers give at ``path``: a mapping, or the content of a file."""
     value, entry = upper.values.get(path), upper.winners.get(path)
     if entry is None or not value or not isinstance(value, (str, dict)):
         return None
@@ -118,7 +119,10 @@ def _named(upper: Merged, path: str, folder: Path, found: Foreign) -> Document |
 
 
 def _carried(path: str, folder: Path, found: Foreign) -> Document | None:
-    """What an Accelerate file brings for ``path``: a block, or the name of a file (beside it, or from the current directory)."""
+    """Return the settings that an Accelerate file has for ``path``: a block, or the content of a file.
+
+    The file is looked for next to the Accelerate file, then next to the YAML and in the current directory.
+    """
     block = found.blocks.get(path)
     if not isinstance(block, str):
         return block
@@ -148,6 +152,7 @@ def _file(name: str, what: str, folder: Path, place: str, found: Foreign, other:
 
 
 def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: Foreign) -> None:
+    # The config's own settings, or the block of an Accelerate file
     words: Any = upper.values.get(_FSDP)
     entry = upper.winners.get(_FSDP)
     if isinstance(words, str) and words.strip().lower() in ("true", "false"):
@@ -158,6 +163,7 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
     carried = None if given else _carried(_FSDP_CONFIG, folder, found)
     if given:
         _left_out(_FSDP_CONFIG, upper, found)
+    # The launcher's options are merged into them
     if isinstance(launcher, Variables):
         own, words, place = _inner(document or carried, words, place)
         plain = own is None and not words
@@ -165,6 +171,7 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
         carried = document
     if document is None and carried is None and not words:
         return
+    # fsdp_config alone enables nothing: the strategy, fsdp or Accelerate must name FSDP
     named = upper.values.get("training.distributed_strategy") in _SHARDING or bool(words) or carried is not None
     on = named or (bool(document and "fsdp" in document.data))
     if not on and words is None and document is not None and not upper.values.get(_DEEPSPEED):
@@ -187,7 +194,10 @@ def _fsdp(upper: Merged, launcher: Document | str | None, folder: Path, found: F
 
 
 def _inner(document: Document | None, words: Any, place: str) -> tuple[Document | None, Any, str]:
-    """The settings inside a file that holds ``fsdp`` and ``fsdp_config``, with its words where the config has none."""
+    """Return the inner settings, words and place of a file that has both ``fsdp`` and ``fsdp_config``.
+
+    The words are the file's only if the config has none.
+    """
     if document is None or not isinstance(document.data.get("fsdp_config"), dict):
         return document, words, place
     if words is None and document.data.get("fsdp"):

@@ -1,7 +1,8 @@
-"""FSDP settings of Transformers 5.23 and of ``accelerate config`` (versions 1 and 2), brought to the normal form of this package.
+"""FSDP settings of Transformers 5.23 and ``accelerate config`` (versions 1 and 2), in one normal form.
 
-FSDP2 runs whatever version is asked for. What FSDP2 has no switch for is said, never dropped in silence: ``accelerate to-fsdp2`` maps
-NO_SHARD and HYBRID_SHARD to full sharding without a word; here they stay what they are, by a two-dimensional mesh.
+FSDP2 runs whichever version is requested. Options that FSDP2 does not have are reported. ``accelerate
+to-fsdp2`` silently maps NO_SHARD and HYBRID_SHARD to full sharding; here they keep their meaning through a
+two-dimensional device mesh.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _count(value: Any) -> int:
 
 
 def sharding_of(value: Any) -> str | None:
-    """The sharding that a word or Accelerate's number 1 to 5 names, or None."""
+    """Return the sharding named by a word or by Accelerate's number 1 to 5, or None."""
     if isinstance(value, bool):
         return None
     text = str(value).strip().lower().removeprefix("_").removeprefix("shardingstrategy.")
@@ -112,7 +113,7 @@ _DROPPED = ("activation_cpu_offload", "activation_checkpointing_offload")
 
 
 def plain_name(key: str) -> str:
-    """A key without its prefix, in the spelling of the normal form."""
+    """Return a key without its prefix, in the spelling of the normal form."""
     name = _RENAMED.get(key.lower(), key.lower()).removeprefix("fsdp_")
     return _RENAMED.get(name, name)
 
@@ -131,11 +132,12 @@ class FsdpReader:
         self._paths: dict[str, str] = {}
 
     def words(self, value: Any, place: str) -> None:
-        """``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
+        """Read ``fsdp: full_shard auto_wrap offload`` as a text, a list, or true."""
         self._words_place = place
         if value is True:
             self.sharding = "full_shard"
             return
+        # Options, and at most one sharding
         for word in (
             str(" ".join(map(str, value)) if isinstance(value, (list, tuple)) else value).replace(",", " ").split()
         ):
@@ -164,7 +166,7 @@ class FsdpReader:
             self.sharding = "full_shard"
 
     def settings(self, block: dict[str, Any], prefix: str = "") -> None:
-        """The keys of an ``fsdp_config``; ``prefix`` is their path inside the document."""
+        """Read the keys of an ``fsdp_config``; ``prefix`` is their path inside the document."""
         for key, value in block.items():
             path = f"{prefix}{key}"
             name = plain_name(key)
@@ -213,6 +215,7 @@ class FsdpReader:
 
     def _sharding(self, name: str, value: Any, path: str) -> None:
         word = sharding_of(value)
+        # reshard_after_forward as a boolean: ZeRO-3 or ZeRO-2 style, hybrid if the mesh has replicas
         if word is None:
             try:
                 flag = to_bool(value)
@@ -258,7 +261,7 @@ class FsdpReader:
         )
 
     def finish(self, default_version: int | None) -> None:
-        """Settles what several keys say together."""
+        """Resolve settings that depend on several keys."""
         if default_version is not None:
             self.options.setdefault("version", default_version)
         self._wrapping()
@@ -271,9 +274,10 @@ class FsdpReader:
             self.options["reshard_after_forward"] = _RESHARDS[self.sharding]
 
     def _wrapping(self) -> None:
-        """Which modules are gathered as one: the policy decides where one is named; without one, sizes and classes exclude each other."""
+        """Determine the auto-wrap policy: the named one, else by size or class, which exclude each other."""
         by_size = self.options.get("min_num_params", 0) > 0
         by_class = bool(self.options.get("transformer_layer_cls_to_wrap"))
+        # No policy named: size or class decides
         policy = self.options.get("auto_wrap_policy")
         if policy is None and by_size and by_class:
             what = (
@@ -285,6 +289,7 @@ class FsdpReader:
         if policy is None and (by_size or self._auto_wrap):
             self.options["auto_wrap_policy"] = "size" if by_size else "transformer"
             return
+        # Policy named: settings of the other policies have no effect
         unused = {"size": ["transformer_layer_cls_to_wrap"], "transformer": ["min_num_params"], "none": ["min_num_params", "transformer_layer_cls_to_wrap"]}  # fmt: skip
         for name in unused.get(policy or "", []):
             if self.options.pop(name, None):
@@ -306,11 +311,13 @@ def read(
     on: bool = True,
     replicas: bool = False,
 ) -> None:
-    """Puts the normal form of ``fsdp`` (``words``) and ``fsdp_config`` (the document) into ``found.contents``.
+    """Put the normal form of ``fsdp`` (``words``) and ``fsdp_config`` (the document) into ``found.contents``.
 
-    A file may hold both (``{"fsdp": "full_shard", "fsdp_config": {…}}``). ``version``: what a missing version key means there;
-    ``on``: whether FSDP is meant at all; ``replicas``: the mesh has copies of the weights, so that sharding is hybrid.
+    A file may have both (``{"fsdp": "full_shard", "fsdp_config": {…}}``). ``version``: the default of a
+    missing version key; ``on``: whether FSDP is enabled at all; ``replicas``: the mesh replicates the
+    weights, so that sharding is hybrid.
     """
+    # A file with both fsdp and fsdp_config, or the settings alone
     reader = FsdpReader(document, found, replicas)
     data = document.data
     inner = data.get("fsdp_config")

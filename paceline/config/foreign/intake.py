@@ -1,4 +1,4 @@
-"""One file of another system, taken or refused: what `scripts/intake.py` shows and the tests count."""
+"""Load one file of another system and report the verdict; used by `scripts/intake.py` and the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from paceline.core.errors import ConfigError
 
 __all__ = ["KINDS", "Intake", "intake"]
 _UNPARSEABLE = frozenset([codes.CONFIG_JSON_SYNTAX.name, codes.CONFIG_YAML_SYNTAX.name, codes.CONFIG_NOT_UTF8.name, codes.CONFIG_YAML_TAB.name, codes.CONFIG_EMPTY_FILE.name])  # fmt: skip
-# ``{{ … }}``, ``<YOUR_PATH>``, ``<your model>``, ``$DATA``, ``CONFIG_LR`` or a word like TODO; not ``<|im_end|>``, ``<s>`` or ``${other.key}``.
+# ``{{ … }}``, ``<YOUR_PATH>``, ``<your model>``, ``$DATA``, ``CONFIG_LR`` or a word like TODO;
+# not ``<|im_end|>``, ``<s>`` or ``${other.key}``.
 _PLACEHOLDER = re.compile(
     r"\{\{[^{}]*\}\}|<[A-Z][A-Z0-9_ /-]*>|<(?i:your|path|enter|insert|fill|put|some|name of|my)\b[^|>]*>|\$\{?[A-Z_][A-Z0-9_]*\}?|CONFIG_[A-Z0-9_]+$|(PLACEHOLDER|TODO|FIXME|XXX)$"
 )
@@ -27,7 +28,7 @@ _MODEL_TEXT = ("token", "prompt", "template", "stop", "delimiter", "separator")
 
 @dataclass(frozen=True)
 class Intake:
-    """``verdict`` is taken, refused, template (placeholders that nobody filled in) or unparseable."""
+    """``verdict`` is taken, refused, template (placeholders were not filled in) or unparseable."""
 
     path: str
     kind: str
@@ -38,7 +39,10 @@ class Intake:
 
 
 def intake(path: str, kind: str | None = None, rules: Rules | None = None) -> Intake:
-    """Reads one file through ``load_config``, named by an otherwise empty config (``kind`` config: the file is the config itself), under ``rules``."""
+    """Load one file through ``load_config``, named by an otherwise empty config, under ``rules``.
+
+    With ``kind`` config the file is the config itself.
+    """
     try:
         data = _data(path)
     except ConfigError as exc:
@@ -69,7 +73,7 @@ def _data(path: str) -> Any:
 
 
 def _template(data: Any, key: str = "") -> bool:
-    """Whether a value is a placeholder that nobody filled in. What stands under tokens, prompts and chat templates is text of the model's."""
+    """Whether a value is an unfilled placeholder; tokens, prompts and chat templates do not count."""
     if isinstance(data, dict):
         return any(_template(value, name) for name, value in data.items())
     if isinstance(data, list):

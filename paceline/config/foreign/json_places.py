@@ -1,4 +1,4 @@
-"""Where things stand in a JSON text: the line of every inner path, keys that stand twice, the first bracket that is too deep."""
+"""Positions in a JSON text: the line of every path, duplicate keys, and the first bracket nested too deep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 
 @dataclass
 class _Open:
-    """A mapping or list that has been opened: the path before its members, and where the next member stands."""
+    """An open mapping or list: the path prefix of its members, and the current member."""
 
     prefix: str
     is_list: bool
@@ -28,7 +28,11 @@ class _Open:
 
 
 class Places:
-    """``lines`` by dotted path (``a.0.b``), ``duplicates`` as (path, first line, second line), ``deep``: 0, or the line of a bracket too deep."""
+    """Positions in a JSON text.
+
+    ``lines``: by dotted path (``a.0.b``); ``duplicates``: (path, first line, second line); ``deep``: line of
+    a bracket nested too deep, or 0.
+    """
 
     def __init__(self, text: str) -> None:
         self.lines: dict[str, int] = {}
@@ -66,14 +70,14 @@ class Places:
         self.lines[top.path()] = line
 
     def _member(self, top: _Open, line: int) -> str:
-        """The path of the value that begins here; items of a list have the line of their value, keys their own."""
+        """Return the path of the value that begins here; record its line unless its key's line is known."""
         path = top.path()
         self.lines.setdefault(path, line)
         return path
 
 
 def line_of(text: str, word: str) -> int:
-    """The line of the first token outside quotes that is ``word``; 1 where there is none."""
+    """Return the line of the first unquoted token equal to ``word``; 1 if there is none."""
     found = next((match.start() for match in _TOKENS.finditer(text) if match[0] == word), 0)
     return text.count("\n", 0, found) + 1
 

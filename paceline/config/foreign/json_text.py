@@ -1,7 +1,7 @@
-"""JSON as DeepSpeed reads it: by Hjson, so comments and a comma too many do no harm. Line numbers stay those of the file.
+"""Parse JSON as DeepSpeed does with Hjson: comments and trailing commas are allowed.
 
-What else Hjson allows (words without quotes) is refused: an unquoted word swallows the rest of its line there, comma included, which
-is how templates with placeholders become wrong values instead of errors.
+Line numbers are those of the file. Hjson's unquoted words are refused: one swallows the rest of its line,
+including the comma, which turns a template's placeholders into wrong values instead of errors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from paceline.core.errors import ConfigError
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
 _BARE = re.compile(r":\s*([A-Za-z_][A-Za-z0-9_]*)")
 _PASSES = 3
-_MOST_DIGITS = 40  # as in YAML: longer numbers are not meant
+_MOST_DIGITS = 40  # as in YAML: longer numbers are refused
 
 
 def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tuple[Any, bool]:
-    """(data, whether comments or extra commas were left out). Raises ConfigError with ``file:line``: no duplicate keys, no NaN."""
+    """Return (data, whether comments or extra commas were removed).
+
+    Raises ConfigError with ``file:line``, also for duplicate keys and NaN.
+    """
     try:
         return _strict(text, name, what), False
     except ConfigError as first:
@@ -39,14 +42,14 @@ def parse_json(text: str, name: str, what: str, *, lenient: bool = False) -> tup
 
 
 def without_comments(text: str) -> str:
-    """The text without ``//``, ``#`` and ``/* */`` comments and without commas before a closing bracket; as many lines as before."""
+    """Remove ``//``, ``#`` and ``/* */`` comments and trailing commas, keeping the number of lines."""
     for _ in range(_PASSES):  # a comment may stand between a comma and its bracket
         text = _TOKEN.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), text)
     return text
 
 
 def json_lines(text: str) -> dict[str, int]:
-    """Line of every inner path of a text that ``parse_json`` took."""
+    """Return the line of every inner path of a text that ``parse_json`` accepts."""
     return Places(without_comments(text)).lines
 
 
@@ -79,7 +82,7 @@ def _strict(text: str, name: str, what: str) -> Any:
 
 
 def _syntax(exc: json.JSONDecodeError, text: str, name: str, what: str) -> ConfigError:
-    """What json says, at the last line that has anything on it where the text ends too early."""
+    """Return json's message, with the last non-empty line as its place if the text ends too early."""
     lines = text[: exc.pos].rstrip().split("\n") if exc.pos >= len(text.rstrip()) else text.split("\n")
     number = min(exc.lineno, len(lines))
     line = lines[number - 1]

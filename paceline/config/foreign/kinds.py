@@ -1,4 +1,4 @@
-"""Whose configuration file it is, by its keys."""
+"""Recognise the system that a configuration file belongs to by its keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = {"deepspeed": "a DeepSpeed config", "accelerate": "an Accelerate config
 
 
 def kind_of(data: Any) -> str:
-    """Whose file it is, by its keys: ``deepspeed``, ``accelerate``, ``fsdp``, or ``config`` (training arguments of any kind)."""
+    """Return ``deepspeed``, ``accelerate``, ``fsdp``, or ``config`` (training arguments of any kind)."""
     if not isinstance(data, dict):
         return "config"
     if "distributed_type" in data or "compute_environment" in data:
@@ -29,13 +29,13 @@ def kind_of(data: Any) -> str:
 
 
 def whole_deepspeed(data: dict[str, Any]) -> bool:
-    """Whether every key is one of DeepSpeed's, and one of them opens a block: ``{"autotuning": {…}}`` alone too."""
+    """Whether all keys are DeepSpeed's and at least one is a block, as in ``{"autotuning": {…}}``."""
     keys = [key for key in data if not key.startswith(("_", "//", "#"))]
     return all(key in table() for key in keys) and any(isinstance(data[key], dict) for key in keys)
 
 
 def not_a_config(data: Any, name: str) -> Diagnostic | None:
-    """A finding when another system's file is given where Paceline's own YAML belongs, with the key that takes it."""
+    """Return a finding if another system's file is given as the config, with the key to name it under."""
     kind = kind_of(data)
     if kind == "config" or (kind == "deepspeed" and "zero_optimization" not in data and not whole_deepspeed(data)):
         return None

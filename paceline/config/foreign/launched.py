@@ -1,7 +1,7 @@
-"""What the launcher around this process was told, read from its variables as the YAML of ``accelerate config`` is read from a file.
+"""Options of the surrounding launcher, read from its variables like the YAML of ``accelerate config``.
 
-An option that somebody gave is explicit and stands above the YAML, below ``PACELINE_…`` and the command line; a value that the launcher
-sets when nobody asked stands below the YAML. Every conflict is named with both places.
+An option that the user gave ranks above the YAML and below ``PACELINE_…`` variables and the command line; the
+launcher's default ranks below the YAML. Every conflict is reported with both places.
 """
 
 from __future__ import annotations
@@ -29,27 +29,30 @@ from paceline.core.diagnostics import Diagnostic, Severity
 
 _STRATEGY, _DEEPSPEED = "training.distributed_strategy", "training.deepspeed"
 _OFF = ("", "none", "no", "false", "0")
-# What of the strategies that the YAML may name is the same engine: then the YAML is the more exact of the two.
+# The launcher's strategy → more specific strategies of the same engine, which the YAML may name.
 _SAME_ENGINE = {"deepspeed": ("zero1", "zero2", "zero3"), "fsdp": ("pipeline",)}
 
 
 @dataclass(frozen=True)
 class Variables(Document):
-    """Settings from the environment: ``names`` has the variable of each path; ``asked`` the paths whose value somebody gave."""
+    """Settings from the environment.
+
+    ``names``: the variable of each path; ``asked``: the paths whose value the user gave.
+    """
 
     names: Mapping[str, str] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
 
     def place(self, path: str) -> str:
-        """``environment VARIABLE``."""
+        """Return ``environment VARIABLE``."""
         return f"{ENVIRONMENT} {self._variable(path)}".strip()
 
     def entry(self, to: str, value: Any, path: str) -> Entry:
-        """A setting that a variable makes."""
+        """Return the setting that a variable makes."""
         return Entry(to, value, Source(ENVIRONMENT, text=self._variable(path)))
 
     def part(self, block: str) -> Variables:
-        """The variables of an inner block."""
+        """Return the variables of an inner block."""
         names = {
             path.removeprefix(f"{block}."): name for path, name in self.names.items() if path.startswith(f"{block}.")
         }
@@ -57,11 +60,11 @@ class Variables(Document):
         return Variables(self.data[block], self.name, {}, None, names | {"": self._variable(block)}, asked)
 
     def bare(self, path: str) -> Variables:
-        """No settings, at the variable of ``path``."""
+        """Return an empty document at the variable of ``path``."""
         return Variables({}, self.name, {}, None, {"": self._variable(path)})
 
     def made(self, data: dict[str, Any], origin: Mapping[str, str]) -> Variables:
-        """A document that was made of these."""
+        """Return a document derived from these settings."""
         names = {path: self._variable(key) for path, key in origin.items()}
         asked = frozenset(path for path, key in origin.items() if key in self.asked)
         return Variables(data, self.name, {}, None, names | {"": self._variable("")}, asked)
@@ -74,7 +77,7 @@ class Variables(Document):
 
 @dataclass
 class Launched:
-    """``above`` and ``below`` the YAML; ``blocks``: FSDP and DeepSpeed settings, to be put together with the YAML's own."""
+    """Entries ``above`` and ``below`` the YAML; ``blocks``: FSDP and DeepSpeed settings to merge with it."""
 
     above: list[Entry] = field(default_factory=list)
     below: list[Entry] = field(default_factory=list)
@@ -84,10 +87,14 @@ class Launched:
 
 
 def launched_layer(environ: Mapping[str, str], yaml: Mapping[str, Any], winners: Mapping[str, Entry]) -> Launched:
-    """What the launcher's variables set. ``yaml`` and ``winners``: values and their entries of the layer that they are held against."""
+    """Return what the launcher's variables set.
+
+    ``yaml`` and ``winners``: values and entries of the layer that they are compared with.
+    """
     made = Launched()
     if not by_accelerate(dict(with_todays_names(dict(environ)))):
         return made
+    # Read the variables as if they were the YAML of accelerate config
     variables = with_todays_names(dict(environ))
     _said(variables, made)
     document = _document(variables)
@@ -97,20 +104,22 @@ def launched_layer(environ: Mapping[str, str], yaml: Mapping[str, Any], winners:
     made.problems += found.problems
     made.notes += found.notes
     _clipping(variables, found)
+    # Options the user gave rank above the YAML, the launcher's defaults below
     for entry in found.entries:
         asked = _is_asked(entry.source.text, environ=variables)
         (made.above if asked else made.below).append(entry)
+    # Report what is used, and every conflict with the YAML
     _same_engine(made, yaml)
     made.notes += _taken(made)
     made.notes += [_wins(entry, winners[entry.path]) for entry in made.above if _differs(entry, yaml)]
     made.notes += [
         _gives_way(entry, winners[entry.path]) for entry in made.below if _differs(entry, yaml)
-    ]  # what nobody asked for is named too: without the YAML it would hold
+    ]  # the launcher's defaults are reported too: without the YAML they would apply
     return made
 
 
 def _taken(made: Launched) -> list[Diagnostic]:
-    """One note of all options that were given."""
+    """Return one note that lists all options given to the launcher."""
     said = [f"{e.path}: {shown(e.path, e.value)} ({e.source.text})" for e in made.above]
     for block in made.blocks.values():
         if isinstance(block, Variables):
@@ -122,7 +131,7 @@ def _taken(made: Launched) -> list[Diagnostic]:
 
 
 def overridden(launched: Launched, values: Mapping[str, Any], winners: Mapping[str, Entry]) -> list[Diagnostic]:
-    """Options of the launcher that ``PACELINE_…`` variables or the command line have overridden."""
+    """Report options of the launcher that ``PACELINE_…`` variables or the command line override."""
     return [
         _gives_way(e, winners[e.path])
         for e in launched.above
@@ -136,6 +145,7 @@ def _document(environ: Mapping[str, str]) -> Variables:
     asked: set[str] = set()
     on = {block: variable for variable, (block, _) in SWITCHES.items() if _is_on(environ.get(variable, ""))}
     switched = {block for block, _ in SWITCHES.values()}
+    # Values: those the user gave, and all of a block that is switched on
     for variable, (path, _) in READ.items():
         text, block = environ.get(variable), path.partition(".")[0]
         if text is None or text.strip().lower() in ("", "none") or (block in switched and block not in on):
@@ -148,6 +158,7 @@ def _document(environ: Mapping[str, str]) -> Variables:
         names[path] = variable
         if _is_asked(variable, environ=environ):
             asked.add(path)
+    # Switched-on blocks decide the distributed type
     for block, variable in on.items():
         data.setdefault(block, {})
         names[block] = variable
@@ -162,7 +173,10 @@ def _document(environ: Mapping[str, str]) -> Variables:
 
 
 def _one_version(block: dict[str, Any], names: dict[str, str], asked: set[str]) -> None:
-    """accelerate launch sets the options of both versions of FSDP; each version reads its own. Sizes count under SIZE_BASED_WRAP."""
+    """Drop the options of the other FSDP version, and the size without SIZE_BASED_WRAP.
+
+    accelerate launch sets the options of both versions; each version reads its own.
+    """
     idle = ["fsdp_reshard_after_forward" if block.get("fsdp_version", 1) == 1 else "fsdp_sharding_strategy"]
     if str(block.get("fsdp_auto_wrap_policy")).upper() != "SIZE_BASED_WRAP":
         idle.append("fsdp_min_num_params")
@@ -173,14 +187,14 @@ def _one_version(block: dict[str, Any], names: dict[str, str], asked: set[str]) 
 
 
 def _without_ones(block: dict[str, Any], names: dict[str, str], asked: set[str], prefix: str) -> None:
-    """Axes that nobody asked for are not set, so that the YAML's stand."""
+    """Drop mesh axes that the user did not give, so that the YAML's apply."""
     for key in [key for key in block if f"{prefix}.{key}" not in asked]:
         del block[key]
         names.pop(f"{prefix}.{key}", None)
 
 
 def _is_asked(variable: str, *, environ: Mapping[str, str]) -> bool:
-    """Whether this value is another than what the launcher sets when nobody asks."""
+    """Whether the value differs from the launcher's default."""
     if variable in SWITCHES:
         return True
     default, given = READ.get(variable, ("", None))[1], environ.get(variable, "").strip().lower()
@@ -214,7 +228,7 @@ def _said(environ: Mapping[str, str], made: Launched) -> None:
 
 
 def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
-    """Where the YAML names a strategy of the launcher's engine, and the launcher not exactly which, the YAML's stands."""
+    """Let the YAML's strategy win if it is more specific than the launcher's and of the same engine."""
     block = made.blocks.get(_DEEPSPEED)
     stage = isinstance(block, Variables) and "zero_optimization.stage" in block.asked
     for entry in [e for e in made.above if e.path == _STRATEGY]:

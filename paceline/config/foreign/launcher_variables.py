@@ -1,8 +1,8 @@
-"""Every variable that ``accelerate launch`` hands to a program, by what becomes of it here. Read from accelerate 0.10 to 1.15.
+"""Every environment variable that ``accelerate launch`` (0.10 to 1.15) sets, and how it is treated here.
 
-``READ``: variable → (where its value stands in the YAML of ``accelerate config``, the value that means nobody asked; None: it is set only
-when somebody did). The YAML's reader then knows what each means. ``SAID``: variable → why it sets nothing; named where its value asks for
-something. ``OTHERS``: read by torch, NCCL, OpenMP or the rendezvous; passed on as they are. ``REFUSED``: what cannot be done.
+``READ``: variable → (path in the YAML of ``accelerate config``, the launcher's default; None: it is set only
+if the user gave it). ``SAID``: variable → why it has no effect; reported if its value would have one.
+``OTHERS``: read by torch, NCCL, OpenMP or the rendezvous; passed on unchanged. ``REFUSED``: not supported.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ READ: dict[str, tuple[str, str | None]] = {
     **{f"PARALLELISM_CONFIG_{name}": (f"parallelism_config.parallelism_config_{name.lower()}", default) for name, default in _MESH.items()},
     **{f"ACCELERATE_FP8_{name}": (f"fp8_config.{name.lower()}", None) for name in _FP8},
 }  # fmt: skip
-#: which blocks of READ count, and the kind of distribution that they are of
+#: variable → (the block of READ that it switches on, that block's distributed_type)
 SWITCHES = {
     "ACCELERATE_USE_DEEPSPEED": ("deepspeed_config", "DEEPSPEED"),
     "ACCELERATE_USE_FSDP": ("fsdp_config", "FSDP"),
@@ -74,7 +74,7 @@ REFUSED: dict[str, str] = {
     "ACCELERATE_USE_MPS_DEVICE": "Apple's MPS device is not supported",
     "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "SageMaker's data-parallel library is not used; torchrun in the job starts the processes",
 }
-#: bookkeeping of accelerate's own, and what others read
+#: accelerate's internal variables, and variables read by other programs
 OTHERS = frozenset(
     [
         "ACCELERATE_CONFIG_DS_FIELDS", "ACCELERATE_USE_SAGEMAKER", "ACCELERATE_DEBUG_RDV_FILE", "ACCELERATE_LOG_LEVEL", "FORK_LAUNCHED", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK",
@@ -82,7 +82,7 @@ OTHERS = frozenset(
         "PYTORCH_ENABLE_MPS_FALLBACK", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
     ]
 )  # fmt: skip
-#: accelerate before 0.16 set these without its prefix
+#: variables that accelerate before 0.16 set without its prefix
 OLD = (
     "MIXED_PRECISION", "USE_CPU", "USE_DEEPSPEED", "USE_FSDP", "USE_MPS_DEVICE", "GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING", "DEEPSPEED_ZERO_STAGE",
     "DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "DEEPSPEED_OFFLOAD_PARAM_DEVICE", "DEEPSPEED_ZERO3_INIT", "DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "DEEPSPEED_CONFIG_FILE",
@@ -91,7 +91,10 @@ _MARKS = ("ACCELERATE_MIXED_PRECISION", *SWITCHES, *(f"ACCELERATE_{name}" for na
 
 
 def with_todays_names(environ: dict[str, str]) -> dict[str, str]:
-    """The environment with what an accelerate before 0.16 has set under today's names too; only where it was it: torchrun's or its own marks beside it."""
+    """Return the environment with the variables of accelerate before 0.16 under their current names too.
+
+    Only if accelerate has set them, i.e. torchrun's or its own variables are present.
+    """
     marks = "TORCHELASTIC_RUN_ID" in environ or "USE_CPU" in environ
     old = "MIXED_PRECISION" in environ and "ACCELERATE_MIXED_PRECISION" not in environ and marks
     half = "ACCELERATE_USE_DEEPSPEED" in environ and "ACCELERATE_DEEPSPEED_ZERO_STAGE" not in environ
@@ -101,5 +104,5 @@ def with_todays_names(environ: dict[str, str]) -> dict[str, str]:
 
 
 def by_accelerate(environ: dict[str, str]) -> bool:
-    """Whether ``accelerate launch`` (or somebody in its name) has set anything."""
+    """Whether ``accelerate launch`` has set any variable."""
     return any(name in environ for name in _MARKS)

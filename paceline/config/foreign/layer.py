@@ -1,4 +1,4 @@
-"""What reading other systems' files yields."""
+"""Results of reading other systems' files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.core.diagnostics import Diagnostic, Severity
 
 @dataclass
 class Foreign:
-    """Entries of the lowest layer; ``contents``: values that replace a path by what the file holds.
+    """Entries of the lowest layer; ``contents``: values that replace a path by a file's content.
 
-    ``blocks``: FSDP and DeepSpeed settings that an Accelerate file carries, to be read where the config has none of its own.
+    ``blocks``: FSDP and DeepSpeed settings of an Accelerate file, used if the config has none of its own.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -35,36 +35,36 @@ class Document:
     line: int | None = None
 
     def place(self, path: str) -> str:
-        """``file:line`` of an inner path."""
+        """Return ``file:line`` of an inner path."""
         line = self._line(path)
         return f"{self.name}:{line}" if line else self.name
 
     def _line(self, path: str) -> int | None:
-        """The line of a path, else of the block it would stand in."""
+        """Return the line of a path, else of the block that would contain it."""
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         return self.lines.get(path, self.line)
 
     def entry(self, to: str, value: Any, path: str) -> Entry:
-        """A setting of the lowest layer that this document's ``path`` makes."""
+        """Return a setting of the lowest layer that comes from this document's ``path``."""
         return Entry(to, value, Source(FOREIGN, self.name, self._line(path), path))
 
     def part(self, block: str) -> Document:
-        """The document of an inner block."""
+        """Return the document of an inner block."""
         lines = {
             path.removeprefix(f"{block}."): line for path, line in self.lines.items() if path.startswith(f"{block}.")
         }
         return Document(self.data[block], self.name, lines, self.lines.get(block, self.line))
 
     def bare(self, path: str) -> Document:
-        """A document without keys, at the place of ``path``."""
+        """Return a document without keys, at the place of ``path``."""
         return Document({}, self.name, {}, self._line(path))
 
     def made(self, data: dict[str, Any], origin: Mapping[str, str]) -> Document:
-        """A document that was made of this one: ``origin`` says of which key each of its paths comes."""
+        """Return a document derived from this one; ``origin``: path in ``data`` → the key it comes from."""
         lines = {path: self.lines.get(key, self.line or 1) for path, key in origin.items()}
         return Document(data, self.name, lines, self.line)
 
     def note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> Diagnostic:
-        """Something of this document that is translated or not taken over; a WARNING where it was asked for in earnest."""
+        """Return a finding about a translated or ignored setting; a WARNING if it was asked for explicitly."""
         return codes.CONFIG_FOREIGN_NOT_TAKEN(what, where=self.place(path), found=path, hint=hint, severity=severity)

@@ -1,4 +1,4 @@
-"""YAML files of other training programs, known by their keys: one sentence that says whose file it is and what to write."""
+"""Recognise YAML files of other training programs by their keys, and say whose they are and what to write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from paceline.core.diagnostics import Diagnostic
 
 @dataclass(frozen=True)
 class Program:
-    """``is_one`` tells by the keys; ``ours``: Paceline's key → where the file has the same (dotted). ``flat``: Transformers' names, which Paceline reads too."""
+    """A training program.
+
+    ``is_one`` recognises its files; ``ours``: Paceline's key → the file's dotted path for it; ``flat``: its
+    keys are Transformers' names, which Paceline reads too.
+    """
 
     name: str
     is_one: Callable[[dict[str, Any]], bool]
@@ -22,7 +26,7 @@ class Program:
 
 
 def _has(*needed: str, any_of: Sequence[str] = (), least: int = 1) -> Callable[[dict[str, Any]], bool]:
-    """Whether all of ``needed`` (dotted paths) are there, and ``least`` of ``any_of``."""
+    """Return a test for all of ``needed`` (dotted paths) and at least ``least`` of ``any_of``."""
 
     def found(data: dict[str, Any]) -> bool:
         some = sum(_at(data, path) is not None for path in any_of)
@@ -32,7 +36,7 @@ def _has(*needed: str, any_of: Sequence[str] = (), least: int = 1) -> Callable[[
 
 
 def _components(data: Any) -> bool:
-    """Whether torchtune's ``_component_`` stands anywhere inside."""
+    """Whether torchtune's ``_component_`` occurs at any depth."""
     if isinstance(data, dict):
         return "_component_" in data or any(_components(value) for value in data.values())
     return isinstance(data, list) and any(_components(value) for value in data)
@@ -61,14 +65,14 @@ PROGRAMS = (
 
 
 def program_of(data: Any) -> Program | None:
-    """The program whose file this is; None for Paceline's own, and for what nobody knows."""
+    """Return the program whose file this is; None for Paceline's own or an unknown one."""
     if not isinstance(data, dict):
         return None
     return next((program for program in PROGRAMS if program.is_one(data)), None)
 
 
 def another_structure(data: Any, name: str) -> Diagnostic | None:
-    """The one sentence for a file whose keys are laid out in another way altogether."""
+    """Return the finding for a file whose keys are laid out differently; None otherwise."""
     program = program_of(data)
     if program is None or program.flat:
         return None
@@ -82,7 +86,7 @@ def another_structure(data: Any, name: str) -> Diagnostic | None:
 
 
 def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagnostic]:
-    """The findings about a file of Transformers' names: its unknown keys as one sentence, everything else as it is."""
+    """Combine unknown keys of a file with Transformers' names into one finding; keep the other findings."""
     program = program_of(data)
     unknown = [p for p in problems if p.code == codes.CONFIG_UNKNOWN_KEY.name and p.where.rpartition(":")[0] == name]
     if program is None or not unknown:
@@ -96,7 +100,7 @@ def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagn
 
 
 def _near(problem: Diagnostic) -> str:
-    """The suggestion of an unknown key, where it is hardly more than a slip of the pen."""
+    """Return the suggestion for an unknown key if it is a likely misspelling."""
     _, said, word = problem.hint.partition("did you mean '")
     close = difflib.SequenceMatcher(None, problem.found, word.rstrip("'?")).ratio() > 0.85
     return f": {problem.hint}" if said and close else ""

@@ -1,4 +1,4 @@
-"""``python -m paceline.config.foreign.reference``: docs/foreign-configs.md, from the tables that decide."""
+"""``python -m paceline.config.foreign.reference``: generate docs/foreign-configs.md from the tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Where the feature is switched on; switched off it passes with a note.
 
 
 def reference() -> str:
-    """The text of docs/foreign-configs.md."""
+    """Return the text of docs/foreign-configs.md."""
     switched = _table(("key", "why", "write instead"), ((f"`{key}`", *text) for key, text in verdicts.REFUSED.items()))
     optimizers = _table(
         ("optimizer or schedule", "why"),
