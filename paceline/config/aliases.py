@@ -1,7 +1,7 @@
-"""Every legacy spelling, in ONE table: what is written → where it goes, and how its value is translated.
+"""Alternative spellings of keys, in one table: name as written → canonical key and converted value.
 
-A name holds at the top level of a flat file, under ``training:`` and under the section it belongs to. The two flags of precision
-(``fp16: true``, ``bf16: true``) are put together in ``layers.py``, because only both of them say what is meant.
+A name is accepted at the top level of a flat file, under ``training:`` and in its own section. The flags
+``fp16: true`` and ``bf16: true`` are combined in ``layers.py``, since they are only meaningful together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.core.tables import ALGORITHMS
 
 
 class Refused(Exception):
-    """A value that has no translation: ``what`` is wrong, and the ``hint`` what to write."""
+    """A value without a translation: ``what`` is wrong, and ``hint`` is what to write instead."""
 
     def __init__(self, what: str, hint: str) -> None:
         self.what = what
@@ -27,8 +27,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Alias:
-    """``to`` is the canonical path; ``value`` translates (None: as it is; it may return SKIP); ``note`` is said when it is used. ``of_algorithm``: an
-    option that several algorithms have: it is this run's, and the one that ``to`` names where this run's has none of that name."""
+    """An alternative spelling of a key.
+
+    ``to``: the canonical path; ``value``: converts the value (None: unchanged; it may return SKIP); ``note``:
+    reported when the alias is used; ``of_algorithm``: several algorithms have this option; it belongs to this
+    run's algorithm, or to the one in ``to`` if this run's has no such option.
+    """
 
     to: str
     value: Callable[[Any], Any] | None = None
@@ -44,7 +48,7 @@ class _Skip:
     """The type of SKIP."""
 
 
-SKIP = _Skip()  # the spelling was understood and sets nothing
+SKIP = _Skip()  # the alias is valid but sets nothing
 
 
 def _ratio(value: Any) -> float:
@@ -167,7 +171,7 @@ def _optimizer(value: Any) -> Any:
 
 
 def _packs(value: Any) -> Any:
-    """LLaMA-Factory: documents of a packed row do not see each other, or do; here they never do."""
+    """Convert LLaMA-Factory's neat_packing, which separates the documents of a row; here they always are."""
     return True if value is not None and _flag(value) else SKIP
 
 
@@ -176,7 +180,7 @@ def _tf5(name: str) -> str:
 
 
 ALIASES: dict[str, Alias] = {
-    # precision flags: put together in layers.py
+    # precision flags: combined in layers.py
     "fp16": Alias("training.fp16"),
     "bf16": Alias("training.bf16"),
     # distribution
@@ -306,7 +310,7 @@ ALIASES: dict[str, Alias] = {
 }
 
 SECTION_ALIASES: dict[str, Alias] = {
-    # names that mean this only inside their own section
+    # aliases that are valid only in their own section
     "model.path": Alias("model.name_or_path"),
     "model.name": Alias("model.name_or_path"),
     "data.path": Alias("data.train"),

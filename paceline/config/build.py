@@ -1,4 +1,4 @@
-"""Effective values to a Config: every misfit named with its place, as many as there are."""
+"""Build a Config from the merged values, reporting every invalid value with its place."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ _LIMITS = {
 
 
 def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
-    """The Config and the misfits; fields that do not fit keep their default in it, so that rules can still look at the others."""
+    """Return the Config and the diagnostics of invalid values.
+
+    Invalid fields get their defaults, so that rules can still check the others.
+    """
     problems: list[Diagnostic] = []
     sections: dict[str, Any] = {}
     trees = _trees(merged, problems)
+    # Validate each section; drop invalid keys and retry, as a validator may report only some of them at first
     for name, model in SECTIONS.items():
         tree = trees.get(name)
         if name == "lora" and tree is None:
@@ -47,7 +51,7 @@ def build(merged: Merged) -> tuple[Config, list[Diagnostic]]:
 
 
 def _innermost(tree: Mapping[str, Any], loc: Sequence[int | str]) -> tuple[str, ...]:
-    """The deepest key that is given on the way to ``loc``; of a list the key that holds it."""
+    """Return the deepest given key on the path ``loc``; for a list item the key of the list."""
     path: list[str] = []
     inner: Any = tree
     for part in loc:
@@ -59,7 +63,10 @@ def _innermost(tree: Mapping[str, Any], loc: Sequence[int | str]) -> tuple[str, 
 
 
 def _without(tree: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """``tree`` less one key: its neighbours keep their values, so that no rule speaks of defaults in their place."""
+    """Return ``tree`` without one key.
+
+    Its neighbours keep their values, so that rules see no defaults there.
+    """
     if not path:
         return tree
     if len(path) == 1:
@@ -68,6 +75,7 @@ def _without(tree: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
 
 
 def _trees(merged: Merged, problems: list[Diagnostic]) -> dict[str, dict[str, Any]]:
+    # Nest the dotted paths; lora: null turns adapters off and conflicts with its keys in the same layer
     trees: dict[str, dict[str, Any]] = {}
     lora = merged.values.get("lora", "unset")
     for path, value in merged.values.items():
@@ -101,6 +109,7 @@ def _full_and_adapter(merged: Merged, path: str) -> Diagnostic:
 
 
 def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnostic:
+    # The place: the entry that set the key, and the line of the list item inside its value
     loc = [str(part) for part in error["loc"]]
     path, entry = _owner(section, loc, winners)
     where = entry.source.place() if entry else path
@@ -108,6 +117,7 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
     if entry is not None and entry.source.file:
         line = next((entry.lines[key] for key in _line_keys(inner) if key in entry.lines), None)
         where = f"{entry.source.file}:{line}" if line else where
+    # The message, by the type of pydantic's error
     full = f"{path}.{inner}".strip(".")
     if error["type"] == "extra_forbidden":
         return _unknown_inside(path, full, loc[-1], where)
@@ -137,7 +147,7 @@ def _misfit(section: str, error: Any, winners: Mapping[str, Entry]) -> Diagnosti
 
 
 def _instead(path: str, key: str, value: Any, expected: str) -> str:
-    """What to write for a value that is none of the expected ones."""
+    """Return what to write instead of an invalid value."""
     if "one of" in expected:
         return f"{key}: one of these words"
     meant = number_meant(key, value) if "number" in expected and isinstance(value, str) else None
@@ -145,7 +155,7 @@ def _instead(path: str, key: str, value: Any, expected: str) -> str:
 
 
 def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[str, Entry | None]:
-    """The longest field path of ``loc`` that an entry set."""
+    """Return the longest prefix of ``loc`` that an entry set, and that entry."""
     for size in range(len(loc), 0, -1):
         path = ".".join([section, *loc[:size]])
         if path in winners:
@@ -154,14 +164,17 @@ def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[
 
 
 def _line_keys(inner: str) -> list[str]:
-    """Where an inner path may be found among a value's lines: as it is, or without the index that a shorthand added."""
+    """Return the keys under which an inner path may have a line number.
+
+    These are its prefixes, longest first, and the path without the list index that a shorthand added.
+    """
     parts = inner.split(".")
     keys = [".".join(parts[:size]) for size in range(len(parts), 0, -1)]
     return keys + ([".".join(parts[1:])] if parts and parts[0].isdigit() and len(parts) > 1 else [])
 
 
 def _unknown_inside(path: str, full: str, key: str, where: str) -> Diagnostic:
-    """A key that nobody knows inside an item of the list at ``path``, or inside a section of one."""
+    """Report an unknown key inside an item of the list at ``path``, or inside a section of an item."""
     info = field_of(path)
     model = item_model(info) if info is not None else None
     known = tuple(model.model_fields) if model is not None else ("the keys that docs/config.md lists",)

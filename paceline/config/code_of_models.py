@@ -1,4 +1,4 @@
-"""``trust_remote_code: true`` where no code is needed or none is pinned: other programs' files carry it for every model."""
+"""Ignore ``trust_remote_code: true`` where no code is needed or pinned; many programs always set it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _KEY = "model.trust_remote_code"
 
 
 def without_code(config: Config, provenance: Mapping[str, Source]) -> tuple[Config, list[Diagnostic]]:
-    """The config with the switch off, and a warning, where a model is made from scratch or a hub name has no revision at all.
+    """Turn trust_remote_code off, with a warning, if the model is made from scratch or has no revision.
 
-    Nothing runs then: a model that needs its code is refused when its config is read. A folder, and a revision that is no
-    pin, are ruled by ``sec.trust_remote_code``.
+    No remote code runs then: a model that needs its code is refused when its config is read. For a folder, or
+    a revision that is not a pin, the rule ``sec.trust_remote_code`` decides.
     """
     model = config.model
     if not model.trust_remote_code or model.revision is not None:

@@ -1,4 +1,4 @@
-"""Codes of reading a config: its YAML, its keys, and the files of other systems."""
+"""Diagnostic codes of reading a config: its YAML, its keys, and other systems' files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layer's written settings to entries at canonical paths: sections, flat files, aliases, recognised keys, unknown ones."""
+"""Turn one layer's settings into entries at canonical paths; handles flat files, aliases and unknown keys."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SHORTHAND = {"model": "model.name_or_path", "data": "data.train"}
 _GROUPS = frozenset(
     name[:dot] for name in (*ALIASES, *RECOGNISED) for dot, letter in enumerate(name) if letter == "."
 ) - {"deepspeed"}  # fmt: skip
-_EXTENSION = "x-"  # YAML's convention for a block that holds anchors
+_EXTENSION = "x-"  # convention for blocks that only define YAML anchors
 
 
 class Collector:
-    """Gathers the entries of one layer; ``problems`` are errors, ``notes`` what the user should know."""
+    """Collects the entries of one layer; ``problems`` are errors, ``notes`` inform the user."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -37,10 +37,10 @@ class Collector:
         self._seen: dict[tuple[str, tuple[str, ...]], list[Any]] = {}
         self._secret_places: set[str] = set()
         self._unknown_keys = 0
-        self._further: int | None = None  # where in ``problems`` the unknown keys beyond the first stand
+        self._further: int | None = None  # index in ``problems`` of the unknown keys beyond the limit
 
     def root(self, node: Node, file: str, layer: str) -> None:
-        """All settings of a YAML file."""
+        """Collect all settings of a YAML file."""
         if not isinstance(node.value, dict):
             kind = "a list" if isinstance(node.value, list) else "a single value"
             self._problem(
@@ -63,14 +63,15 @@ class Collector:
                 self.setting((key,), child, source)
 
     def look_at(self, node: Node, source: Source, name: str = "") -> None:
-        """Findings about what stands in the values under ``node``, whatever their keys: secrets, variables of a shell."""
+        """Report secrets and shell variables in the values under ``node``, whatever their keys."""
         for finding in misplaced(leaves(node, source, (name,) if name else ()), source.layer):
             self.problems.append(finding)
             if finding.code == codes.SEC_SECRET_ON_CLI.name:
                 self._secret_places.add(finding.where)
 
     def setting(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
-        """One written setting: ``parts`` is its path as written, ``node`` its value."""
+        """Collect one setting: ``parts`` is its path as written, ``node`` its value."""
+        # A key at the top level of a flat file, a key of a section, or a section itself
         if parts[0] not in SECTIONS:
             self._in_section("", parts, node, source)
         elif len(parts) > 1:
@@ -178,6 +179,7 @@ class Collector:
         self._emit("training.deepspeed", node.data(), node, source)
 
     def _other(self, section: str, rest: tuple[str, ...], node: Node, source: Source) -> None:
+        # A key that is no field: an alias, a known key without effect, a group of such keys, or unknown
         name = ".".join(rest)
         alias = SECTION_ALIASES.get(f"{section}.{name}") or ALIASES.get(name)
         if alias is not None and section not in ("", "training") and alias.to.split(".")[0] != section:
@@ -264,7 +266,7 @@ class Collector:
         self._problem(codes.CONFIG_UNKNOWN_KEY, what, place, shown_name, hint or "docs/config.md lists every key")
 
     def _count_further(self, place: str) -> None:
-        """One finding for the unknown keys beyond the first ones, at the first of them."""
+        """Report the unknown keys beyond the limit as one finding, at the first of them."""
         many = self._unknown_keys - MOST_UNKNOWN
         first = place if self._further is None else self.problems[self._further].where
         keys = "keys that do not exist" if many > 1 else "key that does not exist"

@@ -1,4 +1,4 @@
-"""What of a config that cannot be loaded is in doubt: what is sound can be looked at all the same, and nothing false be said of it."""
+"""Which keys of an invalid config are unreliable; the others can be checked without false findings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from paceline.config.schema import SECTIONS
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic
 
-#: Beside sections and keys: a line outside all sections may have been meant for any of them.
+#: In place of a section: a line outside all sections may have been meant for any of them.
 ANYWHERE = "*"
 
 
 def doubted(
     problems: Sequence[Diagnostic], provenance: Mapping[str, Source], file: str, top: Mapping[str, int]
 ) -> frozenset[str]:
-    """Keys that are given and wrong; and each section that has a key nobody knows, for that may be a misspelling of any other.
+    """Return the keys that are given and wrong, and the sections that have an unknown key.
 
-    ``top``: the keys of ``file`` that stand at its margin → line, from 1.
+    An unknown key may be a misspelling of any other key of its section. ``top``: top-level keys of ``file`` →
+    line, from 1.
     """
     keys: dict[str, set[str]] = {}
     for key, source in provenance.items():
@@ -34,7 +35,7 @@ def doubted(
 
 
 def _section(place: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
-    """The section that a place lies in, as far as it tells."""
+    """Return the section that contains a place, or ``ANYWHERE``."""
     name, _, line = place.rpartition(":")
     if name == file and line.isdigit():
         before = bisect_right(starts, (int(line), "\U0010ffff")) - 1
@@ -46,7 +47,7 @@ def _section(place: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
 
 
 def sure(doubt: frozenset[str], *needed: str) -> bool:
-    """Whether none of these keys and sections is in doubt, nor anything inside or around them."""
+    """Whether none of these keys and sections is doubted, nor anything inside or around them."""
     return not any(
         f"{one}.".startswith(f"{need}.") or f"{need}.".startswith(f"{one}.") for one in doubt for need in needed
     )

@@ -1,4 +1,4 @@
-"""Values of a config that are secrets of the environment: they would stand in every file of the run."""
+"""Find config values that contain a secret from the environment; every file of the run would hold them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.secret_values import secrets_in
 def held_secrets(
     config: Mapping[str, Any], provenance: Mapping[str, Source], environ: Mapping[str, str]
 ) -> Iterator[Diagnostic]:
-    """A finding for each setting of the effective config (JSON) that holds the value of a variable named like a secret."""
+    """Report each config value (JSON) that contains the value of a variable named like a secret."""
     secrets = secrets_in(environ, certain=True)
     for path, text in _leaves("", config) if secrets else ():
         for secret in secrets:

@@ -1,6 +1,7 @@
-"""Keys that are taken and set nothing, each with the reason that the reference and the plan give.
+"""Keys that are accepted without effect, each with the reason shown in the reference and the plan.
 
-A key that the guides of the project describe is never among them (``tests/unit/config/test_keys_act.py`` holds the list).
+No key that the project's guides describe is among them (``tests/unit/config/test_keys_act.py`` checks the
+list).
 """
 
 from __future__ import annotations

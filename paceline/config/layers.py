@@ -1,4 +1,4 @@
-"""Entries of several layers to one set of effective values: conflicts inside a layer, precision flags, later layers win."""
+"""Merge the entries of several layers: later layers win; conflicts within one layer are errors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ _FLAGS = {"training.fp16": "fp16", "training.bf16": "bf16"}
 
 @dataclass
 class Merged:
-    """Effective values by path, the entry that won each, and what was found on the way."""
+    """Effective values by path, the winning entry of each, and the findings of the merge."""
 
     values: dict[str, Any] = field(default_factory=dict)
     winners: dict[str, Entry] = field(default_factory=dict)
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
-    copied: set[str] = field(default_factory=set)  # mappings of this merge's own, which may be written into
+    copied: set[str] = field(default_factory=set)  # mappings that this merge has copied and may modify
 
 
 def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
-    """Later layers win, key by key; mappings given whole replace, keys inside a mapping are put into it."""
+    """Merge the layers; later ones win key by key.
+
+    A mapping given whole replaces the earlier one; a key inside a mapping is set in it.
+    """
     merged = Merged()
     for entries in _for_the_algorithm([_learnt_by(entries) for entries in layers]):
         kept = _without_conflicts(_one_precision(entries, merged), merged)
@@ -45,7 +48,9 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
 
 
 def _learnt_by(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """The entries with a loss that is an algorithm of its own (``aliases.Learnt``) as the algorithm, in place of the one whose loss it would be."""
+    """The entries with a loss that is an algorithm of its own (``aliases.Learnt``) as the algorithm, in place
+    of the one whose loss it would be.
+    """
     loss = next((entry for entry in entries if isinstance(entry.value, Learnt)), None)
     if loss is None:
         return entries
@@ -55,7 +60,7 @@ def _learnt_by(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def _for_the_algorithm(layers: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
-    """The layers with each option that several algorithms have (``Entry.of_algorithm``) in the section of the one that this run learns by, if it has it."""
+    """Move shared options (``Entry.of_algorithm``) to the section of this run's algorithm, if it has them."""
     named = [str(entry.value) for entries in layers for entry in entries if entry.path == _ALGORITHM]
     section = ALGORITHMS.section(named[-1]) if named else None
 
@@ -70,7 +75,7 @@ def _for_the_algorithm(layers: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
 
 
 def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
-    """``fp16`` and ``bf16`` of one layer as one ``mixed_precision`` entry; both true is refused."""
+    """Replace a layer's ``fp16`` and ``bf16`` by one ``mixed_precision`` entry; both true is an error."""
     flags: list[tuple[str, bool, Entry]] = []
     rest: list[Entry] = []
     for entry in entries:
@@ -86,6 +91,7 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
                         f"{name} {exc.message()}", entry.source.place(), shown(name, entry.value), f"{name}: true"
                     )
                 )
+    # One flag on: that precision. Only flags off: "no", unless another precision is chosen explicitly
     wanted = [(name, entry) for name, on, entry in flags if on]
     if len({name for name, _ in wanted}) > 1:
         first, second = wanted[0], next(pair for pair in wanted if pair[0] != wanted[0][0])
@@ -111,7 +117,10 @@ def _one_precision(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
 
 
 def _without_conflicts(entries: Sequence[Entry], merged: Merged) -> list[Entry]:
-    """The entries of one layer; two spellings of one knob with different values are an error that names both places."""
+    """Return a layer's entries, one per key.
+
+    Two spellings of one key with different values are an error that names both places.
+    """
     first: dict[tuple[str, tuple[str, ...]], Entry] = {}
     for entry in entries:
         key = (entry.path, entry.sub)
@@ -136,17 +145,19 @@ def _written(entry: Entry) -> str:
 def _apply(entry: Entry, merged: Merged) -> None:
     before = merged.winners.get(entry.path)
     value = entry.value
+    # A key inside a mapping is set in a copy of the lower layers' mapping
     if entry.sub:
         base = merged.values.get(entry.path)
         if not isinstance(base, dict):
             value = {}
-        else:  # copied once: the mapping of a lower layer stays as it was written
+        else:  # copied once, so that the lower layer's mapping stays unchanged
             value = base if entry.path in merged.copied else copy.deepcopy(base)
         merged.copied.add(entry.path)
         inner = value
         for part in entry.sub[:-1]:
             inner = inner[part] if isinstance(inner.get(part), dict) else inner.setdefault(part, {})
         inner[entry.sub[-1]] = entry.value
+    # Note where the YAML or a higher layer overrides a foreign file's value
     if (
         before is not None
         and before.source.layer == FOREIGN

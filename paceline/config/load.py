@@ -1,7 +1,8 @@
-"""The one way from files, environment and command line to a Config.
+"""Load a Config from files, environment and command line; the only way in.
 
-Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < YAML < options of the launcher around (``accelerate launch``) <
-environment (``PACELINE_TRAINING__LEARNING_RATE``) < command line (``training.learning_rate=1e-4`` and dedicated flags).
+Layers, later ones win: defaults < DeepSpeed, FSDP and Accelerate files < YAML < options of the surrounding
+launcher (``accelerate launch``) < environment (``PACELINE_TRAINING__LEARNING_RATE``) < command line
+(``training.learning_rate=1e-4`` and dedicated flags).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Rules = Callable[[Config, Mapping[str, Source]], Sequence[Diagnostic]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A Config, who set each of its values, and what the user should know about how it was read."""
+    """A Config, the source of each of its values, and notes about how it was read."""
 
     config: Config
     provenance: Mapping[str, Source]
@@ -49,7 +50,11 @@ class Loaded:
 
 
 class NotLoaded(ConfigError):
-    """A config with faults. ``partial`` is what of it is sound, with defaults in the place of the rest; ``doubt`` names what is not (``config/doubt.py``)."""
+    """A config with errors.
+
+    ``partial``: the config with defaults in place of invalid values; ``doubt``: which of its keys are
+    unreliable (``config/doubt.py``).
+    """
 
     def __init__(self, problems: Sequence[Diagnostic], partial: Loaded, doubt: frozenset[str]) -> None:
         super().__init__(*problems)
@@ -63,12 +68,14 @@ def load_config(
     flags: Mapping[str, object] | None = None,
     rules: Rules | None = None,
 ) -> Loaded:
-    """Read, translate, merge and validate; what ``rules`` say of the result is told with the rest.
+    """Read, translate, merge and validate a config.
 
-    ``path`` may be None (defaults and the upper layers only); ``overrides`` are ``key=value`` texts; ``flags`` are values of
-    dedicated CLI flags by dotted path (None: the flag was not given). Raises ConfigError with every violation;
-    as NotLoaded, where something of the config can still be looked at.
+    ``path`` may be None (defaults and the upper layers only); ``overrides`` are ``key=value`` texts;
+    ``flags`` are values of dedicated CLI flags by dotted path (None: not given); the findings of ``rules``
+    are reported along with the others. Raises ConfigError with all violations; NotLoaded if the valid part of
+    the config is usable.
     """
+    # Read each layer by itself, so that an error in one does not hide those of the others
     collectors: list[Collector] = []
     problems: list[Diagnostic] = []
     top: dict[str, int] = {}
@@ -85,6 +92,7 @@ def load_config(
             problems += exc.diagnostics
         collectors.append(collector)
         problems += collector.problems
+    # Foreign files are named by upper layers: merge those first, read the files, then merge all
     yaml, *others = (collector.entries for collector in collectors)
     below = merge([yaml])
     launched = launched_layer(environ or {}, below.values, below.winners)
@@ -99,6 +107,7 @@ def load_config(
     problems += merged.problems
     _spread_max_rows(merged)
     problems += _of_all_machines(merged)
+    # Validate, run the rules, and search the result for secrets of the environment
     config, misfits = build(merged)
     if path and config.training.experiment_name is None:  # the run directory is named after the file
         training = config.training.model_copy(update={"experiment_name": Path(path).stem})
@@ -112,14 +121,14 @@ def load_config(
     told = (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes)
     loaded = Loaded(config, provenance, told, path)
     if found := [masked(problem) for problem in _in_order([*problems, *held])]:
-        if held or not top:  # a secret goes nowhere; of a file that cannot be read nothing is known
+        if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
             raise ConfigError(*found)
         raise NotLoaded(found, loaded, doubted(problems, provenance, str(path), top))
     return loaded
 
 
 def _yaml(path: str | None, collector: Collector) -> Mapping[str, int]:
-    """The keys at the margin and their lines."""
+    """Collect the settings of the YAML file; return its top-level keys and their lines."""
     if path is None:
         return {}
     tree = parse_yaml(read_text(path), path)
@@ -160,7 +169,10 @@ def _environment(environ: Mapping[str, str], collector: Collector) -> None:
 
 
 def _one_underscore(name: str, collector: Collector) -> None:
-    """``PACELINE_TRAINING_LEARNING_RATE`` would set nothing. Variables of Paceline's own (PACELINE_CACHE) begin with no section."""
+    """Report ``PACELINE_TRAINING_LEARNING_RATE``, which would set nothing.
+
+    Paceline's other variables, such as PACELINE_CACHE, do not start with a section.
+    """
     section, _, key = name.removeprefix(_PREFIX).partition("_")
     if section.lower() not in SECTIONS or not key:
         return
@@ -196,7 +208,7 @@ def _command_line(overrides: Sequence[str], flags: Mapping[str, object], collect
 
 
 def _value(text: str, name: str) -> Node:
-    """A value on one line: a YAML scalar, ``[a, b]`` or ``{a: 1}``. Raises ConfigError."""
+    """Parse a one-line value: a YAML scalar, ``[a, b]`` or ``{a: 1}``. Raises ConfigError."""
     stripped = text.strip()
     if stripped[:1] in ("[", "{", '"', "'"):
         return parse_yaml(stripped, name) or Node(None, 1)
@@ -217,7 +229,7 @@ def _as_node(value: object) -> Node:
 
 
 def _spread_max_rows(merged: Merged) -> None:
-    """LLaMA-Factory's max_samples holds for every data set."""
+    """Apply LLaMA-Factory's max_samples to every data set."""
     limit = merged.values.get("data.max_rows")
     if limit is None:
         return
@@ -230,7 +242,7 @@ def _spread_max_rows(merged: Merged) -> None:
 
 
 def _of_all_machines(merged: Merged) -> list[Diagnostic]:
-    """accelerate's num_processes counts all machines, launch.nproc those of one: on several nodes they are not the same number."""
+    """Refuse Accelerate's num_processes as launch.nproc on several nodes: it counts all processes."""
     winner, nodes = merged.winners.get("launch.nproc"), merged.values.get("launch.nnodes", 1)
     if winner is None or not isinstance(nodes, int) or nodes < 2 or winner.source.layer == FOREIGN:
         return []
@@ -253,6 +265,7 @@ def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
         if section == "lora" and config.lora is None:
             continue
         parent = path.rpartition(".")[0]
+        # A key inside a mapping that was set as a whole has the mapping's source
         winner = winners.get(path) or (winners.get(parent) if parent.count(".") else None)
         if winner or path not in found:
             found[path] = winner.source if winner else default
@@ -262,7 +275,7 @@ def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
 
 
 def _in_order(problems: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """By file and line, each once."""
+    """Return the findings without duplicates, sorted by file and line."""
 
     def key(item: Diagnostic) -> tuple[str, int]:
         file, _, line = item.where.split(" and ")[0].rpartition(":")

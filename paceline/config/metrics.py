@@ -1,4 +1,7 @@
-"""What an evaluation of each algorithm yields: the names that ``metric_for_best_model`` may have. No torch; a test compares them with the algorithms."""
+"""Names of the evaluation metrics of each algorithm, valid for ``metric_for_best_model``.
+
+Imports no torch; a test compares the names with the algorithms.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from paceline.core.tables import ALGORITHMS
 
 
 def evaluation_metrics(algorithm: str, rewards: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names with their prefix ``eval_``; ``rewards`` are the reward functions of an algorithm that answers prompts."""
+    """Return the metrics' names with prefix ``eval_``; ``rewards``: reward functions of an on-policy
+    algorithm.
+    """
     spec = ALGORITHMS.spec(algorithm)
     own: tuple[str, ...] = spec.evaluated or (() if spec.on_policy else ("eval_loss",))
     if own:
@@ -18,7 +23,9 @@ def evaluation_metrics(algorithm: str, rewards: Sequence[str] = ()) -> tuple[str
 
 
 def reward_labels(names: Sequence[str]) -> list[str]:
-    """How metrics call each reward: a function of one's own by its name alone, the second of one name with ``_2``."""
+    """Return each reward's name in metrics: a user's function without its module; ``_2`` is added to a
+    second.
+    """
     labels = []
     for i, name in enumerate(names):
         before = names[:i].count(name)

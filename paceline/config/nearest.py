@@ -1,11 +1,11 @@
-"""The known name that a written one most likely means: a slip of the pen, or the same words otherwise put. Better none than a wrong one."""
+"""Find the known name that a misspelt or reworded one most likely means; prefer none over a wrong one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
 
-# One word a line as programs shorten and vary it; a plural is its singular.
+# Abbreviation or variant → the full word, in the singular.
 _WORDS = {
     "grad": "gradient", "grads": "gradient", "acc": "accumulation", "accum": "accumulation", "accumulate": "accumulation", "ckpt": "checkpoint",
     "checkpointing": "checkpoint", "n": "num", "number": "num", "evaluation": "eval", "evaluate": "eval", "val": "eval", "validation": "eval",
@@ -14,22 +14,24 @@ _WORDS = {
     "bsz": "batch_size", "bs": "batch_size", "batchsize": "batch_size", "lr": "learning_rate", "sched": "scheduler", "param": "parameter", "proc": "process",
     "reg": "regularization", "temp": "temperature", "prob": "probability", "dl": "dataloader", "saving": "save", "clipping": "clip", "wd": "weight_decay",
 }  # fmt: skip
-MOST_UNKNOWN = 200  # unknown keys of one file that are named one by one; further ones are counted
-_MOST_EDITS = 2  # of a long name; a short one has one
+MOST_UNKNOWN = 200  # unknown keys of a file that are listed; further ones are only counted
+_MOST_EDITS = 2  # for a long name; one edit for a short name
 _LONG = 8
-_FEWEST_LETTERS = 4  # of a name for which a slip can be told from another word
+_FEWEST_LETTERS = 4  # of a name; in shorter ones a misspelling looks like another word
 
 
 def nearest(written: str, known: Sequence[str]) -> list[str]:
-    """The names of ``known`` that ``written`` most likely stands for: one, two where both are as near, or none."""
+    """Return the names of ``known`` that ``written`` most likely means: one, two equally near, or none."""
     index = _index(tuple(known))
     plain = _plain(written)
     if len(plain) < _FEWEST_LETTERS or len(plain) > 64:
         short = [name for name, text, _ in index.letters if text == plain or _one_letter_left_out(plain, text)]
         return short if len(short) == 1 else []
+    # The same words, abbreviated or in another order
     same = index.words.get(_words(written), [])
     if len(same) == 1:
         return same
+    # The smallest edit distance; compare sets of letters first, which is cheap
     letters = _letters(plain)
     best: list[str] = []
     least = _MOST_EDITS + 1
@@ -60,7 +62,7 @@ def _index(known: tuple[str, ...]) -> _Index:
 
 
 def _one_letter_left_out(short: str, whole: str) -> bool:
-    """``rnk`` of ``rank``."""
+    """Whether ``short`` is ``whole`` without one letter, like ``rnk`` for ``rank``."""
     return len(short) == _FEWEST_LETTERS - 1 == len(whole) - 1 and _edits(short, whole, 1) == 1
 
 
@@ -69,7 +71,7 @@ def _plain(name: str) -> str:
 
 
 def _letters(text: str) -> int:
-    """Which letters occur, as bits: an edit changes at most two of them."""
+    """Return the set of letters as bits; one edit changes at most two of them."""
     found = 0
     for letter in text:
         found |= 1 << (ord(letter) & 63)
@@ -77,14 +79,14 @@ def _letters(text: str) -> int:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """The words of a name in their full form, sorted."""
+    """Return the words of a name, unabbreviated and sorted."""
     written = "".join(f"_{c.lower()}" if c.isupper() and i else c for i, c in enumerate(name)).replace("-", "_")
     whole = [_WORDS.get(w) or _WORDS.get(w.removesuffix("s")) or w for w in written.lower().split("_") if w]
     return tuple(sorted(w.removesuffix("s") for word in whole for w in word.split("_")))
 
 
 def _edits(one: str, other: str, most: int) -> int:
-    """Letters to add, remove, change or swap with their neighbour; ``most + 1`` where there are more than ``most``."""
+    """Return the edit distance (insert, delete, replace, swap neighbours), at most ``most + 1``."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):

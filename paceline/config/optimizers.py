@@ -1,6 +1,6 @@
-"""Optimizers by Transformers' ``optim`` names: what is built, what each takes and keeps, and why the others are refused.
+"""Optimizers by Transformers' ``optim`` names: options and state sizes, and why some are not supported.
 
-The rules refuse by this table, the planner counts memory from it, ``strategies.optimizer`` builds from it. No torch.
+Rules, the planner's memory model and ``strategies.optimizer`` all read this table. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One that is built.
+    """A supported optimizer.
 
-    ``made_by``: ``module:class``; ``options``: what ``optim_args`` may name; ``fixed``: arguments it is always given; ``adam``: it takes
-    betas and epsilon of the config; ``kept``: numbers that it keeps for a tensor of a shape; ``counts``: it keeps the tensor's number of
-    steps (a float32 scalar); ``elementwise``: a shard of a matrix can be updated by itself; ``largest_rate``: what lies above it is no
-    rate that anybody trains with (an adaptive step moves each weight by about its rate, and weights are about 0.02).
+    ``made_by``: ``module:class``; ``options``: valid names in ``optim_args``; ``fixed``: arguments that are
+    always passed; ``adam``: takes betas and epsilon from the config; ``kept``: number of state elements for a
+    tensor of a given shape; ``counts``: also keeps a step count per tensor (a float32 scalar);
+    ``elementwise``: a shard of a matrix can be updated independently; ``largest_rate``: a learning rate above
+    it is a mistake (an adaptive step moves each weight by about the rate, and weights are about 0.02).
     """
 
     made_by: str
@@ -41,7 +42,7 @@ class Optimizer:
 
 
 def on(value: Any) -> bool:
-    """Whether a switch of ``optim_args`` is on; it may have come as text."""
+    """Whether a switch of ``optim_args`` is on; its value may be a text."""
     return value in (True, "true", "True")
 
 
@@ -62,7 +63,7 @@ def _one(shape: Shape, args: Arguments) -> int:
 
 
 def _factored(shape: Shape, args: Arguments) -> int:
-    """A mean a row and one a column of a matrix; a vector whole. Adafactor's first moment, where it is asked for, is whole."""
+    """A row and a column of means for a matrix, all of a vector; with beta1 also a full first moment."""
     count = prod(shape)
     first = count if args.get("beta1") is not None else 0
     return first + (count // shape[-1] + count // shape[-2] if len(shape) >= 2 else count)
@@ -71,7 +72,7 @@ def _factored(shape: Shape, args: Arguments) -> int:
 _CODE: dict[str, Kind] = {"foreach": "switch", "maximize": "switch", "differentiable": "switch"}
 _FUSED: dict[str, Kind] = {**_CODE, "fused": "switch"}
 _ADAM: dict[str, Kind] = {**_FUSED, "betas": "betas", "eps": "size", "amsgrad": "switch", "capturable": "switch"}
-#: torch 2.13's and Transformers' own signatures, which a test compares
+#: The options are the signatures of torch 2.13 and Transformers; a test compares them
 BUILT: dict[str, Optimizer] = {
     "adamw_torch": Optimizer("torch.optim:AdamW", _ADAM, _adam, adam=True),
     "adamw_torch_fused": Optimizer("torch.optim:AdamW", _ADAM, _adam, {"fused": True}, adam=True),
@@ -107,7 +108,7 @@ BUILT: dict[str, Optimizer] = {
 _LESS_MEMORY = (
     "adamw_torch_fused; for less memory its states shared out (distributed_strategy: fsdp or zero2), or lora:"
 )
-# pattern of names -> (why, what to write)
+# (pattern of names, reason, alternative)
 _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
     ("rmsprop_bnb.*", "RMSprop of bitsandbytes is not built", "rmsprop"),
     ("(paged_)?lion_.*", "Lion is not built, in 8 bits or in 32", "adamw_torch_fused with a learning rate 3 to 10 times Lion's"),
@@ -122,7 +123,7 @@ _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
     ("adamw_anyprecision", "it needs torchdistx, which is no longer maintained", "adamw_torch_fused"),
     ("grokadamw|stable_adamw", "it needs a package of its own that is not used here", "adamw_torch_fused"),
 )  # fmt: skip
-#: Transformers' names that are known and not built
+#: Transformers' names that are known but not supported
 KNOWN = (
     "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix",
     "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit",
@@ -134,12 +135,15 @@ KNOWN = (
 
 
 def elementwise(name: str) -> bool:
-    """Whether a part of a matrix can be updated by itself; so of names that are not built, which are refused elsewhere."""
+    """Whether a part of a matrix can be updated independently.
+
+    True for unsupported names, which are refused elsewhere.
+    """
     return name not in BUILT or BUILT[name].elementwise
 
 
 def contradictions(name: str, args: Arguments) -> list[str]:
-    """What the optimizer's own class refuses of values that fit one by one, as words."""
+    """Return messages for arguments that are valid one by one but not in combination."""
     found = []
     if on(args.get("nesterov")) and (not args.get("momentum") or args.get("dampening")):
         found.append("nesterov needs a momentum above 0, and no dampening")
@@ -153,7 +157,7 @@ def contradictions(name: str, args: Arguments) -> list[str]:
 
 
 def not_built(name: str) -> tuple[str, str]:
-    """(why, what to write instead) for a name that is not in ``BUILT``."""
+    """Return (reason, alternative) for a name that is not in ``BUILT``."""
     for pattern, why, instead in _NOT_BUILT:
         if re.fullmatch(pattern, name):
             return why, instead
@@ -161,7 +165,10 @@ def not_built(name: str) -> tuple[str, str]:
 
 
 def parse_optim_args(given: Any) -> dict[str, Any]:
-    """``optim_args`` as Transformers writes it (``"momentum=0.9,nesterov=True"``) or as a mapping. Raises ConfigError."""
+    """Parse ``optim_args``: Transformers' ``"momentum=0.9,nesterov=True"`` or a mapping.
+
+    Raises ConfigError.
+    """
     if not given:
         return {}
     if isinstance(given, Mapping):
@@ -180,5 +187,5 @@ def parse_optim_args(given: Any) -> dict[str, Any]:
 
 
 def _parts(text: str) -> list[str]:
-    """The text cut at its commas, those inside brackets (``betas=(0.9, 0.95)``) aside."""
+    """Split the text at commas outside brackets (``betas=(0.9, 0.95)``)."""
     return re.split(r",(?![^(\[]*[)\]])", text)

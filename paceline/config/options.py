@@ -1,4 +1,4 @@
-"""Options of optimizers and schedules: what kind of value each takes, told without the library that takes it."""
+"""Value kinds of the options of optimizers and schedules, checked without importing their libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: An option's kind: number, size (a number from 0 up), whole, switch, pair (of numbers), betas (two shares), or the words that it may be.
+#: An option's kind: number, size (a number ≥ 0), whole, switch, pair (of numbers),
+#: betas (two numbers in [0, 1)), or a tuple of valid words.
 Kind = str | tuple[str, ...]
 
 _TEXTS = {
@@ -17,7 +18,7 @@ _TEXTS = {
 
 
 def misfits(options: Mapping[str, Any], known: Mapping[str, Kind]) -> Iterator[tuple[str, str, str]]:
-    """(what is wrong, found, what to write) of each option that is unknown or has a value of another kind."""
+    """Yield (problem, value found, what to write) for each unknown option and each invalid value."""
     for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -29,7 +30,7 @@ def misfits(options: Mapping[str, Any], known: Mapping[str, Kind]) -> Iterator[t
 
 
 def fits(value: Any, kind: Kind) -> bool:
-    """Whether ``value`` is of the kind; None means the option's own default."""
+    """Whether ``value`` is of the kind; None stands for the option's default."""
     if value is None:
         return True
     if isinstance(kind, tuple):

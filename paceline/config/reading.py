@@ -1,4 +1,4 @@
-"""The text of a config file: bounded, UTF-8, every failure with a name."""
+"""Read a config file: limited in size, UTF-8, with a diagnostic for every failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def read_text(path: str, what: str = "the config file") -> str:
-    """The text of a file, at most 1 MiB of UTF-8. Raises ConfigError for a missing file, a folder, or text that is not UTF-8."""
+    """Read a file of at most 1 MiB of UTF-8 text.
+
+    Raises ConfigError if it is missing, a folder, too large or not UTF-8.
+    """
     file = Path(path)
     try:
         if file.is_dir():
@@ -26,7 +29,7 @@ def read_text(path: str, what: str = "the config file") -> str:
             )
         if not file.exists():
             raise _fail(codes.CONFIG_MISSING_FILE, f"{what} does not exist", path, hint=_nearby(file))
-        # what a shell hands over, as in paceline plan <(…), is a pipe with somebody at its other end
+        # Process substitution of a shell, paceline plan <(…), is a pipe that does end
         with file.open("rb") if str(file).startswith(_OPEN_ALREADY) else open_file(file) as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as exc:

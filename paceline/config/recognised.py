@@ -1,6 +1,7 @@
-"""Keys of Transformers and LLaMA-Factory that are known here and set nothing, each with what happens instead: never silently ignored.
+"""Keys of Transformers and LLaMA-Factory that are known but set nothing here, each with what happens instead.
 
-``fine``: values that agree with what Paceline does; they pass with a note. Any other value is refused (``refuse=True``) or warned about.
+``fine``: values that agree with what Paceline does; they pass with a note. Any other value is refused
+(``refuse=True``) or gets a warning.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Recognised:
-    """What is said about a key; ``fine`` values ask for nothing else than what happens anyway."""
+    """The message for a key, and the ``fine`` values, which agree with what happens anyway."""
 
     says: str
     fine: tuple[Any, ...] = ()
     refuse: bool = False
-    known: tuple[str, ...] = ()  # with these a warning, and every further value is none of the key's: refused
+    known: tuple[str, ...] = ()  # these values get a warning; any other is invalid and refused
     any_value: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Whether this value asks for nothing that Paceline does not do."""
+        """Whether this value agrees with what Paceline does."""
         if self.any_value or value is None or value in ({}, [], ""):
             return True
         word = value.strip().lower() if isinstance(value, str) else value
@@ -32,7 +33,7 @@ class Recognised:
         return any(word == good and isinstance(word, bool) == isinstance(good, bool) for good in self.fine)
 
     def refuses(self, value: Any) -> bool:
-        """Whether the start is refused with this value."""
+        """Whether this value is an error."""
         return self.refuse or bool(self.known and str(value).strip().lower() not in self.known)
 
 

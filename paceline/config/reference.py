@@ -1,4 +1,4 @@
-"""The reference of every key, generated: ``python -m paceline.config.reference > docs/config.md``."""
+"""Generate the reference of all keys: ``python -m paceline.config.reference > docs/config.md``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ taken too. `paceline config show FILE` prints every effective value and the line
 
 
 def reference() -> str:
-    """The whole reference as markdown."""
+    """Return the whole reference as markdown."""
     parts = [_HEAD]
     for name, model in SECTIONS.items():
         parts += [f"## {name}\n", f"{(model.__doc__ or '').strip()}\n", _table(name, model.model_fields)]
@@ -46,7 +46,7 @@ def reference() -> str:
 
 
 def _inside(path: str, model: type[Section]) -> list[str]:
-    """The sections inside a section, and inside those; what a list holds as one of its items."""
+    """Return the tables of nested sections, recursively; for a list of sections that of one item."""
     parts = []
     for name, info in model.model_fields.items():
         inner, item = nested_model(info), item_model(info)

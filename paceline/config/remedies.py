@@ -1,4 +1,4 @@
-"""Numbers as people write them (4k, 1,000, 5%, 2**10) to the number that was meant: what a message says to write instead."""
+"""Interpret common spellings of numbers (4k, 1,000, 5%, 2**10), for hints about what to write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_DIGITS = 15
 
 
 def number_meant(key: str, written: str) -> str | None:
-    """What to write for a text that should have been a number; None where nothing is likely."""
+    """Return what to write for a text that should be a number; None if no meaning is likely."""
     text = plain(written).strip().rstrip(",;").strip()
     if len(text) > 40:
         return None

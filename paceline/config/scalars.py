@@ -1,6 +1,7 @@
-"""YAML's plain scalars to values: YAML 1.2's core schema, with ``5e-5`` as a number.
+"""Convert YAML's plain scalars by YAML 1.2's core schema, also reading ``5e-5`` as a number.
 
-``yes``, ``no``, ``on`` and ``off`` stay text here: a boolean field takes them as booleans, ``eval_strategy: no`` means the word "no".
+``yes``, ``no``, ``on`` and ``off`` stay texts: boolean fields accept them, and ``eval_strategy: no`` is a
+word.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MOST_DIGITS = 40
 
 
 def parse_number(text: str) -> int | float | None:
-    """The number a text spells, or None. Numbers too long to be meant (over 40 digits) and ``007`` are no numbers."""
+    """Return the number in ``text``, or None; ``007`` and texts over 40 characters are not numbers."""
     if len(text) > _MOST_DIGITS:
         return None
     if _INT.match(text):
@@ -35,7 +36,7 @@ def parse_number(text: str) -> int | float | None:
 
 
 def resolve_plain(text: str) -> Any:
-    """The value of an unquoted scalar: None, bool, int, float or the text itself."""
+    """Return the value of an unquoted scalar: None, bool, int, float or the text itself."""
     if text in _WORDS:
         return _WORDS[text]
     number = parse_number(text)

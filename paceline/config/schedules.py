@@ -1,6 +1,7 @@
-"""Learning-rate schedules by name: the options that each takes (``lr_scheduler_kwargs``), and what they need. No torch.
+"""Learning-rate schedules by name: options (``lr_scheduler_kwargs``) and requirements. Imports no torch.
 
-Signatures of Transformers 5.23 (``optimization.py``) and of ``training.deepspeed_schedule``, which a test compares.
+The signatures are those of Transformers 5.23 (``optimization.py``) and ``training.deepspeed_schedule``; a
+test compares them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OPTIONS: dict[str, Mapping[str, Kind]] = {
     },
     "lr_range_test": {"lr_range_test_step_size": "size", "lr_range_test_step_rate": "number", "lr_range_test_staircase": "switch"},
 }  # fmt: skip
-#: Options of which exactly one has to be given.
+#: Options of which exactly one must be given.
 NEEDED: dict[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
     "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
@@ -49,7 +50,7 @@ _ABOVE_0 = ("cycle_first_step_size", "lr_range_test_step_size", "timescale")
 
 
 def unmet(name: str, options: Mapping[str, Any], learning_rate: float, max_steps: int | None) -> str:
-    """What values that fit one by one still lack, as words; empty when nothing."""
+    """Return what is missing from options that are valid one by one, as words; empty if nothing is."""
     needed = NEEDED.get(name, ())
     given = [option for option in needed if options.get(option) is not None]
     if needed and len(given) != 1:

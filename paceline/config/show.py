@@ -1,4 +1,4 @@
-"""``paceline config show``: every effective value, the layer and the place that set it."""
+"""``paceline config show``: every effective value with the layer and place that set it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _VALUE_WIDTH = 26
 
 
 def render_show(loaded: Loaded, *, only_set: bool = False) -> str:
-    """One line per key: name, value, layer, place. ``only_set`` leaves out the defaults. Wide values go on with the next line."""
+    """Return one line per key: name, value, layer and place; a wide value continues on the next line.
+
+    ``only_set`` omits the defaults.
+    """
     lines = [f"layers, later ones win: {' < '.join(LAYERS)}"]
     for section in SECTIONS:
         part = getattr(loaded.config, section)

@@ -1,4 +1,4 @@
-"""Where a value came from."""
+"""Where a config value comes from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ _REFERENCE = re.compile(r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")
 
 @dataclass(frozen=True)
 class Source:
-    """``layer`` is one of LAYERS; ``file`` and ``line`` (from 1) are empty for defaults and the command line; ``text`` is the key as written."""
+    """The source of a value.
+
+    ``layer`` is one of LAYERS; ``file`` and ``line`` (from 1) are empty for defaults, environment and command
+    line; ``text`` is the key as written.
+    """
 
     layer: str
     file: str = ""
@@ -36,7 +40,7 @@ class Source:
     text: str = ""
 
     def place(self) -> str:
-        """``config.yaml:12``, ``environment PACELINE_…``, ``command line training.seed=…`` or ``default``."""
+        """Return ``config.yaml:12``, ``environment PACELINE_…``, ``command line training.seed=…`` etc."""
         if self.file:
             return f"{self.file}:{self.line}" if self.line else self.file
         return f"{self.layer} {self.text}".strip()
@@ -46,9 +50,9 @@ class Source:
 class Entry:
     """One setting of one layer: a canonical path (``training.learning_rate``), its value and its source.
 
-    ``sub`` is set when the key goes inside a free-form mapping (``lr_scheduler_kwargs.num_cycles``).
-    ``of_algorithm``: an option of this run's algorithm, whichever it is, where that one has it.
-    ``lines`` maps inner paths (``0.columns``) to line numbers, for messages about list items.
+    ``sub``: the key inside a free-form mapping (``lr_scheduler_kwargs.num_cycles``). ``of_algorithm``: the
+    option belongs to this run's algorithm if that has it. ``lines`` maps inner paths (``0.columns``) to line
+    numbers, for messages about list items.
     """
 
     path: str
@@ -60,20 +64,25 @@ class Entry:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a key's name says that its value is a secret (``hub_token`` yes, ``pad_token`` and ``num_tokens`` no)."""
+    """Whether a key's name says that its value is secret (``hub_token``, not ``pad_token`` or
+    ``num_tokens``).
+    """
     leaf = name.rsplit(".", 1)[-1]
     return leaf not in _INNOCENT and bool(_SECRET_NAME.search(leaf))
 
 
 def holds_secret(name: str, value: Any) -> bool:
-    """Whether this setting carries a literal secret: by name (and no ``${ENV}`` reference), or a URL with user-info."""
+    """Whether a setting contains a literal secret: by its name, or a URL with a password.
+
+    A reference ``${ENV}`` is no literal.
+    """
     if isinstance(value, str):
         return bool(_USER_INFO.search(value)) or (is_secret_name(name) and bool(value) and not _REFERENCE.match(value))
     return False
 
 
 def shown(name: str, value: Any, limit: int = 120) -> str:
-    """A value for people: short, on one line, secrets masked."""
+    """Format a value for people: short, on one line, secrets masked."""
     if is_secret_name(name) and value is not None:
         return "*** (not shown)"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Which keys may be written, and when two written values mean the same."""
+"""Which keys are valid, and when two written values are equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.config.schema import SECTIONS
 
 
 def known_names(section: str) -> tuple[str, ...]:
-    """Every key that may be written in a section (or at the top level, for "")."""
+    """Return every valid key of a section, or of the top level for ""."""
     if section:
         names = list(SECTIONS[section].model_fields)
         names += [key.partition(".")[2] for key in SECTION_ALIASES if key.startswith(f"{section}.")]
@@ -24,7 +24,7 @@ def known_names(section: str) -> tuple[str, ...]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two written values mean the same (``4``, ``4.0`` and ``"4"`` do)."""
+    """Whether two written values are equal (``4``, ``4.0`` and ``"4"`` are)."""
     return _canonical(one) == _canonical(other)
 
 

@@ -1,4 +1,4 @@
-"""What to write instead of a key that does not exist: by meaning, by its home, by its spelling; None where nothing is likely."""
+"""Suggest what to write instead of an unknown key: by meaning, by section, by spelling."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from paceline.config.synonyms import INSIDE, SYNONYMS
 
 
 def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
-    """The hint for key ``name`` inside section ``where`` (dotted; empty: the top level), which may hold ``known``."""
+    """Return the hint for an unknown key ``name`` in section ``where``, or None.
+
+    ``where`` is dotted, empty for the top level; ``known`` are its keys.
+    """
+    # The right name in the wrong place or spelling
     plain = name.lower().replace("-", "_")
     if where and plain in SECTIONS:
         return f"{plain}: is a section of its own: at the left margin, beside {where.partition('.')[0]}:"
     same = next((one for one in known if one.lower() == plain and one != name), None)
     if same is not None:
         return f"did you mean '{same}'?"
+    # Another program's name for a key, or a key of another section
     meant = INSIDE.get(where, {}).get(plain)
     if meant is None:
         homes = [home for home in _homes(plain) if home != where]
@@ -27,6 +32,7 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
         meant = SYNONYMS.get(plain)
     if meant is not None:
         return meant if " " in meant else f"did you mean '{_seen_from(meant, where)}'?"
+    # A misspelling of a key of this section, else of any section
     near = [one for one in nearest(name, known) if one.lower() != plain or one != name]
     if not near:
         near = [_seen_from(f"{home}.{one}", where) for one in nearest(name, _every_name()) for home in _homes(one)][:2]
@@ -35,7 +41,7 @@ def suggestion(name: str, where: str, known: Sequence[str]) -> str | None:
 
 
 def _seen_from(path: str, where: str) -> str:
-    """A key's path as it is written inside ``where``; a file without sections takes the last word."""
+    """Return a key's path as it is written inside ``where``; in a file without sections its last part."""
     home, _, name = path.rpartition(".")
     return name if home == where or (not where and home in SECTIONS) else path
 
@@ -47,6 +53,6 @@ def _homes(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _every_name() -> tuple[str, ...]:
-    """Every key that has a home in some section."""
+    """Return every key of any section."""
     names = (name for section in ("", *SECTIONS) for name in known_names(section))
     return tuple(name for name in dict.fromkeys(names) if _homes(name))

@@ -1,6 +1,7 @@
-"""Keys as other programs and habits spell them, with what is written here: a key's path, or a sentence where no key does it.
+"""Keys of other programs with the key to write here, or a sentence where there is none.
 
-Spellings that are taken as they are stand in ``aliases.py``; these are refused, because their meaning or unit may differ.
+Spellings that are accepted are in ``aliases.py``; these are refused, because their meaning or unit may
+differ.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _EXPERTS = "expert parallelism is not built; the experts are sharded like every 
 _ZERO = "distributed_strategy: zero1, zero2 or zero3"
 _DEVICE = "training.use_cpu: true, or CUDA_VISIBLE_DEVICES in the environment"
 
-#: what is written → the key meant (section.key), or a sentence
+#: Name as written → the key meant (section.key), or a sentence
 SYNONYMS: dict[str, str] = {
     **dict.fromkeys(("per_device_batch_size", "micro_batch", "mbs", "train_micro_batch_size", "per_device_bs", "batch_size_per_device", "batch_size_per_gpu", "micro_train_batch_size"), "training.per_device_train_batch_size"),
     **dict.fromkeys(("train_batch_size", "global_batch_size", "total_batch_size", "effective_batch_size", "global_train_batch_size"), _BATCH),
@@ -72,7 +73,7 @@ SYNONYMS: dict[str, str] = {
     **dict.fromkeys(("reward_fn", "reward_function", "reward_funcs", "reward_functions", "reward_model"), "training.rollout.rewards"),
 }  # fmt: skip
 
-#: a section → names that mean something else inside it than outside
+#: Section → names that mean something else inside it than outside
 INSIDE: dict[str, dict[str, str]] = {
     "training.rollout": {"max_new_tokens": "training.rollout.max_completion_length", "max_tokens": "training.rollout.max_completion_length", "n": "training.rollout.num_generations"}
     | dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function", "reward_functions", "reward_fn"), "training.rollout.rewards"),

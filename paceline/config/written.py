@@ -1,4 +1,4 @@
-"""What may stand in no value, whatever its key: a secret, known by its shape, and a variable of a shell, which nobody expands here."""
+"""Find secrets (by their format) and shell variables (which are not expanded) in written values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.config.yaml_tree import Node
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.secrets import SHAPED, is_bare_key, shape_of_secret
 
-#: (path of keys, the text that stands there, its place, whether it is a key itself)
+#: (path of keys, the text found there, its place, whether the text is a key itself)
 Leaf = tuple[tuple[str, ...], str, str, bool]
 
 # ``${NAME…}``, ``$NAME``, ``$(command)``, ``%NAME%``; ``$name`` only as a whole part of a path. ``\$`` and ``$$`` are a dollar sign.
@@ -23,15 +23,15 @@ _VARIABLE = re.compile(
 )
 # The environment's NAME in cmd (%NAME%), PowerShell ($env:NAME) and OmegaConf (${oc.env:NAME,default}).
 _ELSEWHERE = re.compile(r"%([A-Z][A-Z0-9_]+)%|\$env:([A-Za-z_]\w*)|\$\{(?:oc\.)?env:([A-Za-z_]\w*)(?:,[^{}]*)?\}")
-_HOME = re.compile(r"~[A-Za-z_][\w.-]*(/|$)")  # of another user: ``~name/…``
-# Keys whose text is the user's own: a dollar sign there belongs to a template, a prompt or a regular expression.
+_HOME = re.compile(r"~[A-Za-z_][\w.-]*(/|$)")  # another user's home, ``~name/…``
+# Keys with free text: a dollar sign belongs to a template, a prompt or a regular expression.
 _TEXT = ("template", "prompt", "pattern", "regex", "text", "stop", "tokens", "special_token", "cls_token", "eos_token", "bos_token", "pad_token", "unk_token", "modules", "delimiter", "separator", "prefix", "suffix", "tags", "system", "instruction")  # fmt: skip
 _COMMIT = ("revision", "commit", "sha", "hash", "digest", "fingerprint", "ref", "version")
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 
 
 def leaves(node: Node, source: Source, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """Every text under ``node``, and every key."""
+    """Yield every text under ``node``, and every key."""
     if isinstance(node.value, dict):
         for key, child in node.value.items():
             line = node.key_lines.get(key, node.line)
@@ -45,7 +45,7 @@ def leaves(node: Node, source: Source, path: tuple[str, ...] = ()) -> Iterator[L
 
 
 def leaves_of_data(data: Any, places: dict[str, int], file: str, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """The same of plain data whose lines are known by dotted path."""
+    """Like ``leaves`` for plain data, whose line numbers are given by dotted path."""
     place = f"{file}:{places[name]}" if (name := ".".join(path)) in places else file
     if isinstance(data, dict):
         for key, value in data.items():
@@ -60,7 +60,7 @@ def leaves_of_data(data: Any, places: dict[str, int], file: str, path: tuple[str
 
 
 def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
-    """A finding for each leaf that holds a secret or a variable."""
+    """Yield a finding for each leaf that contains a secret or a variable."""
     for path, text, place, is_key in found:
         name = next((part for part in reversed(path) if not part.isdecimal()), "")
         if is_key:
@@ -77,7 +77,7 @@ def misplaced(found: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
 
 
 def masked(finding: Diagnostic) -> Diagnostic:
-    """The finding without the secrets that its texts quote."""
+    """Return the finding with secrets in its texts masked."""
     what, where, found, hint = (
         SHAPED.sub("***", s) for s in (finding.what, finding.where, finding.found, finding.hint)
     )
@@ -133,7 +133,7 @@ def _variable(name: str, text: str, place: str) -> Iterator[Diagnostic]:
 
 
 def _for_the_shell(variable: str) -> str:
-    """The variable as a POSIX shell writes it; empty for what no shell expands (another key of the file, a template)."""
+    """Return the variable in POSIX shell syntax; empty if no shell expands it (a template's, or a key's)."""
     if match := _ELSEWHERE.fullmatch(variable):
         return f"${{{match[1] or match[2] or match[3]}}}"
     return (

@@ -1,6 +1,6 @@
-"""YAML text to a tree with line numbers, safely: no tags that build objects, and limits on size, depth and expansion.
+"""Parse YAML safely into a tree with line numbers: no object tags; limits on size, depth and aliases.
 
-Built from the parser's events, so that depth and aliases are counted before anything is built.
+The tree is built from parser events, so that depth and aliases are checked before anything is built.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ MAX_DEPTH = 32
 MAX_NODES = 50_000
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 
-#: Problems of a value or key that was begun earlier: where it begins is the place to look at, not where the text goes on.
+#: Errors of an unfinished value or key: report the line where it begins, not where the parser stopped.
 _UNFINISHED = ("end of stream", "could not find expected ':'")
 _SPACED = re.compile(r"^([A-Za-z_]\w*)(?: *=|:(?! )) *(\S.*)$")  # ``key:value``, ``key = value``
 
 
 @dataclass
 class Node:
-    """``value`` is a scalar, a list of nodes or a dict of nodes; ``line`` counts from 1; ``raw`` is a scalar's text; ``size`` counts expanded nodes."""
+    """A node of the tree.
+
+    ``value`` is a scalar, a list of nodes or a dict of nodes; ``line`` counts from 1; ``raw`` is a scalar's
+    text; ``size`` counts nodes with aliases expanded.
+    """
 
     value: Any
     line: int
@@ -47,7 +51,7 @@ class Node:
     key_lines: dict[str, int] = field(default_factory=dict)
 
     def data(self) -> Any:
-        """The plain value: dicts, lists and scalars."""
+        """Return the plain value: dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.data() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -55,7 +59,7 @@ class Node:
         return self.value
 
     def lines(self, prefix: str = "") -> dict[str, int]:
-        """Line of every inner path, joined by dots (``0.columns.prompt``)."""
+        """Return the line of every inner path, joined by dots (``0.columns.prompt``)."""
         found: dict[str, int] = {}
         if isinstance(self.value, dict):
             items: list[tuple[str, Node]] = list(self.value.items())
@@ -71,9 +75,10 @@ class Node:
 
 
 def parse_yaml(text: str, name: str) -> Node | None:
-    """The tree of the one document in ``text``; None when it is empty. ``name`` is the file as messages should say it.
+    """Parse the one document in ``text``; None if it is empty. ``name`` is the file name in messages.
 
-    Raises ConfigError: syntax, tabs, duplicate keys, tags, several documents, too deep, too many expanded nodes.
+    Raises ConfigError for invalid syntax, tabs, duplicate keys, object tags, several documents, or too deep
+    or too large trees.
     """
     return _Builder(name, text).build()
 
@@ -88,7 +93,7 @@ class _Builder:
         self._text = text
         self._anchors: dict[str, Node] = {}
         self._open_anchors: set[str] = set()
-        self._slips: list[Diagnostic] = []  # said together: keys given twice, characters that only look right
+        self._slips: list[Diagnostic] = []  # reported together: duplicate keys, look-alike characters
 
     def build(self) -> Node | None:
         root: Node | None = None
@@ -126,6 +131,7 @@ class _Builder:
         return _fail(code, what, f"{self._name}:{line}", found, hint)
 
     def _syntax(self, exc: YAMLError) -> ConfigError:
+        # Find the line at fault
         mark = None
         if isinstance(exc, MarkedYAMLError):
             unfinished = exc.context_mark is not None and any(end in str(exc.problem) for end in _UNFINISHED)
@@ -133,7 +139,8 @@ class _Builder:
         line = mark.line + 1 if mark else self._text[: getattr(exc, "position", None) or 0].count("\n") + 1
         lines = self._text.splitlines()
         if line > 1 and _SPACED.match(lines[line - 2].strip()) and "mapping values" in str(exc):
-            line -= 1  # ``key:value`` went on over the next line
+            line -= 1  # the previous line's ``key:value`` was read as a text continued on this line
+        # Common causes first: a tab, a look-alike character; then the parser's own message
         text = lines[line - 1] if 0 < line <= len(lines) else ""
         if "\t" in text[: len(text) - len(text.lstrip())] or "'\\t'" in str(exc):
             return self._error(
@@ -162,7 +169,7 @@ class _Builder:
         return codes.CONFIG_LOOKALIKE(what, f"{self._name}:{line}", found, hint)
 
     def _look_at(self, event: Any, line: int) -> None:
-        """Adds what a value's characters give away."""
+        """Report look-alike characters in a value, and in further keys that YAML read as part of it."""
         style = event.style in (None, "")
         character = lookalikes.in_value(event.value, style) if event.style not in ("|", ">") else None
         if character is None:
@@ -279,6 +286,7 @@ class _Builder:
                 merges += child.value if isinstance(child.value, list) else [child]
             else:
                 self._put(node, event.value, child, key_line)
+        # Merge keys (<<) give way to keys of the mapping itself
         for merged in merges:
             if not isinstance(merged.value, dict):
                 raise self._error(
