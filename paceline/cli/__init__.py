@@ -1,1 +1,1 @@
-"""The command line: one small module per verb, imported when called; verbs that need torch start a process."""
+"""The command line: one small module per verb, imported when called; torch runs in processes it starts."""

@@ -84,7 +84,7 @@ def main_command(
         bool, typer.Option("--deepspeed", help="Taken for compatibility: training.distributed_strategy decides.")
     ] = False,
 ) -> None:
-    """Train: alone as one process, under a launcher as one of its workers."""
+    """Train: under a launcher as one rank of its job, otherwise as one process."""
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
     if started_by(os.environ) is None:
@@ -121,7 +121,7 @@ def run_distributed_command(
         ),
     ] = False,
 ) -> None:
-    """Start the processes of this node (and of the others, with the same command there) and wait for them."""
+    """Start the processes of this node and wait for them; run the same command on the other nodes."""
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
     asked = Asked(

@@ -28,9 +28,10 @@ def export(
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that is not empty.")] = False,
 ) -> None:
-    """Write a run's model as a Hugging Face folder that from_pretrained loads. RUN may also be one checkpoint.
+    """Write a run's model as a Hugging Face folder that from_pretrained loads.
 
-    A run with a lora section becomes peft's adapter folder, or with --merge a whole model.
+    RUN may also be one checkpoint. A run with a lora section becomes peft's adapter folder, or with --merge a
+    whole model.
     """
     options = ["--to", str(to), "--dtype", dtype, "--checkpoint", checkpoint, "--role", role]
     flags = [*(["--merge"] if merge else []), *(["--overwrite"] if overwrite else [])]

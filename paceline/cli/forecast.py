@@ -39,6 +39,7 @@ def forecast_of_model(
     from paceline.plan.model.catalogue import model_shape
     from paceline.plan.parts import AdapterSpec, Quantization
 
+    # Refuse options that do not go together
     if model is None or hardware is None:
         missing = "--model" if model is None else "--hardware"
         raise ConfigError(
@@ -64,6 +65,7 @@ def forecast_of_model(
                 f"{', '.join(ALGORITHMS.names())}, or module:SPEC",
             )
         )
+    # Search the layouts for this model, adapter and cluster
     shape = model_shape(model)
     adapter = None
     if lora is not None:

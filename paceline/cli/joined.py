@@ -79,7 +79,7 @@ def alone(what: str) -> None:
 
 
 def drives_a_node(asked: Asked) -> bool:
-    """Whether this command runs once per node and launches that node's ranks (``nnodes`` processes in all)."""
+    """Whether this command runs once on each of ``nnodes`` nodes and launches that node's ranks itself."""
     here = standing(os.environ)
     return (asked.nnodes or 1) > 1 and asked.nnodes == here.size and here.local_size == 1
 

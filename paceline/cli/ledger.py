@@ -80,6 +80,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
     if path is None:
         return
     try:
+        # The median speed after the first fifth of the steps, against the plan's prediction
         history = load_history(RunDir.at(plan.run_dir))
         settled = list(history.steps.values())[max(1, len(history.steps) // 5) :]
         speeds = [step.tokens_per_second for step in settled if step.tokens_per_second > 0]

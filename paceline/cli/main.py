@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the verb that ``arguments`` begin with and return the exit code."""
+    # Options without a verb, and unknown verbs, import nothing more
     if not arguments or arguments[0] in HELP:
         print(help_text())
         return int(ExitCode.OK if arguments else ExitCode.CONFIG)
@@ -62,6 +63,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         from paceline.cli.joined import alone
 
         alone(f"paceline {verb}")
+    # Run the verb's typer app
     import typer
 
     if any(name in os.environ for name in FORCES_COLOUR):

@@ -33,7 +33,7 @@ class Simulated:
         self.layout, self.rows, self.reason = layout, rows, reason
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the comparison as plain JSON types."""
         return {"layout": self.layout, "rows": [row.to_json() for row in self.rows], "not_simulated": self.reason}
 
     def text(self) -> str:

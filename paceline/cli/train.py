@@ -48,7 +48,9 @@ def train(
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
 ) -> None:
-    """Train from one YAML. Refuses what cannot work before any process starts; prints the plan; ends with the run's exit code.
+    """Train from one YAML.
+
+    Refuses an invalid job before any process starts, prints the plan, and exits with the run's exit code.
 
     Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
     """

@@ -36,7 +36,7 @@ class Diagnostic:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def render(self) -> str:
-        """Return the finding as text: a headline, then an indented line each for the value found and the fix."""
+        """Return the finding as text: a headline, then an indented line each for the value and the fix."""
         place = f"{self.where}: " if self.where else ""
         parts = [f"{self.severity.value}[{self.code}] {place}{self.what}"]
         if self.found:

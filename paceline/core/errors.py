@@ -3,9 +3,7 @@
 PacelineError          carries one or more diagnostics
 ├── ConfigError        the YAML, flags or data description are wrong: nothing was started (exit code 2)
 ├── DataError          rows, files or tokens cannot be used
-├── CheckpointError    a checkpoint is missing, incomplete or does not fit
-├── RemoteError        another rank failed; carries that rank's diagnostic
-└── StopRequested      the run stopped on request, its checkpoint is durable
+└── CheckpointError    a checkpoint is missing, incomplete or does not fit
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class PacelineError(Exception):
 
 
 class ConfigError(PacelineError):
-    """Refused before any process was started."""
+    """An invalid job, refused before any process was started."""
 
     exit_code = ExitCode.CONFIG
 

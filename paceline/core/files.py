@@ -1,4 +1,4 @@
-"""Open files by user-given paths safely: a FIFO, socket or device is refused, since reading it may never end."""
+"""Open files by user-given paths. FIFOs, sockets and devices are refused: reading one may never end."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _NO_INODES = Refusal("no_inodes", "the disk has no room for another file (its in
 
 
 def refusal_of(error: OSError, where: Path | None = None) -> Refusal | None:
-    """Return the refusal for ``error`` at ``where``; None when it is no file-system error (e.g. a socket's)."""
+    """Return the refusal for ``error`` at ``where``; None when it is no file-system error."""
     found = _BY_ERRNO.get(error.errno or 0)
     if found is not None and error.errno == errno.ENOSPC and where is not None and _without_inodes(where):
         return _NO_INODES

@@ -52,11 +52,13 @@ def is_assigned(target: str) -> bool:
 
     False when there is no readable Python source.
     """
+    # Find the module's source file, package by package
     module_name, _, attr = target.partition(":")
     places, origin = None, None
     for end in (i for i, letter in enumerate(module_name + ".") if letter == "."):
         found = PathFinder.find_spec(module_name[:end], places)
         places, origin = (found.submodule_search_locations, found.origin) if found else (None, None)
+    # Look for an assignment at top level
     try:
         tree = ast.parse(read_text(Path(origin))) if origin and origin.endswith(".py") else ast.Module([], [])
     except (OSError, SyntaxError, ValueError):

@@ -51,6 +51,7 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
     A hub name is pinned by its commit, a local folder by the digest of its code, since a commit does not
     determine the files on this disk.
     """
+    # A hub name: pinned by a commit
     folder = Path(name).expanduser()
     if not name or not folder.is_dir():
         if COMMIT.fullmatch(revision or ""):
@@ -58,6 +59,7 @@ def unpinned(name: str, revision: str | None) -> Unpinned | None:
         what = "code from the hub runs only from a pinned commit: a branch can change under you"
         hint = "revision: the 40-digit commit you have read, or trust_remote_code: false"
         return Unpinned(what, f"revision: {revision or 'none'}", hint)
+    # A folder: pinned by the digest of its code, all of which must be inside it
     code = read_code(folder)
     if code.elsewhere:
         what = "the code of this folder goes on in other repositories, which no revision here pins"
@@ -90,7 +92,7 @@ def check_code(name: str, revision: str | None) -> None:
 
 
 def read_code(folder: Path) -> RemoteCode:
-    """Hash the code that Transformers may run from ``folder``: Python files, and ``auto_map`` of JSON files."""
+    """Hash the code that Transformers may run from ``folder``: Python files, and JSON files' ``auto_map``."""
     parts: list[tuple[str, str]] = []
     found: list[tuple[float, str]] = []
     elsewhere: set[str] = set()

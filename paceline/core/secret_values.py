@@ -36,6 +36,7 @@ def secrets_in(environ: Mapping[str, str], *, certain: bool = False) -> tuple[st
     for name, value in environ.items():
         if "://" in value:
             found |= _in_url(value)
+        # Both the name and the value must look like a secret's
         named = _NAME.search(name) and name not in _WORKING_FOLDERS
         sure = _CERTAIN.search(name) or (_RANDOM.fullmatch(value) if certain else not _WORDS_ONLY.fullmatch(value))
         if named and sure and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value))):

@@ -1,4 +1,4 @@
-"""Tables of the strategies and algorithms: name → (spec, class), both ``module:attr`` and imported on demand.
+"""Tables of strategies and algorithms: name → (spec, class), both ``module:attr`` imported on demand.
 
 A spec describes the strategy or algorithm without importing torch; rules, the plan and the generated pages
 read it. The class implements it in the worker processes. Code elsewhere never compares with a name.

@@ -87,7 +87,7 @@ class Context:
 
     @property
     def world_size(self) -> int | None:
-        """Processes; None where that is not known yet."""
+        """The number of processes; None if it is not known yet."""
         return self.facts.world_size
 
     @property

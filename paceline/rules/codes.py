@@ -1,4 +1,4 @@
-"""Codes of the rules: what cannot be combined, what would set nothing, what a start needs."""
+"""Diagnostic codes of the rules: unsupported combinations, settings without effect, what a start needs."""
 
 from __future__ import annotations
 

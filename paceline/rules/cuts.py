@@ -1,4 +1,4 @@
-"""Keys that split one model or one row over ranks: pipeline, context and tensor parallelism, AutoTP, Ulysses."""
+"""Keys that split a model or a row over ranks: pipeline, context and tensor parallelism, Ulysses."""
 
 from __future__ import annotations
 

@@ -131,6 +131,7 @@ def axes_of_strategy(c: Context) -> Iterator[Diagnostic]:
     sizes, spec = _usable(c), c.named_strategy
     if sizes is None:
         return
+    # Axes that the strategy does not have
     used = [axis for axis, size in _by_name(sizes).items() if size > 1]
     allowed = None if spec is None else spec.axes
     wrong = [axis for axis in used if allowed is not None and axis.removesuffix("_size") not in allowed]

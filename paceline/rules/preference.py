@@ -30,6 +30,7 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
 def options(c: Context) -> Iterator[Diagnostic]:
     """dpo.reference, dpo.label_smoothing, train.algorithm_section"""
     t, own = c.config.training, c.algorithm
+    # Sections of other algorithms
     others = (spec.name for spec in c.algorithms if not spec.on_policy and spec.name != own.name)
     for name in others:
         if getattr(t, name, None) is not None:
@@ -41,6 +42,7 @@ def options(c: Context) -> Iterator[Diagnostic]:
                 hint=f"algorithm: {name}, or remove the section",
                 severity=Severity.WARNING,
             )
+    # DPO's own options
     dpo = c.own_options
     if not isinstance(dpo, DpoOptions):
         return

@@ -31,7 +31,7 @@ def raw_and_mean(ax: Any, curve: Curve, colour: str, label: str) -> None:
 
 
 def frame(ax: Any, history: History, last: int | None) -> None:
-    """Draw the grid, ticks and legend; with ``last``, the last step, also a step axis with restarts marked."""
+    """Draw the grid, ticks and legend; with ``last`` (the last step) also a step axis with restarts."""
     ax.grid(True, color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
