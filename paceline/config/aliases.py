@@ -41,7 +41,7 @@ class Alias:
 
 
 class Learnt(str):
-    """A loss, as another system names it, that is an algorithm of its own here: what the run learns by, in place of the one whose loss it would be."""
+    """A loss in another system's config that is an algorithm of its own here, such as ``pref_loss: orpo``."""
 
 
 class _Skip:

@@ -48,8 +48,9 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Merged:
 
 
 def _learnt_by(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """The entries with a loss that is an algorithm of its own (``aliases.Learnt``) as the algorithm, in place
-    of the one whose loss it would be.
+    """Turn a loss that is an algorithm of its own (``aliases.Learnt``) into ``training.algorithm``.
+
+    It replaces the algorithm under whose options the loss was given.
     """
     loss = next((entry for entry in entries if isinstance(entry.value, Learnt)), None)
     if loss is None:

@@ -82,30 +82,30 @@ class DpoOptions(Section):
 
 
 class CpoOptions(Section):
-    """CPO, by the names and defaults of TRL's CPOConfig."""
+    """CPO; option names and defaults as in TRL's CPOConfig."""
 
     beta: Float = Field(
         default=0.1, gt=0, description="With algorithm: cpo, scale of the difference of log-likelihoods (IPO's τ)."
     )
     loss_type: Annotated[str, Word(*CPO_LOSSES)] = Field(
         default="sigmoid",
-        description="The loss of a pair; ipo and simpo compare means over an answer's tokens, the others sums.",
+        description="Loss of a pair; ipo and simpo compare means over an answer's tokens, the others sums.",
     )
     label_smoothing: Float = Field(
-        default=0.0, ge=0, lt=0.5, description="Share of labels thought to be flipped (sigmoid and simpo)."
+        default=0.0, ge=0, lt=0.5, description="Probability that a preference label is flipped (sigmoid and simpo)."
     )
     cpo_alpha: Float = Field(
         default=1.0,
         ge=0,
-        description="Weight of the SFT term on chosen answers (mean over their tokens); 0: off.",
+        description="Coefficient of an SFT loss on chosen answers (mean over their tokens); 0: off.",
     )
     simpo_gamma: OptFloat = Field(
-        default=None, ge=0, description="SimPO's margin γ, with loss_type: simpo alone; 0.5 when empty."
+        default=None, ge=0, description="SimPO's margin γ, only with loss_type: simpo; 0.5 when empty."
     )
 
     @model_validator(mode="after")
     def _of_its_loss(self) -> CpoOptions:
-        """An option that the loss does not have would do nothing."""
+        """Refuse options that the chosen loss does not have."""
         if self.simpo_gamma is not None and self.loss_type != "simpo":
             raise ValueError(f"simpo_gamma is SimPO's margin, and loss_type is {self.loss_type}")
         if self.label_smoothing and self.loss_type not in ("sigmoid", "simpo"):
@@ -114,27 +114,30 @@ class CpoOptions(Section):
 
 
 class OrpoOptions(Section):
-    """ORPO, by the names of TRL's ORPOConfig."""
+    """ORPO; option names as in TRL's ORPOConfig."""
 
     beta: Float = Field(
         default=0.1,
         ge=0,
-        description="With algorithm: orpo, weight of the odds ratio beside the SFT term (the paper's λ).",
+        description="With algorithm: orpo, coefficient of the odds-ratio loss that is added to the "
+        "SFT loss (the paper's λ).",
     )
 
 
 class SimpoOptions(Section):
-    """SimPO, by the names and defaults of TRL's CPOConfig under ``loss_type: simpo``."""
+    """SimPO; option names and defaults as in TRL's CPOConfig with ``loss_type: simpo``."""
 
     beta: Float = Field(
-        default=0.1, gt=0, description="With algorithm: simpo, scale of the rewards; the paper's runs have 2.0 to 2.5."
+        default=0.1, gt=0, description="With algorithm: simpo, scale of the rewards; the paper uses 2.0 to 2.5."
     )
     simpo_gamma: Float = Field(
-        default=0.5, ge=0, description="The margin γ between the rewards of a pair; the paper's runs have 0.3 to 1.6."
+        default=0.5, ge=0, description="Margin γ between the rewards of a pair; the paper uses 0.3 to 1.6."
     )
-    label_smoothing: Float = Field(default=0.0, ge=0, lt=0.5, description="Share of labels thought to be flipped.")
+    label_smoothing: Float = Field(
+        default=0.0, ge=0, lt=0.5, description="Probability that a preference label is flipped."
+    )
     cpo_alpha: Float = Field(
-        default=0.0, ge=0, description="Weight of an SFT term on chosen answers (mean over their tokens); 0: off."
+        default=0.0, ge=0, description="Coefficient of an SFT loss on chosen answers (mean over their tokens); 0: off."
     )
 
 
