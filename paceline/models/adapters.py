@@ -1,10 +1,13 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) by peft, put into a Hugging Face model that keeps its own class.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) through peft, injected into a Hugging Face model that keeps its own
+class.
 
-peft wraps a linear layer into one that adds ``scale · B(A(dropout(x)))``; nothing else of the model changes, so that packed attention,
-the head and generation work as before. Fused kernels leave alone what has a wrapped child. Modules trained in full beside the adapters
-are trained in place, not copied: tied weights stay tied, the head stays the head.
+peft wraps a linear layer into one that adds ``scale · B(A(dropout(x)))``; nothing else of the model changes,
+so packed attention, the head and generation work as before. Fused kernels skip modules with a wrapped child.
+Modules trained in full next to the adapters are trained in place, not copied: tied weights stay tied, the
+head stays the head.
 
-Names of trained parameters are those of peft's files without their prefix (``model.layers.0.self_attn.q_proj.lora_A.weight``).
+Trained parameters are named as in peft's files, without their prefix
+(``model.layers.0.self_attn.q_proj.lora_A.weight``).
 """
 
 from __future__ import annotations
@@ -32,13 +35,19 @@ NAME = "default"  # peft's name of the one adapter
 PEFT_PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
-SAMPLED = 1024  # values of each tensor that enter a fingerprint
+SAMPLED = 1024  # values of each tensor that are hashed into a fingerprint
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What was put into a model: ``spec`` is ``Plan.adapter``, ``trained`` plain names by the model's own, ``peft`` the adapter_config.json,
-    ``base`` what identifies the frozen weights (``fingerprint`` None where they were not here to be looked at)."""
+    """The adapter injected into a model.
+
+    spec     ``Plan.adapter``
+    trained  the model's own parameter names -> plain names (peft's, without prefix)
+    peft     the contents of adapter_config.json
+    base     identifies the frozen weights (``fingerprint`` is None where they were on meta)
+    note     one line for the log
+    """
 
     spec: Mapping[str, Any]
     trained: Mapping[str, str]
@@ -47,17 +56,19 @@ class Adapter:
     note: str
 
     def noting(self, more: str) -> Adapter:
-        """The same with ``more`` said."""
+        """Return a copy with ``more`` appended to the note."""
         return replace(self, note=f"{self.note}; {more}")
 
 
 def add_adapter(
     hf: Any, spec: Mapping[str, Any], seed: int, base: Mapping[str, Any], rows: tuple[int, int] | None = None
 ) -> Adapter:
-    """Inject, freeze, start from the seed (A uniform, B zero: the model computes what it did) or from a folder's weights.
+    """Inject the adapters and freeze the rest; initialize from the seed (A uniform, B zero: outputs do not
+    change) or from a folder's weights.
 
-    ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are (old, new) embedding rows where they were resized.
-    The adapters depend on ``seed`` alone: equal on every rank and under every strategy. Raises ConfigError with a ``models.adapter_*`` code.
+    ``base`` names the model (``name_or_path``, ``revision``); ``rows`` are the (old, new) embedding rows if
+    they were resized. The adapters depend on ``seed`` alone: equal on every rank and under every strategy.
+    Raises ConfigError with a ``models.adapter_*`` code.
     """
     fingerprint = base_fingerprint(hf)
     config = _inject(hf, spec, seed)
@@ -78,7 +89,9 @@ def add_adapter(
 
 @contextmanager
 def switched_off(hf: Any) -> Iterator[None]:
-    """Inside, every adapter adds nothing. peft's own switch (``enable_adapters``) would also change what requires a gradient."""
+    """Disable every adapter inside the context. peft's own switch (``enable_adapters``) would also change
+    ``requires_grad``.
+    """
     layers = [module for module in hf.modules() if hasattr(module, "_disable_adapters")]
     for layer in layers:
         layer._disable_adapters = True
@@ -90,26 +103,29 @@ def switched_off(hf: Any) -> Iterator[None]:
 
 
 def plain_name(name: str) -> str:
-    """The name in peft's files (without prefix) of a parameter of an injected model."""
+    """Return the name in peft's files (without prefix) of a parameter of an injected model."""
     return _FACTOR.sub(r"\1.weight", name).replace(".base_layer.", ".")
 
 
 def peft_key(name: str, adapted: frozenset[str]) -> str:
-    """The key in ``adapter_model.safetensors`` of a trained parameter; ``adapted`` are the modules that have an adapter."""
+    """Return a trained parameter's key in ``adapter_model.safetensors``; ``adapted`` are the modules that
+    have an adapter.
+    """
     module, _, leaf = name.rpartition(".")
     return f"{PEFT_PREFIX}{module}.base_layer.{leaf}" if module in adapted else PEFT_PREFIX + name
 
 
 def adapted_modules(names: Iterator[str]) -> frozenset[str]:
-    """The modules that have an adapter, from plain names."""
+    """Return the modules that have an adapter, given plain parameter names."""
     return frozenset(name.removesuffix(".lora_A.weight") for name in names if name.endswith(".lora_A.weight"))
 
 
 @torch.no_grad()
 def merge(hf: Any, spec: Mapping[str, Any], trained: Mapping[str, Tensor]) -> None:
-    """Add the adapters into the plain model ``hf`` (W + scale · B A, in W's dtype) and put what was trained in full in its place.
+    """Merge the adapters into the plain model ``hf`` (W + scale · B A, in W's dtype) and copy in what was
+    trained in full.
 
-    ``trained`` holds tensors by plain name. Raises KeyError for a name that the model has no place for.
+    ``trained`` holds tensors by plain name. Raises KeyError for a name that the model does not have.
     """
     parameters = dict(hf.named_parameters(remove_duplicate=False))
     adapted = adapted_modules(iter(trained))
@@ -130,7 +146,9 @@ def scale(spec: Mapping[str, Any]) -> float:
 
 @torch.no_grad()
 def base_fingerprint(hf: Any) -> str | None:
-    """sha256 (hex) of names, shapes and up to 1,024 evenly spread float32 values of every parameter; None where some are on meta."""
+    """Return a sha256 (hex) over names, shapes and up to 1,024 evenly spaced float32 values of every
+    parameter; None if any is on meta.
+    """
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):
         if parameter.device.type == "meta":
@@ -144,7 +162,11 @@ def base_fingerprint(hf: Any) -> str | None:
 
 @torch.no_grad()
 def load_adapter(hf: Any, folder: Path, trained: Mapping[str, str]) -> None:
-    """The weights of a peft folder into the injected model; every trained parameter must be there, and nothing else."""
+    """Load the weights of a peft folder into the injected model, in place.
+
+    Raises ConfigError ``models.adapter_weights`` unless the file holds every trained parameter, each of the
+    right shape, and nothing else (but other names of tied weights).
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -153,6 +175,7 @@ def load_adapter(hf: Any, folder: Path, trained: Mapping[str, str]) -> None:
         stored = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ConfigError(_no_weights(file, str(error).split("\n")[0])) from error
+    # The names and shapes must match exactly: peft itself would load a part without an error.
     found = {plain_name(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in stored.items()}
     places = {plain: parameter for name, parameter in hf.named_parameters() if (plain := trained.get(name)) is not None}
     missing, unknown = sorted(set(places) - set(found)), sorted(set(found) - set(places) - set(ties(hf)))
@@ -165,7 +188,9 @@ def load_adapter(hf: Any, folder: Path, trained: Mapping[str, str]) -> None:
 
 
 def ties(hf: Any) -> dict[str, str]:
-    """Other names of parameters -> their own (``lm_head.weight`` -> ``model.embed_tokens.weight``)."""
+    """Map the other names of tied parameters to their own (``lm_head.weight`` ->
+    ``model.embed_tokens.weight``).
+    """
     own = {id(p): name for name, p in hf.named_parameters()}
     every = hf.named_parameters(remove_duplicate=False)
     return {name: own[id(p)] for name, p in every if own[id(p)] != name}
@@ -174,6 +199,7 @@ def ties(hf: Any) -> dict[str, str]:
 def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
     from peft import LoraConfig, inject_adapter_in_model
 
+    # Which layers: one pattern or a list of names, each of which must match something.
     targets = list(spec["target_modules"])
     if targets == ["all-linear"] and fused_experts(hf):
         targets = trunk_linears(hf)  # peft would take the experts' tensors for a layer of its own kind
@@ -181,7 +207,7 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
     idle = (
         [] if alone else [t for t in targets if not any(n == t or n.endswith(f".{t}") for n, _ in hf.named_modules())]
     )
-    if idle and len(idle) < len(targets):  # peft goes by those that it finds
+    if idle and len(idle) < len(targets):  # peft would silently adapt only those it finds
         raise ConfigError(_targets(spec, hf, f"no layer is called {' or '.join(idle)}", "some targets name no layer"))
     config = LoraConfig(
         r=spec["r"],
@@ -192,9 +218,10 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
         use_rslora=spec["use_rslora"],
         task_type=_task(hf),
     )
+    # A is drawn from the seed on the CPU, so that it is equal on every rank.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed_for(seed, role="adapter"))
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft sets it right by itself
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft corrects it
         try:
             inject_adapter_in_model(config, hf, adapter_name=NAME)
         except ValueError as error:
@@ -203,7 +230,9 @@ def _inject(hf: Any, spec: Mapping[str, Any], seed: int) -> Any:
 
 
 def fused_experts(hf: Any) -> list[str]:
-    """Modules that keep all experts of a layer as one tensor: no linear layers, and no place for an adapter."""
+    """Return the modules that keep all experts of a layer in one tensor: they have no linear layers for
+    adapters to wrap.
+    """
     return [
         name
         for name, module in hf.named_modules()
@@ -212,7 +241,7 @@ def fused_experts(hf: Any) -> list[str]:
 
 
 def trunk_linears(hf: Any) -> list[str]:
-    """The last names of the trunk's linear layers, sorted."""
+    """Return the last name components of the trunk's linear layers, sorted."""
     head = hf.get_output_embeddings()
     return sorted(
         {n.rpartition(".")[2] for n, m in hf.base_model.named_modules() if isinstance(m, nn.Linear) and m is not head}
@@ -220,12 +249,14 @@ def trunk_linears(hf: Any) -> list[str]:
 
 
 def _task(hf: Any) -> str:
-    """peft's name of what the model is for: sequence classification where it has a linear head in the vocabulary's place, which peft then leaves alone."""
+    """Return peft's task type. For sequence classification peft then leaves the linear ``score`` head alone."""
     return "SEQ_CLS" if type(hf).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM"
 
 
 def _check_layers(hf: Any) -> None:
-    """Adapters sit on linear layers (``nn.Linear``, GPT-2's ``Conv1D``) of the trunk; they compute in the dtype they are given."""
+    """Check that adapters wrap only linear layers (``nn.Linear``, GPT-2's ``Conv1D``) of the trunk; let them
+    compute in their input's dtype.
+    """
     from peft.tuners.lora import Linear, LoraLayer
 
     head = hf.get_output_embeddings()
@@ -246,9 +277,12 @@ def _check_layers(hf: Any) -> None:
 
 
 def _train_whole(hf: Any, wanted: Any) -> list[str]:
-    """Unfreeze the modules that ``modules_to_save`` names, in place; those names, and the one of a module that is tied to them."""
+    """Unfreeze the modules named in ``modules_to_save``, in place; return those names plus the names of
+    modules tied to them, sorted.
+    """
     saved: set[str] = set()
     own: set[int] = set()
+    # Unfreeze what is named; remember the tensors, so that their tied names are found below.
     for target in wanted:
         hits = [m for n, m in hf.named_modules() if n == target or n.endswith(f".{target}")]
         parameters = [p for m in hits for p in m.parameters()]
@@ -273,7 +307,7 @@ def _train_whole(hf: Any, wanted: Any) -> list[str]:
 
 
 def _peft_config(config: Any, saved: list[str], base: Mapping[str, Any], tied: bool) -> dict[str, Any]:
-    """``adapter_config.json``: what peft writes, with sorted lists for its sets."""
+    """Return the contents of ``adapter_config.json``: what peft writes, with its sets as sorted lists."""
     values = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in config.to_dict().items()}
     ours = {
         "peft_type": "LORA",
@@ -292,7 +326,7 @@ def _all_trained(module: nn.Module) -> bool:
 
 
 def _transposed(hf: Any, module: str) -> bool:
-    """Whether the layer keeps its weight as [in, out] (``Conv1D``)."""
+    """Return whether the layer stores its weight as [in, out] (``Conv1D``)."""
     return not isinstance(hf.get_submodule(module), nn.Linear)
 
 

@@ -1,7 +1,8 @@
-"""Packed attention inside Hugging Face models: the documents of a flat batch do not see each other.
+"""Packed attention inside Hugging Face models: documents of a flat batch do not attend to each other.
 
-Registered once under ``paceline`` in transformers' own registries. A packed forward hands over a 4-D placeholder mask, which transformers
-passes through untouched and ``packed_attention`` ignores; any other forward (generation) gets the masks and the function of ``sdpa``.
+Registered once as ``paceline`` in transformers' own registries. A packed forward passes a 4-D placeholder
+mask, which transformers does not change and ``packed_attention`` ignores; any other forward (generation) uses
+the masks and the function of ``sdpa``.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """How documents are kept apart: ``packed`` (attention a document, inside the model) or ``padded`` (the trunk sees one row a document).
+    """How documents are kept apart: ``packed`` (per-document attention inside the model) or ``padded`` (the
+    trunk gets one row per document).
 
-    ``implementation`` is what the Hugging Face config is given; ``reason`` is for the Plan.
+    ``implementation`` is the value for the Hugging Face config; ``reason`` is shown in the Plan.
     """
 
     layout: str
@@ -42,7 +44,12 @@ class AttentionChoice:
 def choose_attention(
     asked: str, hf_config: Mapping[str, object], device: str, supports_backend: bool
 ) -> AttentionChoice:
-    """The way for a model: ``asked`` is ``attn_implementation`` (``auto``, ``paceline``, or a Transformers name)."""
+    """Choose the attention of a model. ``asked`` is ``attn_implementation``: ``auto``, ``paceline``, or a
+    Transformers name.
+
+    Raises ConfigError ``models.attention_not_packable`` when ``paceline`` is set and the model's documents
+    cannot be kept apart.
+    """
     if asked not in ("auto", PACKED):
         return AttentionChoice(
             "padded", asked, f"{asked} was asked for: Transformers' own function, one padded row a document"
@@ -69,7 +76,7 @@ def choose_attention(
 
 
 def _obstacle(hf_config: Mapping[str, object], supports_backend: bool) -> str | None:
-    """Why attention alone does not keep documents apart, or None."""
+    """Return why per-document attention is not enough to keep this model's documents apart, or None."""
     kind = hf_config.get("model_type")
     if not supports_backend:
         return f"model_type {kind} does not take a registered attention function"
@@ -77,7 +84,7 @@ def _obstacle(hf_config: Mapping[str, object], supports_backend: bool) -> str | 
 
 
 def register() -> None:
-    """Make ``paceline`` known to transformers (idempotent)."""
+    """Register ``paceline`` with transformers (idempotent)."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -86,7 +93,7 @@ def register() -> None:
 
 
 def placeholder_mask(device: torch.device) -> Tensor:
-    """A 4-D mask that transformers takes as already prepared: it builds none of its own."""
+    """Return a 4-D mask that transformers takes as already prepared, so that it builds none of its own."""
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
@@ -100,10 +107,11 @@ def packed_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in transformers' calling convention: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
+    """Attention with transformers' signature: query [B, H, T, D], key and value [B, K, T, D] -> [B, T, H, D].
 
-    Outside of a root module's packed forward (generation with a cache) it is transformers' SDPA.
+    Outside of a root module's packed forward (generation with a cache) this is transformers' SDPA.
     """
+    # ``qkv`` may be recording a probe; without a layout no packed forward is running (generation).
     layout, record = layout_of(module), record_of(module)
     if record is not None:
         record.update(scaling=scaling, dropout=dropout, **kwargs)
@@ -111,10 +119,12 @@ def packed_attention(
         return _unpacked(module, query, key, value, attention_mask, scaling, dropout, kwargs)
     if kwargs.get("position_bias") is not None:
         raise ConfigError(_no_position_bias(module))
+    # Options that a class passes to its attention function, or keeps on the module.
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     window = kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
     if layout.shared is not None:
         query, key, value = (layout.shared.full(x, 2) for x in (query, key, value))
+    # Shared prompts: expand to whole documents for attention, then keep the computed tokens only.
     attend = document_attention if layout.context is None else partial(context_attention, document_attention)
     out = attend(
         query,
@@ -129,9 +139,7 @@ def packed_attention(
     )
     if layout.shared is not None:
         out = layout.shared.kept(out, 2)
-    return out.transpose(
-        1, 2
-    ).contiguous(), None  # the CPU kernels' layout is this one already; some classes take views
+    return out.transpose(1, 2).contiguous(), None  # a no-op after CPU kernels; some classes call view()
 
 
 @torch.compiler.disable
@@ -147,7 +155,8 @@ def document_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Picks the kernel: [1, H, T, D] in, [1, H, T, D] out."""
+    """Dispatch to the kernel that fits the device, dtype and options: [1, H, T, D] in, [1, H, T, D] out."""
+    # A window that covers the longest document is none.
     window = window if window is not None and window < layout.max_seqlen else None
     plain = softcap is None and sinks is None and window is None and query.shape[-1] == value.shape[-1]
     if plain and query.device.type == "cpu" and dropout == 0.0:

@@ -1,8 +1,9 @@
-"""Attention over documents whose tokens are shared out over a cp group (see ``context_parallel``).
+"""Attention over documents whose tokens are sharded over a context-parallel group (see ``context_parallel``).
 
-Ulysses (Jacobs et al. 2023) turns a cut along tokens into a cut along heads and back. All-gather (as in Llama 3's training, Dubey et al.
-2024, section 3.3.2) fetches keys and values, and a rank computes its own queries: only its first document may have begun on an
-earlier rank, and that document's tail is joined from two parts by their log-sums (as in Liu et al. 2023, ring attention).
+Ulysses (Jacobs et al. 2023) exchanges token shards for head shards, and back after attention. All-gather (as
+in Llama 3's training, Dubey et al. 2024, section 3.3.2) gathers keys and values, and each rank computes its
+own queries: only its first document may have begun on an earlier rank, and the tail of that document is
+combined from two parts by their log-sum-exps (as in Liu et al. 2023, ring attention).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from paceline.models.precision import product_dtype
 from paceline.models.regions import Group, block_of, exchange, gather
 
 _HEADS, _TOKENS = 1, 2
-_ROWS = 1024  # queries a masked call
+_ROWS = 1024  # queries per masked call
 Inner = Callable[..., Tensor]
 
 
@@ -37,7 +38,11 @@ def context_attention(
     sinks: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """query [1, H, T/n, D], key and value [1, K, T/n, D] -> [1, H, T/n, D]; ``inner`` is attention on whole documents, ``options`` its own."""
+    """query [1, H, T/n, D], key and value [1, K, T/n, D] -> [1, H, T/n, D]; ``inner`` is attention on whole
+    documents, ``options`` its options.
+
+    Collective over the context-parallel group.
+    """
     assert layout.context is not None
     group = layout.context.group
     if layout.context.method == ULYSSES:
@@ -71,6 +76,7 @@ def _allgather(
     key, value = fetched[..., :width], fetched[..., width:]
     size = query.shape[_TOKENS]
     start = group.rank() * size
+    # The tail of a document that began on an earlier rank, then the documents that begin here.
     begun, tail, rest = own_documents(layout.bounds, start, start + size)
     pieces = []
     if tail:
@@ -85,8 +91,10 @@ def _allgather(
 
 
 def own_documents(bounds: tuple[int, ...], start: int, end: int) -> tuple[int, int, tuple[int, ...]]:
-    """Documents as the block [start, end) sees them: (where the document at ``start`` began, how many tokens of it are here if it began
-    earlier, else 0; boundaries of the others, from 0)."""
+    """Return the documents of the block [start, end): where the document at ``start`` begins, how many of its
+    tokens are in the block if it began before it (else 0), and the boundaries of the other documents, counted
+    from 0.
+    """
     first = bisect_right(bounds, start) - 1
     tail = min(bounds[first + 1], end) - start if bounds[first] < start else 0
     inner = [b for b in bounds if start + tail < b < end]
@@ -105,7 +113,10 @@ def _tail(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The last q queries of one document over its first k tokens, causal with aligned ends; shapes as in ``context_attention``."""
+    """The last q queries of one document over its first k tokens, causal with aligned ends; shapes as in
+    ``context_attention``.
+    """
+    # Keys before the first query's window are never read.
     if window is not None:
         reach = query.shape[_TOKENS] + window - 1
         key, value = key[:, :, -reach:], value[:, :, -reach:]
@@ -124,7 +135,7 @@ def _tail(
 
 
 def tail_mask(rows: int, seen: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [rows, seen]: what the last ``rows`` of ``seen`` tokens look at."""
+    """Return bool [rows, seen]: True where one of the last ``rows`` of ``seen`` tokens attends."""
     at = torch.arange(seen - rows, seen, device=device)[:, None]
     to = torch.arange(seen, device=device)[None, :]
     mask = to <= at
@@ -150,14 +161,15 @@ def _masked(
 
 
 class CpuTail(torch.autograd.Function):
-    """``_tail`` by torch's CPU flash kernel: the tokens before the block in full, the block itself causally, joined by their log-sums.
+    """``_tail`` with torch's CPU flash kernel: full attention to the tokens before the block, causal
+    attention within it, combined by their log-sum-exps.
 
     Memory grows with q + k, not q · k. query [1, H, q, D], key and value [1, K, k, D], q < k.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, product: torch.dtype) -> Tensor:
-        """[1, H, q, D]."""
+        """Return the attention output [1, H, q, D]."""
         q, k, v = query.to(product), key.to(product), value.to(product)
         cut = k.shape[_TOKENS] - q.shape[_TOKENS]
         before, before_sum = _flash(q, k[:, :, :cut], v[:, :, :cut], 0.0, False, scale=scale)
@@ -171,7 +183,7 @@ class CpuTail(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """The kernel's backward a part, with the joint output and log-sums."""
+        """Run the kernel's backward on both parts, each with the combined output and log-sum-exps."""
         query, key, value, out, total = ctx.saved_tensors
         g, q, k, v, out = (x.to(ctx.product) for x in (grad, query, key, value, out))
         cut = k.shape[_TOKENS] - q.shape[_TOKENS]

@@ -1,7 +1,9 @@
-"""Context parallelism: the tokens of a micro-batch shared out over a cp group; ranks meet in attention only.
+"""Context parallelism: the tokens of a micro-batch are sharded over a cp group; ranks communicate in
+attention only.
 
-Each rank has a block of consecutive tokens of the flat batch, cut wherever the blocks end: labels are already shifted and positions
-already counted, so nothing but attention looks beyond its own token. ``context_attention`` does the looking.
+Each rank has a block of consecutive tokens of the flat batch; a block may end anywhere in a document. Labels
+are already shifted and position ids already computed, so only attention (``context_attention``) reads tokens
+of other ranks.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ ULYSSES, ALLGATHER = "ulysses", "allgather"
 
 
 class ContextParallel:
-    """The cp group and how its attention sees the other tokens: ``ulysses`` (all to all: whole sequence, a share of the heads) or ``allgather``
-    (own queries, all keys and values).
+    """The cp group and its method: ``ulysses`` (all-to-all: the whole sequence, some of the heads) or
+    ``allgather`` (own queries, all keys and values).
 
     ``multiple``: each rank's block is padded to a multiple of it (the tp size under sequence parallelism).
     """
@@ -39,7 +41,9 @@ class ContextParallel:
         self.method, self.multiple = method, multiple
 
     def split(self, batch: Batch) -> Batch:
-        """This rank's block of ``batch``; boundaries, documents and rows stay those of the whole."""
+        """Return this rank's block of ``batch``; document boundaries, ids and extras stay those of the whole
+        batch.
+        """
         whole = padded(batch, self.group.size() * self.multiple)
         cut = {name: block_of(getattr(whole, name), self.group, 1) for name in ("input_ids", "labels", "position_ids")}
         values: dict[str, Any] = {f.name: getattr(whole, f.name) for f in fields(Batch)}
@@ -47,8 +51,11 @@ class ContextParallel:
 
 
 def placer(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callable[[Batch], Batch]:
-    """What a rank of ``mesh`` (a run's; axes of size 1 may be missing) computes of a micro-batch: all of it, padded to what sequence parallelism
-    can cut, or its block of the tokens."""
+    """Return the function that turns a micro-batch into what a rank of ``mesh`` computes: its block of the
+    tokens under context parallelism, else the whole batch, padded so that sequence parallelism can split it.
+
+    ``mesh`` is a run's; axes of size 1 may be missing.
+    """
     names = mesh.mesh_dim_names or ()
     multiple = mesh[TP_AXIS].size() if sequence_parallel and TP_AXIS in names else 1
     if CP_AXIS in names:
@@ -58,13 +65,15 @@ def placer(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callabl
 
 @dataclass(frozen=True)
 class ContextBatch(Batch):
-    """A rank's block of a micro-batch: tokens [1, T / cp], ``cu_seqlens`` over all T."""
+    """A rank's block of a micro-batch: tokens [1, T / cp], while ``cu_seqlens`` covers all T."""
 
     context: ContextParallel
 
 
 def padded(batch: Batch, multiple: int) -> Batch:
-    """``batch`` with a filler document at its end (no labels, seen by nobody) where T is no multiple of ``multiple``."""
+    """Append a filler document (no labels, attended to by no other) to ``batch`` if T is not a multiple of
+    ``multiple``.
+    """
     missing = -batch.input_ids.shape[1] % multiple
     if not missing:
         return batch
@@ -84,7 +93,9 @@ def padded(batch: Batch, multiple: int) -> Batch:
 
 
 def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None:
-    """Whether a root module can be run so. Raises ConfigError ``models.cp_padded`` or ``models.cp_heads``."""
+    """Check that a root module can run context-parallel. Raises ConfigError ``models.cp_padded`` or
+    ``models.cp_heads``.
+    """
     if root.attention.layout != "packed":
         raise _refused(codes.MODELS_CP_PADDED, "context parallelism cuts flat micro-batches, and this model takes one padded row a document",
                        root.attention.reason, "cp_size: 1")  # fmt: skip
@@ -95,7 +106,11 @@ def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None
 
 
 def shared_heads(key: Tensor, heads: int, ranks: int) -> Tensor:
-    """Key or value [1, K, T, D] repeated as few times as let ``ranks`` share it, each next to the ``heads`` query heads it serves."""
+    """Repeat the heads of a key or value [1, K, T, D] as few times as let ``ranks`` split them, each next to
+    the query heads that read it.
+
+    ``heads`` is the number of query heads.
+    """
     count = key.shape[1]
     if count % ranks == 0:
         return key

@@ -1,7 +1,9 @@
-"""The divergence of a student's next-token distributions from a teacher's, from both models' hidden states: never the logits of more than one chunk.
+"""The divergence of a student's next-token distributions from a teacher's, from both models' hidden states,
+without ever holding the logits of more than one chunk.
 
-Logits are [r, V] of r labelled positions, sums fp32 (fp64 for fp64 input), as in ``head_kernels``. Where one embedding has more rows than the other
-(padding that no token uses), both distributions are over the rows that both have.
+Logits are [r, V] of r labelled positions, sums fp32 (fp64 for fp64 input), as in ``head_kernels``. If one
+embedding has more rows than the other (padding that no token uses), both distributions are over the rows that
+both have.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from paceline.models.precision import compute_copy
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.divergence import TEACHER, Divergence
 
-_WIDE_TENSORS = 4  # of [r, V] that a chunk needs beside the student's logits: its rows are fewer by as much
+_WIDE_TENSORS = 4  # further [r, V] tensors per chunk: chunks have that many times fewer rows
 
 
 def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[Tensor, Tensor]:
@@ -34,6 +36,7 @@ def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[
     log_p = torch.log_softmax(student / how.temperature, dim=-1)
     log_q = torch.log_softmax(teacher.to(student.dtype) / how.temperature, dim=-1)
     p, beta = log_p.exp(), how.beta
+    # Forward KL, reverse KL, and the generalised Jensen-Shannon divergence between them.
     if beta == 0.0:
         q = log_q.exp()
         found = (q * (log_q - log_p)).sum(-1)
@@ -53,14 +56,16 @@ def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[
 
 
 class LentHead:
-    """The head of a frozen teacher, whole on this rank.
+    """The head of a frozen teacher, with its whole weight on this rank.
 
-    Where an engine has shared its weights out, they are copied once, in the dtype they compute in, inside the teacher's own forward, for which the
-    engine gathers them (``look``); they never change.
+    If the strategy shards the teacher's weights, the head's are copied once, in the dtype they compute in,
+    inside the teacher's own forward, where they are gathered (``look``); they never change.
     """
 
     def __init__(self, head: Head) -> None:
-        """Called outside of any forward. Raises ConfigError for a head of the class's own whose weights are not whole."""
+        """Call outside of any forward. Raises ConfigError ``models.teacher_head`` if the head is not a plain
+        linear one and its weights are sharded.
+        """
         weight = head.linear.weight
         self._head = head
         self._whole = not isinstance(weight, DTensor) and weight.dim() == 2 and weight.numel() > 0
@@ -71,14 +76,14 @@ class LentHead:
             raise ConfigError(codes.MODELS_TEACHER_HEAD(what, "training.distributed_strategy", head.reason, hint))
 
     def look(self) -> None:
-        """Inside the teacher's forward: keep what is only whole there."""
+        """Call inside the teacher's forward: copy the weights that are whole only there."""
         weight, bias = self._head.linear.weight, self._head.linear.bias
         if not self._whole and not self._copies:
             copies = (weight.detach().clone(), None if bias is None else bias.detach().clone())
             self._copies[weight.device] = copies
 
     def rows(self, hidden: Tensor) -> TeacherRows:
-        """The teacher's logits at the positions of ``hidden`` [L, H], a chunk at a time."""
+        """Return the teacher's logits at the positions of ``hidden`` [L, H], computed a chunk at a time."""
         if not self._head.fused:
             return TeacherRows(self._head, hidden, None)
         weight, bias = self._weights(hidden.device)
@@ -97,23 +102,25 @@ class LentHead:
 
 
 class TeacherRows:
-    """Logits [r, V] of a teacher's positions, made when they are asked for."""
+    """The teacher's logits [r, V] at some positions, computed on demand."""
 
     def __init__(self, head: Head, hidden: Tensor, products: Products | None) -> None:
         self._head, self._hidden, self._products = head, hidden, products
 
     @torch.no_grad()
     def logits(self, rows: slice) -> Tensor:
-        """Of these positions."""
+        """Return the logits of the positions ``rows``."""
         if self._products is not None:
             return self._products.logits(rows)
         return self._head.own_logits(self._hidden[rows])
 
 
 class FusedDivergence(torch.autograd.Function):
-    """Σ over positions of D: the gradients are formed in the forward, a chunk at a time; the backward multiplies them by a scalar.
+    """Σ over positions of D. The gradients are computed in the forward, a chunk at a time; the backward
+    multiplies them by a scalar.
 
-    Without positions the sum is 0 and the gradients are zeros, so that every parameter is touched. Under ``torch.no_grad`` use ``divergence_sum``.
+    Without positions the sum is 0 and the gradients are zeros, so that every parameter gets one. Under
+    ``torch.no_grad`` use ``divergence_sum``.
     """
 
     @staticmethod
@@ -126,7 +133,7 @@ class FusedDivergence(torch.autograd.Function):
         teacher: TeacherRows,
         how: Divergence,
     ) -> Tensor:
-        """fp32 scalar of the student's hidden [L, H] under its head's weight and bias."""
+        """Return an fp32 scalar from the student's hidden [L, H] and its head's weight and bias."""
         head = Products(hidden, weight, bias, shape)
         gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         total = _sum(head, teacher, how, gradients)
@@ -136,7 +143,7 @@ class FusedDivergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Scaled in place: the saved gradients are this node's own."""
+        """Scale in place: the saved gradients belong to this node alone."""
         hidden_dtype, weight_dtype = ctx.dtypes
         return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None
 
@@ -145,7 +152,7 @@ class FusedDivergence(torch.autograd.Function):
 def divergence_sum(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape, teacher: TeacherRows, how: Divergence
 ) -> Tensor:
-    """What ``FusedDivergence`` gives, without any gradient."""
+    """The value of ``FusedDivergence``, without gradients."""
     return _sum(Products(hidden, weight, bias, shape), teacher, how, None)
 
 
@@ -165,11 +172,11 @@ def _sum(head: Products, teacher: TeacherRows, how: Divergence, gradients: Gradi
 
 
 class _OfLogits(torch.autograd.Function):
-    """Σ D of logits [r, V], for a head that autograd goes through."""
+    """Σ D of logits [r, V], for a head that is differentiated by autograd."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, how: Divergence) -> Tensor:
-        """fp32 scalar."""
+        """Return an fp32 scalar."""
         common = min(student.shape[1], teacher.shape[1])
         found, slopes = divergence_rows(student[:, :common], teacher[:, :common], how)
         ctx.save_for_backward(torch.nn.functional.pad(slopes, (0, student.shape[1] - common)))
@@ -177,13 +184,13 @@ class _OfLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """To the student alone."""
+        """Return the gradient of the student's logits; the teacher gets none."""
         (slopes,) = ctx.saved_tensors
         return slopes * grad, None, None
 
 
 class Comparison:
-    """A student's head beside its teacher's: what ``Ask.DIVERGENCE`` computes."""
+    """Computes ``Ask.DIVERGENCE`` from a student's head and its teacher's."""
 
     def __init__(self, student: Head, teacher: LentHead, how: Divergence) -> None:
         self._student, self._teacher, self._how = student, teacher, how
@@ -191,6 +198,7 @@ class Comparison:
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
         """hidden [1, T, H] of the student -> fp32 scalar, the sum over labelled positions."""
         places = (batch.labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+        # Labelled positions of both models, in the same order.
         flat = hidden.flatten(0, 1).index_select(0, places)
         known = batch.tokens.get(TEACHER)
         assert known is not None or not places.numel(), "nobody asked the teacher"
@@ -205,7 +213,7 @@ class Comparison:
         return divergence_sum(*arguments)
 
     def _of_own_head(self, hidden: Tensor, states: Tensor) -> Tensor:
-        """Chunks through the class's own head, each computed again in the backward."""
+        """Compute in chunks through the class's own head; each chunk is recomputed in the backward."""
         if not hidden.shape[0]:  # one position of weight zero keeps every parameter in the graph
             return self._student.own_logits(hidden.new_zeros(1, hidden.shape[1]) + hidden.sum()).sum() * 0.0
         teacher, step = self._teacher.rows(states), self._student.chunk_rows

@@ -1,4 +1,4 @@
-"""Attention over documents laid end to end: each sees itself only. Plain functions on [1, heads, T, head_dim]."""
+"""Attention within each document of a flat batch. Plain functions on [1, heads, T, head_dim]."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 class CpuDocuments(torch.autograd.Function):
-    """Causal attention a document with torch's CPU flash kernel, forward and backward, without an autograd node a document.
+    """Causal attention per document with torch's CPU flash kernel, forward and backward, in one autograd node
+    for all documents.
 
-    query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K (the kernel shares key heads); output [1, H, T, D] laid out
-    as [1, T, H, D]. ``product``: dtype the kernel computes in (fp32 where the CPU has no bf16 instructions, see ``precision``).
+    query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K (grouped-query attention); output
+    [1, H, T, D] with the memory layout of [1, T, H, D]. ``product``: the dtype the kernel computes in (fp32
+    if the CPU has no bf16 instructions, see ``precision``).
     """
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float, product: torch.dtype
     ) -> Tensor:
-        """Attention of every document, written into one buffer; of all at once where they are equally long."""
+        """Compute each document into one output buffer, or all documents in one call if they are equally
+        long.
+        """
         q, k, v = query.to(product), key.to(product), value.to(product)
         ctx.rows = _equal_rows(bounds, q.shape[2])
         if ctx.rows:
@@ -40,7 +44,7 @@ class CpuDocuments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """The kernel's own backward a document, or of all at once."""
+        """Call the kernel's own backward per document, or once for all if they are equally long."""
         query, key, value, out, *sums = ctx.saved_tensors
         all_of_them = tuple(x.to(ctx.product) for x in (grad, query, key, value, out))
         if ctx.rows:
@@ -57,7 +61,9 @@ class CpuDocuments(torch.autograd.Function):
 
 
 def _each(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float) -> tuple[Tensor, list[Tensor]]:
-    """(attention [1, H, T, D] laid out as [1, T, H, D], log-sums [1, H, t] a document)."""
+    """Return the attention [1, H, T, D], laid out as [1, T, H, D], and the log-sum-exps [1, H, t] of each
+    document.
+    """
     _, heads, tokens, width = q.shape
     out = q.new_empty(1, tokens, heads, width).transpose(1, 2)
     sums = []
@@ -69,7 +75,7 @@ def _each(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scale: float
 
 
 def _equal_rows(bounds: tuple[int, ...], tokens: int) -> int:
-    """The number of documents where all are equally long and there are several; else 0."""
+    """Return the number of documents if there are several and all are equally long, else 0."""
     rows = len(bounds) - 1
     equal = rows > 1 and tokens % rows == 0 and bounds == tuple(range(0, tokens + 1, tokens // rows))
     return rows if equal and tokens else 0
@@ -82,7 +88,7 @@ def _split(x: Tensor, rows: int) -> Tensor:
 
 
 def _joined(x: Tensor) -> Tensor:
-    """[rows, H, t, D] -> [1, H, rows · t, D] laid out as [1, T, H, D]: a view of what the kernel writes."""
+    """[rows, H, t, D] -> [1, H, rows · t, D] laid out as [1, T, H, D]; a view of the kernel's output."""
     return x.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2)
 
 
@@ -98,9 +104,11 @@ def documents_generic(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Any causal variant, a document at a time: sliding window, softcapped scores (Gemma 2), attention sinks (GPT-OSS), dropout.
+    """Any causal variant, one document at a time: sliding window, softcapped scores (Gemma 2), attention
+    sinks (GPT-OSS), dropout.
 
-    Shapes as in ``CpuDocuments``; value may have another width. Sliding window: position i sees (i - window, i].
+    Shapes as in ``CpuDocuments``; value may have another head dim. Sliding window: position i attends to (i -
+    window, i].
     """
     groups = query.shape[1] // key.shape[1]
     pieces = []
@@ -121,7 +129,7 @@ def documents_generic(
 
 
 def causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """bool [length, length]: True where the row's position may look at the column's."""
+    """Return bool [length, length]: True where the row's position may attend to the column's."""
     mask = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
     return mask if window is None else mask.triu_(1 - window)
 
@@ -137,7 +145,11 @@ def scores_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Explicit scores [B, H, Q, K], softmax in fp32 (as Hugging Face's eager functions do); ``mask`` bool, None: causal, ends aligned."""
+    """Attention with explicit scores [B, H, Q, K] and softmax in fp32 (as Hugging Face's eager functions).
+
+    ``mask`` is bool; None: causal, with aligned ends. ``sinks`` [H] are extra logits of the softmax that have
+    no value.
+    """
     groups, last = q.shape[1] // k.shape[1], k.shape[2]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -160,9 +172,10 @@ def scores_attention(
 def documents_padded(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, *, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """One causal SDPA call on [D, heads, longest, width]: for accelerators, where a call a document is bound by launches.
+    """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
+    be bound by kernel launches.
 
-    Padding stands at the end of each row, so that no real position can see it.
+    Padding is at the end of each row, so no real position attends to it.
     """
     lengths = layout.cu_seqlens[1:] - layout.cu_seqlens[:-1]
     offsets = torch.arange(layout.max_seqlen, device=query.device)

@@ -1,4 +1,6 @@
-"""Builds the root module of a role from a config (from scratch) or from a folder or hub name (safetensors only)."""
+"""Builds the root module of a role from a config (from scratch) or from a folder or hub name (safetensors
+only).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ _STRIPPED = (
 
 
 class ModelSource(Protocol):
-    """What of the ``model:`` section the factory reads (``config.sections.ModelSection`` fits)."""
+    """The part of the ``model:`` section that the factory reads (``config.sections.ModelSection`` satisfies
+    it).
+    """
 
     @property
     def name_or_path(self) -> str | None: ...
@@ -57,16 +61,17 @@ class ModelSource(Protocol):
 
 
 class HFModelFactory:
-    """Callable that builds the ``RoleModule``; cheap to make: only the config is read before the call.
+    """Callable that builds the ``RoleModule``; constructing the factory is cheap, it reads the config only.
 
     vocab_size    rows the tokenizer needs (None: leave the embedding as it is)
     seed          of the initial weights, and of new rows; equal on all ranks
     attention     ``auto``, ``paceline`` or a Transformers name
     master_dtype  of the parameters: fp32, or fp64 for verification
-    frozen        nothing is trained: where low-precision copies are kept, they take the place of the masters
+    frozen        nothing is trained: low-precision copies, if any, replace the fp32 masters
     temperature   log-probabilities and entropies are those of softmax(logits / temperature)
-    classes       of a classifier; None: its head gives one number
-    adapter       ``Plan.adapter``: low-rank adapters are trained, everything else is frozen (and quantised where it says so)
+    classes       of a classifier; None: the head has one output
+    adapter       ``Plan.adapter``: low-rank adapters are trained, the rest frozen (and quantized if it says so)
+
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
     """
 
@@ -90,7 +95,7 @@ class HFModelFactory:
     ) -> None:
         self.role = role
         self.frozen = frozen
-        self.fingerprint: str | None = None  # of the weights as they were built, where they were built (not on meta)
+        self.fingerprint: str | None = None  # of the initial weights; None if built on meta
         self._model, self._vocab_size, self._seed = model, vocab_size, seed
         self._compute_dtype, self._attention, self._master_dtype = compute_dtype, attention, master_dtype
         self._recompute, self._compile, self._device = recompute, compile, torch.device(device)
@@ -102,15 +107,17 @@ class HFModelFactory:
 
     @property
     def hf_config(self) -> Mapping[str, object]:
-        """The Hugging Face config as plain JSON types, embedding rows already as they will be."""
+        """The Hugging Face config as plain JSON types, with the final number of embedding rows."""
         return {**self._config.to_dict(), "vocab_size": self._rows}
 
     @property
     def saved_config(self) -> dict[str, Any]:
-        """The ``config.json`` that goes with the trained weights: the base's own, key for key, with only what training changes."""
+        """The ``config.json`` saved with the trained weights: the base model's own keys, with only what
+        training changes.
+        """
         config = self._sized_config()
         if self._model.name_or_path is None:
-            made: dict[str, Any] = json.loads(config.to_json_string())  # what differs from the class's defaults
+            made: dict[str, Any] = json.loads(config.to_json_string())  # what differs from the defaults
         else:
             made = raw_config(self._model)
             if self._rows != self._load_config().get_text_config().vocab_size:
@@ -124,7 +131,9 @@ class HFModelFactory:
         return made
 
     def __call__(self, options: BuildOptions = WHOLE) -> RoleModule:
-        """Build, load or initialise, resize, move, swap."""
+        """Build the model: load or initialize, resize embeddings, move, inject adapters, swap kernels. Raises
+        ConfigError.
+        """
         register()
         device = options.device or self._device
         choice = choose_attention(
@@ -134,6 +143,7 @@ class HFModelFactory:
             bool(getattr(self._class, "_supports_attention_backend", False)),
         )
         implementation = None if choice.implementation == "auto" else choice.implementation
+        # Weights: none (meta), from the seed, or from safetensors.
         if device.type == "meta":
             hf = skeleton(auto_class(self.role), self._sized_config(), implementation, _code(self._model))
         elif self._model.config is not None:
@@ -141,10 +151,10 @@ class HFModelFactory:
         else:
             hf = self._from_weights(implementation)
         hf.config.use_cache = False
-        hf.config.architectures = [type(hf).__name__]  # by it an export knows whether it scores or speaks
+        hf.config.architectures = [type(hf).__name__]  # tells an export a causal LM from a classifier
         hf.to(device=device, dtype=self._master_dtype)
         self.fingerprint = base_fingerprint(hf) or self.fingerprint
-        adapter = self._adapt(hf)  # before the kernels: they leave alone what an adapter wraps
+        adapter = self._adapt(hf)  # before the kernels: they skip what an adapter wraps
         if self.frozen:
             hf.requires_grad_(False)
         self.swap_kernels(hf, options)
@@ -158,15 +168,15 @@ class HFModelFactory:
         return module
 
     def swap_kernels(self, hf: Any, options: BuildOptions) -> None:
-        """Paceline's own kernels where they compute what the model's classes do."""
+        """Swap in Paceline's own kernels wherever they compute the same as the model's classes."""
         rope_by_document(hf)
-        fuse_norms(hf)  # reads its own weight only; and Transformers' own computes in fp32 whatever the model's dtype
+        fuse_norms(hf)  # always: reads only its own weight, and computes in fp32 as Transformers' does
         if options.fused:
             fuse_mlps(hf)
             fuse_attention(hf)
 
     def _adapt(self, hf: Any) -> Adapter | None:
-        """Adapters, then 4-bit weights under them; None where all weights are trained."""
+        """Inject the adapters, then quantize the weights under them if set; None if all weights are trained."""
         if self._adapter is None:
             return None
         m = self._model
@@ -174,14 +184,14 @@ class HFModelFactory:
         had = self._config.get_text_config().vocab_size
         rows = (had, self._rows) if m.config is None else None
         spec = dict(self._adapter)
-        if self.role in SCALAR_ROLES:  # a fresh head that stayed as it is would score at random
+        if self.role in SCALAR_ROLES:  # a fresh head, if frozen, would score at random
             spec["modules_to_save"] = sorted({*spec["modules_to_save"], HEAD})
         adapter = add_adapter(hf, spec, self._seed, base, rows)
         quantization = self._adapter.get("quantization")
         return adapter if quantization is None else adapter.noting(quantise(hf, quantization, self._compute_dtype))
 
     def _from_scratch(self, attention: str | None) -> Any:
-        """Initialised on the CPU from the seed alone: the same weights on every rank, device and thread count."""
+        """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread count."""
         auto = auto_class(self.role)
         config = self._sized_config()
         with torch.random.fork_rng(devices=[]):
@@ -203,7 +213,7 @@ class HFModelFactory:
         auto = auto_class(self.role)
         name = self._model.name_or_path
         assert name is not None
-        with torch.random.fork_rng(devices=[]):  # parameters a checkpoint lacks are initialised: the same on every rank
+        with torch.random.fork_rng(devices=[]):  # missing parameters: equal on all ranks
             torch.manual_seed(self._seed)
             try:
                 hf, said = auto.from_pretrained(
@@ -218,15 +228,17 @@ class HFModelFactory:
                 )
             except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
+        # Refuse what a checkpoint would silently lose, or the model silently initialize.
         lost = sorted(set(said.get("unexpected_keys") or ()))
         if lost and not self.frozen and self.role not in SCALAR_ROLES:
             raise ConfigError(_lost(name, lost))
         fresh = (
             {f"{HEAD}.weight"} if self.role in SCALAR_ROLES and not self.frozen else set()
-        )  # from the seed, where the weights are a language model's and the head is trained
+        )  # initialized from the seed if the weights are a language model's and the head is trained
         missing = sorted(set(said.get("missing_keys", ())) - fresh)
         if missing:
             raise ConfigError(_missing(name, missing))
+        # Make room for the tokenizer's new tokens.
         old = hf.get_input_embeddings().weight.shape[0]
         if self._rows != old:
             resize_embeddings(hf, self._rows, self._seed)
@@ -234,7 +246,9 @@ class HFModelFactory:
 
 
 def load_hf_config(model: ModelSource) -> Any:
-    """The Hugging Face config object; keys that name code or an attention function are dropped."""
+    """Return the Hugging Face config object; keys that name code or an attention function are dropped. Raises
+    ConfigError.
+    """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -267,7 +281,7 @@ def load_hf_config(model: ModelSource) -> Any:
 
 
 def raw_config(model: ModelSource) -> dict[str, Any]:
-    """``config.json`` as it stands in the folder or on the hub, without what Transformers adds as it reads."""
+    """Return ``config.json`` as in the folder or on the hub, without what Transformers adds when it reads it."""
     from transformers import PreTrainedConfig
 
     read: Any = PreTrainedConfig.get_config_dict
@@ -276,7 +290,9 @@ def raw_config(model: ModelSource) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """As Transformers writes it: infinity, for which JSON has no number, as ``{"__float__": "Infinity"}``."""
+    """Encode as Transformers does: infinity, for which JSON has no number, becomes ``{"__float__":
+    "Infinity"}``.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return {"__float__": {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")}
     if isinstance(value, (list, tuple)):
@@ -285,16 +301,19 @@ def _json(value: Any) -> Any:
 
 
 def _code(model: ModelSource) -> dict[str, Any]:
-    """Whether Python that comes with the model runs, and from which commit: also where it lies in another repository than the weights."""
+    """Return the options for Python code that comes with the model: whether it may run, and from which
+    commit, even if it is in another repository than the weights.
+    """
     return {"trust_remote_code": True, "code_revision": model.revision} if model.trust_remote_code else {"trust_remote_code": False}  # fmt: skip
 
 
 @torch.no_grad()
 def resize_embeddings(hf: Any, rows: int, seed: int) -> None:
-    """Grow or cut the embedding (and the head) to ``rows``.
+    """Grow or shrink the embedding (and the head) to ``rows``, in place.
 
-    New rows are the mean of the old ones plus a thousandth of their spread, seeded: equal on all ranks, distinct from each other
-    (the rule of Hewitt 2021, "Initializing new word embeddings", without its covariance).
+    New rows are the mean of the old ones plus a thousandth of their standard deviation as noise, from
+    ``seed``: equal on all ranks, distinct from each other (the rule of Hewitt 2021, "Initializing new word
+    embeddings", without its covariance).
     """
     old = hf.get_input_embeddings().weight.shape[0]
     hf.resize_token_embeddings(rows, mean_resizing=False)
@@ -316,7 +335,9 @@ def resize_embeddings(hf: Any, rows: int, seed: int) -> None:
 
 
 def _rows(model: ModelSource, have: int, need: int | None) -> int:
-    """Embedding rows by rule: never fewer than the model has; what the tokenizer needs, padded to the multiple, when it needs more."""
+    """Return the number of embedding rows: what the tokenizer needs, padded to the multiple, but never fewer
+    than the model has.
+    """
     if need is None or need <= have:
         return have
     if model.resize_embeddings == "never":
@@ -334,7 +355,7 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
 
 def _model_class(config: Any, model: ModelSource, role: Role) -> Any:
     if model.trust_remote_code and getattr(config, "auto_map", None):
-        return nn.Module  # a class of its own code: nothing is known of its attention
+        return nn.Module  # a class from the hub: nothing is known of its attention
     try:
         found = auto_class(role)._model_mapping[type(config)]
         return found[0] if isinstance(found, tuple) else found

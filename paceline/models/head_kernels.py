@@ -1,7 +1,8 @@
-"""The head and its losses in chunks: never all logits at once, one autograd function a quantity.
+"""The language-model head and its losses in chunks: never all logits at once, one autograd function per
+quantity.
 
-All take hidden [L, H] (labelled positions only), weight [V, H], bias [V] or None, labels int64 [L], and a ``HeadShape``. Sums are fp32
-(fp64 for fp64 input).
+All take hidden [L, H] (labelled positions only), weight [V, H], bias [V] or None, labels int64 [L], and a
+``HeadShape``. Sums are fp32 (fp64 for fp64 input).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 from paceline.models.precision import compute_copy, low_dtype, product_dtype
 
 CHUNK_BYTES = 64 * 2**20
-_CACHE_BYTES = 2**20  # of wide logits that elementwise work goes over at a time on a CPU
-_TINY = 1e-30  # below this a probability has lost its digits: the row's loss is taken from its logits again
+_CACHE_BYTES = 2**20  # bytes of ``wide`` logits per block of elementwise work on a CPU
+_TINY = 1e-30  # below this a probability is inaccurate: the row's loss is computed from its logits
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,11 @@ class HeadShape:
 
 
 class Products:
-    """Head products of one call: operands widened where the CPU has no instructions for their dtype (see ``precision``)."""
+    """The head's matrix products of one call; operands are upcast where the CPU has no instructions for their
+    dtype (see ``precision``).
+
+    ``product`` is the dtype of the products, ``wide`` that of logits and sums (fp32, or fp64 for fp64 input).
+    """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape) -> None:
         copy = compute_copy(weight)
@@ -46,19 +51,22 @@ class Products:
         self.rows = self._fitting(self.wide)
 
     def _fitting(self, dtype: torch.dtype) -> int:
-        """Rows of logits of ``dtype`` within the byte budget."""
+        """Return how many rows of logits of ``dtype`` fit the byte budget."""
         return max(1, self.shape.chunk_bytes // (torch.finfo(dtype).bits // 8 * self.weight.shape[0]))
 
     def chunks(self) -> Iterator[slice]:
-        """Row ranges within the byte budget, of nearly equal size, none larger than the first."""
+        """Yield row ranges within the byte budget, of nearly equal size, none larger than the first."""
         total = self.hidden.shape[0]
         size = -(-total // max(-(-total // self.rows), 1))
         for start in range(0, total, max(size, 1)):
             yield slice(start, min(start + size, total))
 
     def blocks(self, rows: slice, raw: Tensor, *, cached: bool = True) -> Iterator[tuple[slice, Tensor]]:
-        """(rows of the call, their part of a chunk's ``raw``): as many as fit the budget in ``wide``, on a CPU, where ``cached``, so few that they stay in
-        the cache."""
+        """Yield (rows of the call, their part of a chunk's ``raw``), as many rows as fit the budget in
+        ``wide``.
+
+        On a CPU and with ``cached``: few enough rows to stay in the processor's cache.
+        """
         cached = cached and raw.device.type == "cpu"
         step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if cached else self._fitting(self.wide)
         for start in range(0, rows.stop - rows.start, step):
@@ -66,17 +74,17 @@ class Products:
             yield part, raw[start : start + step]
 
     def logits(self, rows: slice, out: Tensor | None = None) -> Tensor:
-        """[rows, V] in ``wide``; ``out`` (flat, in ``product``) is the buffer to write the product to."""
+        """Return logits [rows, V] in ``wide``; ``out`` (in ``product``) is a buffer for the product."""
         return self.finish(self.raw(rows, out))
 
     def raw(self, rows: slice, out: Tensor | None = None) -> Tensor:
-        """h·w + b, [rows, V] in ``product``."""
+        """Return h·w + b, [rows, V] in ``product``."""
         h = self.hidden[rows]
         raw = torch.mm(h, self.weight.t(), out=None if out is None else out[: h.shape[0]])
         return raw if self.bias is None else raw.add_(self.bias)
 
     def finish(self, raw: Tensor) -> Tensor:
-        """Logits in ``wide``: ``raw`` itself, overwritten, where it is of that dtype."""
+        """Return logits in ``wide``; overwrites and returns ``raw`` itself if it has that dtype."""
         logits = raw.to(self.wide)
         if self.shape.scale != 1.0:
             logits.mul_(self.shape.scale)
@@ -85,30 +93,34 @@ class Products:
         return logits
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """d logit / d (h·w + b) at these final logits."""
+        """Return d logit / d (h·w + b) at these final logits."""
         if self.shape.softcap is None:
             return self.shape.scale
         return (logits / self.shape.softcap).square_().neg_().add_(1.0).mul_(self.shape.scale)
 
     def buffer(self) -> Tensor:
-        """A chunk's logits, allocated once a call."""
+        """Allocate room for one chunk's logits, to be reused over the call."""
         rows = max(min(self.rows, self.hidden.shape[0]), 1)
         return self.hidden.new_empty(rows, self.weight.shape[0])
 
 
 class Gradients:
-    """Of hidden [L, H], weight [V, H] and bias [V], those that are needed, in ``product`` and ``wide``: a chunk of dLoss/d(h·w + b) at a time."""
+    """The gradients of hidden [L, H], weight [V, H] and bias [V] that are needed, accumulated over chunks of
+    dLoss/d(h·w + b).
+
+    hidden's is in ``product``, weight's and bias's are in ``wide``.
+    """
 
     def __init__(self, head: Products, needed: tuple[bool, ...], weight: Tensor, bias: Tensor | None) -> None:
         self.head = head
         self.hidden = torch.zeros_like(head.hidden) if needed[0] else None
-        # to be filled by the first chunk; zeros where there is none
+        # the first chunk overwrites it; zeros if there is no chunk
         make = torch.empty_like if head.hidden.shape[0] else torch.zeros_like
         self.weight = make(weight, dtype=head.wide) if needed[1] else None
         self.bias = torch.zeros_like(bias, dtype=head.wide) if needed[2] and bias is not None else None
 
     def add(self, rows: slice, grad: Tensor) -> None:
-        """A chunk's ``grad`` [rows, V]."""
+        """Add the contribution of one chunk; ``grad`` is dLoss/d(h·w + b) [rows, V]."""
         head, low = self.head, grad.to(self.head.product)
         if self.hidden is not None:
             torch.mm(low, head.weight, out=self.hidden[rows])
@@ -123,29 +135,33 @@ class Gradients:
             self.bias.add_(grad.sum(0, dtype=self.bias.dtype))
 
     def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(hidden's, weight's, bias's)."""
+        """Return the gradients of (hidden, weight, bias)."""
         return self.hidden, self.weight, self.bias
 
 
 def as_given(
     grads: tuple[Tensor | None, ...], hidden: torch.dtype, weight: torch.dtype, scale: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of hidden, weight and bias in the dtypes of what they belong to; scaled in place."""
+    """Return gradients of hidden, weight and bias in the dtypes of the tensors they belong to; scaled in
+    place.
+    """
     scaled = grads if scale is None else tuple(g if g is None else g.mul_(scale) for g in grads)
     return tuple(None if g is None else g.to(dtype) for g, dtype in zip(scaled, (hidden, weight, weight), strict=True))
 
 
 class FusedNll(torch.autograd.Function):
-    """(Σ -log p(label), number of correct argmaxes): the gradients are formed in the forward; the backward multiplies them by a scalar.
+    """(Σ -log p(label), number of correct argmaxes). The gradients are computed in the forward; the backward
+    multiplies them by a scalar.
 
-    Without labels the sum is 0 and the gradients are zeros, so that every parameter is touched. Under ``torch.no_grad`` use ``nll_sums``.
+    Without labels the sum is 0 and the gradients are zeros, so that every parameter gets one. Under
+    ``torch.no_grad`` use ``nll_sums``.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
     ) -> tuple[Tensor, Tensor]:
-        """fp32 scalar, int64 scalar."""
+        """Return an fp32 scalar (fp64 for fp64 input) and an int64 scalar."""
         head = Products(hidden, weight, bias, shape)
         gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         total = hidden.new_zeros((), dtype=head.wide)
@@ -166,7 +182,9 @@ class FusedNll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Scaled in place: the saved gradients are this node's own, and a second backward is refused by autograd."""
+        """Scale in place: the saved gradients belong to this node alone, and autograd refuses a second
+        backward.
+        """
         hidden_dtype, weight_dtype = ctx.dtypes
         return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None
 
@@ -174,10 +192,13 @@ class FusedNll(torch.autograd.Function):
 def _to_gradient_(
     head: Products, rows: slice, raw: Tensor, labels: Tensor, correct: bool
 ) -> tuple[Tensor, Tensor | int]:
-    """``raw`` = h·w + b of these rows becomes dLoss/d(raw) in place; returns their summed loss and correct argmaxes."""
+    """Turn ``raw`` = h·w + b of these rows into dLoss/d(raw) in place; return their summed loss and number of
+    correct argmaxes.
+    """
     logits, target = head.finish(raw), labels[:, None]
     hits = (logits.argmax(-1) == labels).sum() if correct else 0
     slope = head.slope(logits)
+    # dNLL/dlogits = p - onehot, times d logit / d raw.
     nll = _softmax_(head, rows, logits, target)
     logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
     if not (isinstance(slope, float) and slope == 1.0):
@@ -188,10 +209,10 @@ def _to_gradient_(
 
 
 def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Tensor:
-    """Logits become probabilities in place; returns Σ -log p(target).
+    """Turn logits into probabilities in place; return Σ -log p(target).
 
-    The loss is read off the probability, which saves a pass over [rows, V]; where it is too small to have digits, the row's loss comes
-    from its logits, computed again.
+    The loss is read off the probability, which saves a pass over [rows, V]; where that is too small to be
+    accurate, the row's logits are computed again.
     """
     torch.softmax(logits, dim=-1, out=logits)
     p = logits.gather(1, target).squeeze(1)
@@ -209,7 +230,7 @@ def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Te
 def nll_sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
 ) -> tuple[Tensor, Tensor]:
-    """What ``FusedNll`` gives, without any gradient."""
+    """The values of ``FusedNll``, without gradients."""
     head = Products(hidden, weight, bias, shape)
     total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
     buffer = head.buffer()

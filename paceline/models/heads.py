@@ -1,7 +1,9 @@
-"""The head of a causal language model: from the trunk's hidden states at labelled positions to what is asked per token.
+"""The head of a causal language model: from the trunk's hidden states at labelled positions to the required
+outputs.
 
-A plain linear head (with Gemma's softcap, Cohere's or Granite's scale) takes the fused path of ``head_kernels``. Any other goes a chunk at a
-time through the Hugging Face class itself, with the trunk replaced by its finished hidden states.
+A plain linear head (with Gemma's softcap, Cohere's or Granite's scale) takes the fused path of
+``head_kernels``. Any other is run a chunk at a time through the Hugging Face class itself, with the trunk
+replaced by its finished hidden states.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from paceline.protocols.roles import Ask
 
 
 class _Output:
-    """A trunk's output: hidden states, and None for whatever else a class may read of it (router logits, cross attentions, …)."""
+    """A trunk's output: hidden states, and None for any other field that a class reads (router logits, cross
+    attentions, …).
+    """
 
     def __init__(self, states: Tensor | None) -> None:
         self.last_hidden_state = states
@@ -37,9 +41,10 @@ class _Output:
 
 
 class _Finished(nn.Module):
-    """Stands where the trunk stood: answers with hidden states that are already there.
+    """Replaces the trunk in the class's forward: returns hidden states that were computed before.
 
-    Classes that reach into the trunk (OPT calls ``model.decoder``, Falcon-H1 reads ``model.lm_head_multiplier``) find it as it was, its decoder finished too.
+    Classes that read attributes of the trunk (OPT calls ``model.decoder``, Falcon-H1 reads
+    ``model.lm_head_multiplier``) get the trunk's own, except that ``decoder`` is this module too.
     """
 
     def __init__(self, trunk: Any) -> None:
@@ -51,12 +56,12 @@ class _Finished(nn.Module):
         return self if name == "decoder" else getattr(self.__dict__["_trunk"], name)
 
     def forward(self, *_: Any, **__: Any) -> _Output:
-        """The hidden states as a trunk's output."""
+        """Return the hidden states as a trunk's output."""
         return _Output(self.states)
 
 
 class OwnHead:
-    """The head of a Hugging Face model as its own class computes it: hidden [N, H] -> logits [N, V]."""
+    """The head as the Hugging Face class computes it: hidden [N, H] -> logits [N, V]."""
 
     def __init__(self, hf: Any) -> None:
         self._shell = copy.copy(hf)
@@ -65,7 +70,7 @@ class OwnHead:
         self._shell._modules[hf.base_model_prefix] = self._finished
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits of these positions, through the class's own forward."""
+        """Return the logits of these positions, through the class's own forward."""
         self._finished.states = hidden[None]
         try:
             ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
@@ -75,7 +80,9 @@ class OwnHead:
 
 
 class Vocabulary(Protocol):
-    """How the fused losses are computed over the vocabulary: all of it on this rank, or a part (``parallel_head.VocabularyPart``)."""
+    """Computes the fused losses over the vocabulary: all of it on this rank, or a shard
+    (``parallel_head.VocabularyPart``).
+    """
 
     def nll(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
@@ -87,12 +94,12 @@ class Vocabulary(Protocol):
 
 
 class WholeVocabulary:
-    """The losses of ``head_kernels`` and ``token_stats``."""
+    """The losses of ``head_kernels`` and ``token_stats``, on a rank that holds the whole head."""
 
     def nll(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
     ) -> tuple[Tensor, Tensor]:
-        """(Σ -log p(label), number of correct argmaxes)."""
+        """Return (Σ -log p(label), number of correct argmaxes)."""
         if torch.is_grad_enabled():
             return FusedNll.apply(hidden, weight, bias, labels, shape, correct)  # type: ignore[no-any-return, no-untyped-call]
         return nll_sums(hidden, weight, bias, labels, shape, correct)
@@ -100,15 +107,19 @@ class WholeVocabulary:
     def stats(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(log p(label) [L], entropy [L], number of correct argmaxes)."""
+        """Return (log p(label) [L], entropy [L], number of correct argmaxes)."""
         return TokenStats.apply(hidden, weight, bias, labels, shape, wanted)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Head:
-    """Computes what is asked; ``fused`` says by which path, ``reason`` why; ``vocabulary`` how the fused path shares out its columns."""
+    """Computes the required outputs. ``fused`` is whether the fused path is taken, ``reason`` why,
+    ``vocabulary`` which columns this rank computes.
+    """
 
     def __init__(self, hf: Any, chunk_bytes: int = CHUNK_BYTES, temperature: float = 1.0) -> None:
-        """All quantities are those of softmax(logits / ``temperature``): the policy that tokens were sampled from."""
+        """All outputs are those of softmax(logits / ``temperature``): the distribution that tokens were
+        sampled from.
+        """
         self.linear = hf.get_output_embeddings()
         self._own = OwnHead(hf)
         self._chunk_bytes = chunk_bytes
@@ -128,7 +139,9 @@ class Head:
 
     @torch.no_grad()
     def _matches(self, hf: Any) -> bool:
-        """Whether the fused form equals the class's own logits on a probe (taken on trust for weights on the meta device)."""
+        """Return whether the fused form equals the class's own logits on a probe (assumed for weights on the
+        meta device).
+        """
         weight, bias = self.linear.weight, self.linear.bias
         if weight.device.type == "meta":
             return True
@@ -143,7 +156,7 @@ class Head:
         return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)
 
     def __call__(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
-        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the asked quantities (see ``Ask``)."""
+        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the required outputs (see ``Ask``)."""
         flat, wanted = hidden.flatten(0, 1), labels.flatten()
         places = (wanted != IGNORE_INDEX).nonzero().squeeze(1)
         if places.numel() != wanted.numel():
@@ -151,12 +164,14 @@ class Head:
         return self._fused(flat, wanted, ask) if self.fused else self._generic(flat, wanted, ask)
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
-        """What this rank has of the linear layer's weight [V, H] and bias [V] as plain tensors, in a forward."""
+        """Return this rank's weight [V, H] and bias [V] of the linear layer as plain tensors; call inside a
+        forward.
+        """
         return local(self.linear.weight), local(self.linear.bias)
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of fp32 logits within the byte budget."""
+        """How many rows of fp32 logits fit the byte budget."""
         vocab = int(self.linear.weight.shape[0]) if hasattr(self.linear, "weight") else 2**16
         return max(1, self._chunk_bytes // (4 * vocab))
 
@@ -183,7 +198,7 @@ class Head:
         return {one.value: out[one.value] for one in ask}
 
     def _generic(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
-        """Chunks through the class's own head, each computed again in the backward."""
+        """Compute in chunks through the class's own head; each chunk is recomputed in the backward."""
         rows = self.chunk_rows
         pieces = []
         for start in range(0, max(labels.numel(), 1), rows):
@@ -209,7 +224,9 @@ class Head:
 
 
 def _shape(config: Mapping[str, object], chunk_bytes: int) -> HeadShape:
-    """What the config says happens to logits after the linear layer; checked against the class by ``Head._matches``."""
+    """Return the scale and softcap of the logits by the config; checked against the class by
+    ``Head._matches``.
+    """
     scale, cap = 1.0, config.get("final_logit_softcapping")
     for key, inverse in (("logit_scale", False), ("logits_scaling", True), ("lm_head_multiplier", False)):
         value = config.get(key)

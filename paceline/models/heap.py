@@ -1,4 +1,6 @@
-"""Keep freed memory in the process on a CPU: large activations come and go every step, and fresh pages cost a fault and a clearing each."""
+"""Keep freed memory in the process on a CPU: large activations are freed and allocated every step, and a
+fresh page costs a page fault and zeroing.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # glibc, malloc.h
 
 
 def keep_heap() -> bool:
-    """Tell glibc to serve large blocks from the heap and not to return them; whether it was done (False: another C library).
+    """Make glibc serve large blocks from the heap and never return them; return whether it was done (False:
+    another C library).
 
-    Acts on the whole process: for a training worker, called once before the model is built. A no-op for the result of any computation.
+    Affects the whole process: call it once in a training worker, before the model is built. It changes no
+    result.
     """
     if sys.platform != "linux":
         return False

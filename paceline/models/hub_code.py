@@ -1,4 +1,4 @@
-"""What a model's config.json may not ask for: code of the hub that nobody has pinned."""
+"""Refuse a model config that makes Transformers run unpinned code from the hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from paceline.rules import codes as rules_codes
 
 
 def refuse_hub_attention(config: Any, name: str) -> None:
-    """Raises ConfigError when the Hugging Face ``config`` of model ``name`` names an attention as ``org/repository``: Transformers would download and run it."""
+    """Raise ConfigError ``sec.attention_kernel`` if the Hugging Face ``config`` of model ``name`` names an
+    attention as ``org/repository``, which Transformers would download and run.
+    """
     found = [asked for asked in _asked(config) if "/" in asked]
     if found:
         what = "the model's config.json asks for an attention that is code of the hub"
@@ -21,7 +23,7 @@ def refuse_hub_attention(config: Any, name: str) -> None:
 
 
 def _asked(config: Any) -> Iterator[str]:
-    """The attention of a config and of those inside it (text, vision, …)."""
+    """Yield the attention implementations of a config and of its sub-configs (text, vision, …)."""
     named = getattr(config, "_attn_implementation", None)
     yield from map(str, named.values() if isinstance(named, Mapping) else [named])
     for inner in getattr(config, "sub_configs", None) or ():

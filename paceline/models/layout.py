@@ -1,4 +1,6 @@
-"""Where the documents of the running micro-batch lie: what packed attention has to know and no Hugging Face model passes on."""
+"""The document boundaries of the running micro-batch: packed attention needs them, and no Hugging Face model
+passes them on.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ _RECORD = "_paceline_record"
 
 @dataclass(frozen=True)
 class Layout:
-    """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device, the longest document.
+    """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device,
+    and the longest document.
 
-    ``shared``: the beginnings that the trunk computes once (``bounds`` are those of whole documents), or None.
-    ``context``: the group that the tokens are shared out over (``bounds`` are those of all of them), or None.
+    ``shared``: prompts that the trunk computes once (``bounds`` are those of whole documents), or None.
+    ``context``: the context-parallel group that the tokens are sharded over (``bounds`` cover all of them),
+    or None.
     """
 
     bounds: tuple[int, ...]
@@ -34,7 +38,7 @@ class Layout:
 
     @staticmethod
     def of(batch: Batch, shared: SharedPrompts | None = None) -> Layout:
-        """The layout of ``batch``; boundaries are read on the CPU, where ``Batch.to`` leaves them."""
+        """Return the layout of ``batch``. Reads the boundaries on the CPU, where ``Batch.to`` leaves them."""
         device = batch.input_ids.device
         bounds = tuple(batch.cu_seqlens.tolist())
         return Layout(
@@ -47,23 +51,24 @@ class Layout:
 
     @staticmethod
     def over(bounds: tuple[int, ...], device: torch.device) -> Layout:
-        """The layout of documents with these boundaries."""
+        """Return the layout of documents with these boundaries."""
         longest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
         return Layout(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), longest)
 
     def whole(self) -> Layout:
-        """The same documents with all tokens on this rank."""
+        """Return the same documents with all tokens on this rank."""
         return replace(self, context=None)
 
 
 class LayoutSlot:
-    """One cell a root module: set for the length of a forward, read by its attention layers (no global state).
+    """The current layout of one root module: set during a forward, read by its attention layers (no global
+    state).
 
-    ``current`` is the layout of a packed forward. ``rows`` is that of a padded one, a document a row: attention needs none there, rotary
-    embeddings that follow a document's length do.
+    ``current`` is the layout of a packed forward. ``rows`` is that of a padded forward, one document per row:
+    not needed by attention, but by rotary embeddings that depend on a document's length.
 
-    Recomputation in the backward restores the layout its own forward ran under (see ``recompute``), so that two forwards may
-    precede the first backward.
+    Recomputation in the backward restores the layout of its own forward (see ``recompute``), so two forwards
+    may precede the first backward.
     """
 
     def __init__(self) -> None:
@@ -71,13 +76,15 @@ class LayoutSlot:
         self.rows: Layout | None = None
 
     def attach(self, trunk: nn.Module) -> None:
-        """Give every submodule of ``trunk`` a reference (a plain attribute: no state dict, no module tree)."""
+        """Give every submodule of ``trunk`` a reference to this slot (a plain attribute, neither in the state
+        dict nor in the module tree).
+        """
         for module in trunk.modules():
             object.__setattr__(module, _ATTRIBUTE, self)
 
     @contextmanager
     def holding(self, layout: Layout | None) -> Iterator[None]:
-        """``current`` is ``layout`` inside."""
+        """Set ``current`` to ``layout`` inside the context."""
         before, self.current = self.current, layout
         try:
             yield
@@ -86,7 +93,7 @@ class LayoutSlot:
 
     @contextmanager
     def holding_rows(self, batch: Batch) -> Iterator[None]:
-        """``rows`` is ``batch``'s layout inside."""
+        """Set ``rows`` to the layout of ``batch`` inside the context."""
         before, self.rows = self.rows, Layout.of(batch)
         try:
             yield
@@ -95,20 +102,24 @@ class LayoutSlot:
 
 
 def layout_of(module: nn.Module) -> Layout | None:
-    """The layout of the running forward as seen by an attention module; None outside of a root module's packed forward (generation)."""
+    """Return the layout of the running packed forward, given one of its modules; None outside of one
+    (generation).
+    """
     slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.current
 
 
 def rows_of(module: nn.Module) -> Layout | None:
-    """The documents of the rows of the running padded forward; None outside of one."""
+    """Return the layout of the running padded forward, given one of its modules; None outside of one."""
     slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.rows
 
 
 @contextmanager
 def recording(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """Inside, ``packed_attention`` writes what ``module`` passes to it (besides tensors q, k, v, mask) into the yielded dict."""
+    """Inside the context, ``packed_attention`` stores the options that ``module`` passes to it (not q, k, v,
+    mask) in the yielded dict.
+    """
     record: dict[str, Any] = {}
     object.__setattr__(module, _RECORD, record)
     try:
@@ -118,5 +129,5 @@ def recording(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def record_of(module: nn.Module) -> dict[str, Any] | None:
-    """The record being taken of an attention module, or None."""
+    """Return the dict that options of this attention module are being recorded in, or None."""
     return getattr(module, _RECORD, None)

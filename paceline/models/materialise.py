@@ -1,7 +1,9 @@
-"""A model that begins on the meta device: rank 0 builds it on its host, the others get it tensor by tensor and keep their pieces only.
+"""Materialize a model from the meta device: rank 0 builds it on its host, the others receive it tensor by
+tensor and keep their shards only.
 
-What probes of real weights decide (which kernels compute a module) is decided by rank 0 and told to the others. Nothing is made again by a
-rank of its own: buffers that no checkpoint holds, such as rotary frequencies, travel like weights, so that none can be left wrong.
+Decisions that need real weights (which kernel computes a module) are taken by rank 0 and broadcast. No rank
+computes values by itself: buffers that no checkpoint holds, such as rotary frequencies, are broadcast like
+weights, so that none can be left wrong.
 """
 
 from __future__ import annotations
@@ -26,14 +28,19 @@ from paceline.runtime.world import World
 
 
 def skeleton(auto: Any, config: Any, attention: str | None, code: Mapping[str, Any]) -> Any:
-    """The Hugging Face model that ``auto`` makes of ``config``, without any storage. ``code``: whether and how Python of its own runs."""
+    """Return the Hugging Face model that ``auto`` builds from ``config``, without storage. ``code``: whether
+    Python code from the hub runs, and its commit.
+    """
     with torch.device("meta"):
         return from_config(auto, config, attention, code)
 
 
 def from_config(auto: Any, config: Any, attention: str | None, code: Mapping[str, Any]) -> Any:
-    """``auto.from_config``. Transformers hands ``code_revision`` on to the class, which knows no such option, where the class is its own or, of a
-    model built before in this process, already registered."""
+    """Call ``auto.from_config``, with ``code_revision`` only if the class will be downloaded from the hub.
+
+    Transformers would pass the option on to its own classes, and to a class from the hub that an earlier
+    model of this process has registered; neither accepts it.
+    """
     known = auto._model_mapping.get(type(config), None)
     registered = known is not None and not getattr(known, "__module__", "transformers.").startswith("transformers.")
     brings_code = auto.__name__ in (getattr(config, "auto_map", None) or {}) and not registered
@@ -42,7 +49,9 @@ def from_config(auto: Any, config: Any, attention: str | None, code: Mapping[str
 
 
 def copy_decisions(root: Any, source: Any | None, world: World) -> None:
-    """What rank 0 found out about ``source``'s modules holds for ``root``'s. Collective; ``source`` is None on the other ranks."""
+    """Apply rank 0's decisions about ``source``'s modules to ``root``. Collective; ``source`` is None on the
+    other ranks.
+    """
     said = world.broadcast_json(None if source is None else _decisions(source))
     modules = dict(root.hf.named_modules())
     for name, (kernel, values) in said["kernels"].items():
@@ -65,7 +74,9 @@ def _decisions(source: Any) -> dict[str, Any]:
 
 
 def kernels_of(hf: nn.Module) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Which of Paceline's kernels computes a module, with what it was found to pass on, by the module's name."""
+    """Return, by module name, which of Paceline's kernels computes it, with the attributes that a probe
+    found.
+    """
     kernels: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, module in hf.named_modules():
         if isinstance(module, FusedRMSNorm):
@@ -78,7 +89,7 @@ def kernels_of(hf: nn.Module) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Any]) -> None:
-    """Let one of ``kernels_of``'s kernels compute ``module``."""
+    """Swap ``module`` to one of the kernels of ``kernels_of``."""
     kind = {"norm": FusedRMSNorm, "attention": FusedAttention, "mlp": FusedSwiGLU}[kernel]
     if not isinstance(module, kind):
         module.__class__ = swapped(kind, type(module))
@@ -88,14 +99,17 @@ def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Any]) -> No
 
 @torch.no_grad()
 def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.device) -> None:
-    """Give every parameter (whole or DTensor) and buffer of ``root`` rank 0's values, on ``device``. Collective.
+    """Give every parameter (plain or DTensor) and buffer of ``root`` rank 0's values, on ``device``.
+    Collective.
 
-    One tensor at a time is whole on the other ranks. Raises PacelineError ``models.not_filled`` when anything is left without values.
+    Other ranks hold one full tensor at a time. Raises PacelineError ``models.not_filled`` if anything is left
+    on meta.
     """
     real = None if source is None else dict(_tensors(source))
     listed = [[name, list(t.shape), str(t.dtype)] for name, t in real.items()] if real is not None else None
     mine = dict(_tensors(root))
     made: dict[int, Tensor] = {}
+    # Rank 0 has the list; all ranks broadcast the tensors in its order.
     for name, shape, dtype in world.broadcast_json(listed):
         whole = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
         if real is not None:
@@ -116,7 +130,9 @@ def fill(root: nn.Module, source: nn.Module | None, world: World, device: torch.
 
 
 def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers, and tensors kept as plain attributes (some models keep rotary frequencies so), tied ones once."""
+    """Yield parameters, buffers, and tensors kept as plain attributes (some models keep rotary frequencies
+    so); tied parameters once.
+    """
     yield from root.named_parameters()
     yield from root.named_buffers()
     for prefix, module in root.named_modules():
@@ -126,7 +142,7 @@ def _tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _piece(target: Tensor, whole: Tensor, device: torch.device) -> Tensor:
-    """What ``target`` keeps of ``whole``, as a tensor of ``target``'s kind with storage on ``device``."""
+    """Return this rank's shard of ``whole`` as a tensor of ``target``'s kind, with storage on ``device``."""
     if not isinstance(target, DTensor):
         made = whole.to(device=device, dtype=target.dtype)
         return nn.Parameter(made, target.requires_grad) if isinstance(target, nn.Parameter) else made
@@ -138,7 +154,7 @@ def _piece(target: Tensor, whole: Tensor, device: torch.device) -> Tensor:
 
 
 def replace_tensors(root: nn.Module, made: Mapping[int, Tensor]) -> None:
-    """Put the new tensors wherever the old ones are registered."""
+    """Replace each old tensor by the new one (keyed by the old one's id) wherever it is registered."""
     for module in root.modules():
         for table in (module._parameters, module._buffers, vars(module)):
             for name, old in list(table.items()):

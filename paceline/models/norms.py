@@ -1,7 +1,8 @@
-"""RMSNorm as one autograd function: no fp32 copies of the activations kept for the backward, and where it can be only the output.
+"""RMSNorm as one autograd function: keeps no fp32 copies of activations for the backward, and only the output
+if it can.
 
-A module is swapped only when its class name says RMSNorm and its output on a probe equals this one's (so that Gemma's ``1 + weight``, or a
-variant that normalises another axis, is either recognised or left alone).
+A module is swapped only if its class name contains RMSNorm and its output on a probe equals this one's (so
+Gemma's ``1 + weight``, or a variant that normalizes another axis, is either recognized or left alone).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Recomputes the normalised input, from what was saved and 1/rms."""
+        """Recompute the normalized input from what was saved and 1/rms."""
         saved, weight, rstd = ctx.saved_tensors
         g, size = _wide(grad), saved.shape[-1]
         gain = _gain(weight, ctx.offset)
@@ -65,12 +66,13 @@ class FusedRMSNorm(nn.Module):
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Swap the RMSNorms of ``model`` that compute exactly this; returns how many. Nothing else of the module changes."""
+    """Swap the RMSNorms of ``model`` that compute exactly this, changing nothing else; return how many."""
     verdicts: dict[tuple[type, float, int], float | None] = {}
     count = 0
     module: Any
     for module in model.modules():
         kind, eps = type(module), _eps(module)
+        # Only a plain weight and one input; one probe per class, eps and width.
         if "RMSNorm" not in kind.__name__ or isinstance(module, FusedRMSNorm) or eps is None:
             continue
         if (
@@ -94,7 +96,9 @@ def fuse_norms(model: nn.Module) -> int:
 
 
 def _takes_one(kind: type) -> bool:
-    """Whether its forward has one input: a norm that may be given a gate beside (Mamba 2's) computes something else then."""
+    """Return whether its forward has one input: a norm that can take a gate as well (Mamba 2's) then computes
+    something else.
+    """
     return len(inspect.signature(kind.forward).parameters) == 2  # type: ignore[attr-defined]
 
 
@@ -103,8 +107,11 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _invertible(x: Tensor, gain: Tensor) -> bool:
-    """Whether x is as well read off the output, which the linear layer behind keeps anyway: no rounding between them, and no gain so near 0 that
-    it took digits away. On a CPU alone, where asking costs nothing."""
+    """Return whether x can be recovered from the output, which the next linear layer keeps anyway.
+
+    True without rounding in between and with no gain so close to 0 that it lost digits. CPU only, where
+    reading the gains does not synchronize.
+    """
     exact = x.device.type == "cpu" and x.dtype == gain.dtype and x.dtype.itemsize >= 4
     return exact and not math.isinf(LEAST_GAIN) and float(gain.abs().amin()) > LEAST_GAIN
 
@@ -123,7 +130,7 @@ def _eps(module: nn.Module) -> float | None:
 
 @torch.no_grad()
 def _offset(module: Any, eps: float) -> float | None:
-    """The offset (0 or 1) under which the fused form equals ``module`` on a probe; None: neither."""
+    """Return the offset (0 or 1) for which the fused form equals ``module`` on a probe, or None."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     if weight.device.type == "meta":
@@ -133,13 +140,13 @@ def _offset(module: Any, eps: float) -> float | None:
     kept = weight.clone()
     weight.copy_(
         torch.rand(weight.shape[0], generator=generator).to(weight) + 0.5
-    )  # not all ones: tell w from 1 + w, and no w from w
+    )  # not all ones: distinguishes w, 1 + w and no weight
     try:
         expected = module(x)
         for offset in (0.0, 1.0):
             if torch.allclose(RmsNorm.apply(x, weight, eps, offset), expected, rtol=1e-5, atol=1e-6):  # type: ignore[no-untyped-call]
                 return offset
-    except (RuntimeError, TypeError):  # a forward with other arguments (gated norms): left alone
+    except (RuntimeError, TypeError):  # other arguments (gated norms): not swapped
         return None
     finally:
         weight.copy_(kept)

@@ -1,8 +1,10 @@
-"""The head and its losses with the vocabulary shared out over a tp group: no rank ever has a whole row of logits.
+"""The head and its losses with the vocabulary sharded over a tp group: no rank ever has a whole row of
+logits.
 
-Each rank has rows [start, start + V/n) of the head's weight and the same hidden states and labels. A chunk costs a maximum and a sum over
-the group of a few numbers a row (Shoeybi et al. 2019, section 3). Values are the same on all ranks; the gradient of the hidden states is
-this rank's share (partial): ``regions.enter`` before the call sums it. Arguments as in ``head_kernels``.
+Each rank has rows [start, start + V/n) of the head's weight and the same hidden states and labels. A chunk
+costs a max and a sum all-reduce of a few numbers per row (Shoeybi et al. 2019, section 3). Values are equal
+on all ranks; the gradient of the hidden states is this rank's part of a sum: ``regions.enter`` before the
+call all-reduces it. Arguments as in ``head_kernels``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from paceline.models.token_stats import Wanted
 
 @dataclass(frozen=True)
 class _Rows:
-    """One chunk over the whole vocabulary, [r] each; ``target`` and ``inside``: the label's column among this rank's, where it is here."""
+    """One chunk's values over the whole vocabulary, [r] each. ``inside``: whether the label is among this
+    rank's columns; ``target``: its local column.
+    """
 
     sums: Tensor  # log Σ exp(logit)
     picked: Tensor  # the label's logit
@@ -33,7 +37,9 @@ class _Rows:
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """This rank's columns of the logits: ``start`` of them, in a group of equal parts. Stands where ``head_kernels.WHOLE`` stands."""
+    """This rank's columns of the logits, from ``start`` on, in a group with equal shards; used in place of
+    ``heads.WholeVocabulary``.
+    """
 
     group: Group
     start: int
@@ -41,7 +47,7 @@ class VocabularyPart:
     def nll(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
     ) -> tuple[Tensor, Tensor]:
-        """(Σ -log p(label), number of correct argmaxes)."""
+        """Return (Σ -log p(label), number of correct argmaxes). Collective over the group."""
         if torch.is_grad_enabled():
             entered = enter(hidden, self.group)
             return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)  # type: ignore[no-any-return, no-untyped-call]
@@ -56,16 +62,19 @@ class VocabularyPart:
     def stats(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(log p(label) [L], entropy [L], number of correct argmaxes)."""
+        """Return (log p(label) [L], entropy [L], number of correct argmaxes). Collective over the group."""
         entered = enter(hidden, self.group)
         return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def rows(self, logits: Tensor, labels: Tensor, *, correct: bool, entropy: bool = False) -> _Rows:
-        """What a chunk [r, V/n] gives over the whole vocabulary; the lowest column wins where several are the largest."""
+        """Reduce a chunk of logits [r, V/n] over the whole vocabulary; among equal maxima the lowest column
+        wins. Collective over the group.
+        """
         width = logits.shape[1]
         local = labels - self.start
         inside = (local >= 0) & (local < width)
         target = local.clamp(0, width - 1)
+        # Softmax over all ranks' columns: the maximum first, then one sum of all partial results.
         top, place = logits.max(dim=-1)
         peak = top.clone()
         dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.group)
@@ -76,6 +85,7 @@ class VocabularyPart:
         joint = torch.stack(parts)
         dist.all_reduce(joint, group=self.group)
         right = labels.new_zeros(())
+        # The argmax: the lowest column among the ranks that hold the maximum.
         if correct:
             first = (place + self.start).masked_fill(top != peak, torch.iinfo(place.dtype).max)
             dist.all_reduce(first, dist.ReduceOp.MIN, group=self.group)
@@ -85,12 +95,12 @@ class VocabularyPart:
 
 
 def _minus_onehot_(p: Tensor, target: Tensor, inside: Tensor, by: Tensor) -> None:
-    """p[i, target[i]] -= by[i] where the label is among these columns."""
+    """p[i, target[i]] -= by[i] for rows whose label is among these columns."""
     p.scatter_add_(1, target[:, None], by.to(p.dtype).neg().masked_fill(~inside, 0.0)[:, None])
 
 
 class ParallelNll(torch.autograd.Function):
-    """``head_kernels.FusedNll`` over a part of the vocabulary: gradients are formed in the forward."""
+    """``head_kernels.FusedNll`` on a shard of the vocabulary: the gradients are computed in the forward."""
 
     @staticmethod
     def forward(
@@ -103,7 +113,7 @@ class ParallelNll(torch.autograd.Function):
         correct: bool,
         part: VocabularyPart,
     ) -> tuple[Tensor, Tensor]:
-        """fp32 scalar (fp64 for fp64 input), int64 scalar: the same on all ranks."""
+        """Return an fp32 scalar (fp64 for fp64 input) and an int64 scalar, equal on all ranks."""
         head = Products(hidden, weight, bias, shape)
         gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
         total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
@@ -123,13 +133,15 @@ class ParallelNll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Scaled in place: the saved gradients are this node's own."""
+        """Scale in place: the saved gradients belong to this node alone."""
         hidden_dtype, weight_dtype = ctx.dtypes
         return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), None, None, None, None
 
 
 class ParallelStats(torch.autograd.Function):
-    """``token_stats.TokenStats`` over a part of the vocabulary, nothing kept; the backward needs no communication."""
+    """``token_stats.TokenStats`` on a shard of the vocabulary; keeps no logits, and its backward needs no
+    communication.
+    """
 
     @staticmethod
     def forward(
@@ -142,7 +154,7 @@ class ParallelStats(torch.autograd.Function):
         wanted: Wanted,
         part: VocabularyPart,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """fp32 [L], fp32 [L], int64 scalar: the same on all ranks."""
+        """Return fp32 [L] (fp64 for fp64 input), the same, and an int64 scalar, equal on all ranks."""
         head = Products(hidden, weight, bias, shape)
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
         right = labels.new_zeros(())
@@ -160,7 +172,7 @@ class ParallelStats(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
-        """One more forward of the head, a chunk at a time."""
+        """Compute the logits again, a chunk at a time."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         head = Products(hidden, weight, bias, ctx.shape)
         gradients = Gradients(head, ctx.needs_input_grad, weight, bias)

@@ -1,12 +1,13 @@
 """bf16 and fp16 compute over fp32 master weights (contract 11).
 
-``torch.autocast`` casts every weight at every forward and runs norms in fp32. Here each weight has one low-precision copy, cast once after
-each optimizer step (``refresh``); layers read the copy and return fp32 gradients to the master, so that DDP, clipping and the optimizer
-see fp32 only. Activations are low precision from the embedding to the head, as under FSDP2's ``MixedPrecisionPolicy(param_dtype)``.
+``torch.autocast`` casts every weight at every forward and runs norms in fp32. Here each weight has one
+low-precision copy, cast once after each optimizer step (``refresh``); layers read the copy and return fp32
+gradients to the master, so DDP, clipping and the optimizer see fp32 only. Activations are low precision from
+the embedding to the head, as under FSDP2's ``MixedPrecisionPolicy(param_dtype)``.
 
-On a CPU without bf16 (fp16) instructions a bf16 matrix product runs at a fifth of the fp32 rate. There activations are kept in low
-precision but widened for each product, which is made in fp32 with the master itself and rounded (``product_dtype``): the same numbers to
-bf16's tolerance, at the fp32 rate, and no copies.
+On a CPU without bf16 (fp16) instructions a bf16 matrix product runs at a fifth of the fp32 rate. There
+activations are kept in low precision but upcast for each product, which is computed in fp32 with the master
+itself and rounded (``product_dtype``): the same numbers to bf16's tolerance, at the fp32 rate, and no copies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _COPY, _DTYPE = "_paceline_copy", "_paceline_dtype"
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype matrix products of ``dtype`` operands are made in on ``device``."""
+    """Return the dtype that matrix products of ``dtype`` operands are computed in on ``device``."""
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return dtype
     able = torch.cpu.get_capabilities()
@@ -33,19 +34,23 @@ def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def compute_copy(parameter: Tensor) -> Tensor:
-    """The low-precision copy of a master, or the master itself where there is none."""
+    """Return the low-precision copy of a master, or the master itself if it has none."""
     copy: Tensor | None = getattr(parameter, _COPY, None)
     return parameter if copy is None else copy
 
 
 def low_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype of the activations around this parameter: its own where nothing was swapped."""
+    """Return the dtype of the activations around this parameter; the parameter's own if its module was not
+    swapped.
+    """
     dtype: torch.dtype = getattr(parameter, _DTYPE, parameter.dtype)
     return dtype
 
 
 class LowLinear(torch.autograd.Function):
-    """x [.., in] low precision, master weight [out, in] fp32, its copy -> [.., out] low precision; fp32 gradients to the masters."""
+    """x [.., in] and copy in low precision, master weight [out, in] in fp32 -> [.., out] in low precision;
+    fp32 gradients to the masters.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype) -> Tensor:
@@ -58,7 +63,7 @@ class LowLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Products in ``product``; the weight's gradient in fp32."""
+        """Compute products in ``product``; the weight's gradient is fp32."""
         (x,) = ctx.saved_tensors
         product, copy = ctx.product, ctx.copy
         g = grad.to(product)
@@ -74,7 +79,7 @@ class LowEmbedding(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding_idx: int) -> Tensor:
-        """Look-up in the copy."""
+        """Look up in the copy."""
         ctx.save_for_backward(ids)
         ctx.rows, ctx.padding_idx = weight.shape[0], padding_idx
         return F.embedding(ids, compute_copy(weight)).to(low_dtype(weight))
@@ -87,7 +92,9 @@ class LowEmbedding(torch.autograd.Function):
 
 
 class ComputeLinear(nn.Linear):
-    """``nn.Linear`` whose forward reads the low-precision copy (class-swapped: same parameters, same names)."""
+    """``nn.Linear`` whose forward reads the low-precision copy (by changing the module's class: same
+    parameters, same names).
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
@@ -107,12 +114,12 @@ class ComputeLayerNorm(nn.LayerNorm):
     """``nn.LayerNorm`` on low-precision input with fp32 parameters and statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Statistics in fp32, the result in the input's dtype."""
+        """Compute statistics in fp32 and the result in the input's dtype."""
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class ComputeConv1D(nn.Module):
-    """GPT-2's ``Conv1D``, a linear layer whose weight is [in, out], on low-precision copies."""
+    """GPT-2's ``Conv1D``, a linear layer whose weight is [in, out], with low-precision copies."""
 
     weight: nn.Parameter
     bias: nn.Parameter
@@ -125,30 +132,32 @@ class ComputeConv1D(nn.Module):
 
 
 class LowCast(torch.autograd.Function):
-    """The copy of a master as a differentiable value: gradients go back to the master in fp32."""
+    """The copy of a master as a differentiable value: gradients go to the master in fp32."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
-        """The copy (or the master where there is none)."""
+        """Return the copy (or the master if it has none)."""
         return compute_copy(weight).view_as(weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        """To fp32."""
+        """Cast to fp32."""
         return grad.float()
 
 
 class LowPrecision:
-    """The low-precision copies of one model and the swaps that read them.
+    """The low-precision copies of one model and the class swaps that read them.
 
-    ``cached`` is False where some module with parameters of its own is of no known class: such a model runs under ``torch.autocast``
-    (``reason`` names the module). ``copies=False``: an engine gives the layers low-precision weights itself (FSDP2's policy, DeepSpeed);
-    the swaps then only make products in a dtype that this processor is fast in, and an unknown module runs as it is.
+    ``cached`` is False if some module with parameters of its own has an unknown class: such a model runs
+    under ``torch.autocast`` (``reason`` names the module). With ``copies=False`` an engine (FSDP2's policy,
+    DeepSpeed) provides low-precision weights; the swaps then only compute products in a dtype that this
+    processor is fast in, and an unknown module runs as it is.
     """
 
     def __init__(self, trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, copies: bool = True) -> None:
         self.dtype = dtype
         self._masters: list[nn.Parameter] = []
+        # Modules with parameters of their own must all be of a known class.
         modules = [*trunk.modules(), *(() if head is None else head.modules())]
         owners = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
         unknown = sorted({type(m).__name__ for m in owners if _swap_for(m) is None})
@@ -163,6 +172,7 @@ class LowPrecision:
             return
         if not self.cached:
             return
+        # Swap classes; a tied parameter is one master.
         seen: set[int] = set()
         for module in owners:
             swap = _swap_for(module)
@@ -174,13 +184,15 @@ class LowPrecision:
         for master in self._masters:
             setattr(master, _DTYPE, dtype)
         if all(product_dtype(dtype, master.device) != dtype for master in self._masters):
-            self._masters.clear()  # products are made in fp32 with the masters: no copies
+            self._masters.clear()  # products are computed in fp32 with the masters: no copies
             self.reason += ", products in fp32 (this CPU has no instructions for them)"
         self._drop_frozen_masters()
         self.refresh()
 
     def _drop_frozen_masters(self) -> None:
-        """What is frozen from the start (the base under adapters) is only ever read as its copy: the copy takes its place, at half the bytes."""
+        """Replace masters that are frozen from the start (the base under adapters) by their low-precision
+        copies: half the bytes, and only the copy is ever read.
+        """
         frozen = [master for master in self._masters if not master.requires_grad]
         for master in frozen:
             master.data = master.detach().to(self.dtype)
@@ -189,7 +201,7 @@ class LowPrecision:
             self.reason += f", frozen weights in {str(self.dtype).removeprefix('torch.')} alone"
 
     def _swap_only(self, owners: list[nn.Module], unknown: list[str]) -> None:
-        """Classes that compute in the dtype of the weights they are given."""
+        """Swap to classes that compute in the dtype of the weights they get; keep no copies."""
         self.cached = True
         self.reason = (
             f"{str(self.dtype).removeprefix('torch.')} weights and activations, fp32 masters kept by the engine"
@@ -213,7 +225,9 @@ class LowPrecision:
 
 
 def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | None:
-    """How a module is made to read low precision, as a function that swaps it and names the masters that need a copy; None: unknown."""
+    """Return a function that swaps a module to its low-precision class and returns the masters that need a
+    copy; None for an unknown class.
+    """
     kind = type(module)
     if kind in (nn.Linear, ComputeLinear):
         return lambda m: _become(m, ComputeLinear)
@@ -221,7 +235,7 @@ def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | 
         return lambda m: _become(m, kind if isinstance(m, ComputeEmbedding) else ComputeEmbedding)
     if isinstance(
         module, nn.Embedding
-    ):  # a subclass that does more with the looked-up rows (Gemma scales them) calls ours as its base
+    ):  # a subclass that post-processes the rows (Gemma scales them): replace its base class
         return lambda m: _become(m, based_on(kind, ComputeEmbedding))
     if kind in (nn.LayerNorm, ComputeLayerNorm):
         return lambda m: _become(m, ComputeLayerNorm, copies=False)

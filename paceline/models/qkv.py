@@ -1,7 +1,9 @@
-"""Query, key and value of Llama-like attention as one autograd function: three projections and the rotary turn, nothing kept but the input.
+"""Query, key and value of Llama-like attention as one autograd function: three projections and the rotary
+embedding, keeping only the input.
 
-A module is swapped only where it has exactly ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` and its output on a probe equals this one's; what
-it passes to the attention function besides (scaling, window) is recorded on that probe. Outside of a packed forward the module's own code runs.
+A module is swapped only if it has exactly ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` and its output on a
+probe equals this one's; the options that it passes to the attention function (scaling, window) are recorded
+on that probe. Outside of a packed forward the module's own code runs.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class RotaryQkv(torch.autograd.Function):
-    """x [1, T, H] -> query [1, heads, T, D], key and value [1, key heads, T, D], laid out as [1, T, heads, D].
+    """x [1, T, H] -> query [1, heads, T, D], key and value [1, key heads, T, D], laid out as [1, T, heads,
+    D].
 
-    Rotary embedding as in Su et al. 2021 (arXiv:2104.09864) with halves: y = x·cos + (-x2, x1)·sin; the backward is the same turn by -sin.
-    ``cos`` and ``sin`` are [1, T, D] with equal halves.
+    Rotary embedding as in Su et al. 2021 (arXiv:2104.09864) with halves: y = x·cos + (-x2, x1)·sin; the
+    backward is the same rotation with -sin. ``cos`` and ``sin`` are [1, T, D] with equal halves.
     """
 
     @staticmethod
@@ -37,7 +40,7 @@ class RotaryQkv(torch.autograd.Function):
         product: torch.dtype,
         *weights_and_biases: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """Weights q, k, v, then biases q, k, v (or None)."""
+        """``weights_and_biases``: weights q, k, v, then biases q, k, v (or None)."""
         weights, biases = weights_and_biases[:3], weights_and_biases[3:]
         rows = x.flatten(0, -2).to(product)
         copies, outs = [], []
@@ -54,7 +57,7 @@ class RotaryQkv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Turns back, then the three linear backwards into one gradient of x."""
+        """Rotate back, then sum the three linear backwards into one gradient of x."""
         x, cos, sin = ctx.saved_tensors
         product = ctx.product
         rows = x.flatten(0, -2).to(product)
@@ -75,7 +78,9 @@ class RotaryQkv(torch.autograd.Function):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float = 1.0) -> Tensor:
-    """x [1, T, heads, D] turned by cos, sin [1, T, D] (backwards for direction -1), in three passes."""
+    """Rotate x [1, T, heads, D] by cos, sin [1, T, D] (backwards for direction -1), in three passes over
+    memory.
+    """
     half = x.shape[-1] // 2
     c, s = cos.unsqueeze(2), sin.unsqueeze(2)
     out = x * c.to(x.dtype)
@@ -119,7 +124,7 @@ class FusedAttention(nn.Module):
 
 
 def fuse_attention(model: Any) -> int:
-    """Swap the attention modules of ``model`` that compute exactly this; returns how many."""
+    """Swap the attention modules of ``model`` that compute exactly this; return how many."""
     if model.config._attn_implementation != PACKED:
         return 0
     count = 0
@@ -157,7 +162,9 @@ def _looks_plain(module: Any) -> bool:
 
 @torch.no_grad()
 def _passes(module: Any) -> dict[str, Any] | None:
-    """What the module passes to the attention function, where its output on a probe equals the fused one; else None."""
+    """Return the options that the module passes to the attention function, or None if its output on a probe
+    differs from the fused one.
+    """
     weight = module.q_proj.weight
     if weight.device.type == "meta":
         return None
@@ -166,13 +173,15 @@ def _passes(module: Any) -> dict[str, Any] | None:
     angles = torch.rand(1, 5, module.head_dim // 2, generator=generator).repeat(1, 1, 2).to(weight)
     turn = angles.cos(), angles.sin()
     try:
+        # The module's own output, with the options of its attention call recorded.
         with recording(module) as record:
             expected = module(probe, position_embeddings=turn, attention_mask=None)[0]
         passes = {k: v for k, v in record.items() if (v is not None or k == "sliding_window") and k != "dropout"}
+        # The fused output with those options.
         query, key, value = _project(module, probe, *turn)
         out, _ = packed_attention(module, query, key, value, None, **passes)
         fused = module.o_proj(out.reshape(1, 5, -1))
-    except (RuntimeError, TypeError, AttributeError):  # other arguments, other shapes: left alone
+    except (RuntimeError, TypeError, AttributeError):  # other arguments or shapes: not swapped
         return None
     if not all(isinstance(v, (int, float, bool, type(None))) for v in passes.values()):
         return None

@@ -1,4 +1,4 @@
-"""Frozen linear layers in 4 bits by bitsandbytes (QLoRA: Dettmers et al. 2023, arXiv:2305.14314)."""
+"""Frozen linear layers in 4 bits through bitsandbytes (QLoRA: Dettmers et al. 2023, arXiv:2305.14314)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from paceline.models import codes
 
 @torch.no_grad()
 def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
-    """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer, in place; what is to be said of it.
+    """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer, in place; return a line
+    for the log.
 
-    ``spec`` is ``Plan.adapter["quantization"]``; ``compute`` the dtype weights are unpacked to for a product. The head, embeddings,
-    norms and everything trained stay as they are. Call it after the adapters are in and after the last cast of the model: a cast would
-    take the packed bytes for numbers. Raises ConfigError where there is nothing to quantise.
+    ``spec`` is ``Plan.adapter["quantization"]``; ``compute`` is the dtype that weights are dequantized to for
+    a product. The head, embeddings, norms and everything trained stay as they are. Call it after the adapters
+    are injected and after the last dtype cast of the model: a cast would convert the packed bytes as if they
+    were numbers. Raises ConfigError ``models.nothing_to_quantise``.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     before = after = 0
     for parent, name, linear in list(_frozen_linears(hf)):
+        # A 4-bit layer of the same shape, without storage, then its weight (packed when moved to the device).
         layer: Any = Linear4bit(  # type: ignore[no-untyped-call]
             linear.in_features,
             linear.out_features,
@@ -67,7 +70,9 @@ def quantise(hf: Any, spec: Mapping[str, Any], compute: torch.dtype) -> str:
 
 @torch.no_grad()
 def round_trip(hf: Any, spec: Mapping[str, Any]) -> None:
-    """Give the frozen linear weights of a model without adapters the values that ``quantise`` leaves them: packed and unpacked, in place."""
+    """Quantize and dequantize the linear weights of a model without adapters, in place: the values that
+    ``quantise`` gives them.
+    """
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     for _, _, linear in _frozen_linears(hf, frozen=False):
@@ -78,7 +83,9 @@ def round_trip(hf: Any, spec: Mapping[str, Any]) -> None:
 
 
 def _frozen_linears(hf: Any, frozen: bool = True) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """(parent, attribute, layer) of the plain linear layers of the trunk."""
+    """Yield (parent, attribute, layer) of the trunk's plain linear layers; with ``frozen`` only of those that
+    are not trained.
+    """
     head = hf.get_output_embeddings() or getattr(hf, "score", None)
     for parent in hf.modules():
         for name, child in parent.named_children():
@@ -87,7 +94,9 @@ def _frozen_linears(hf: Any, frozen: bool = True) -> Iterator[tuple[nn.Module, s
 
 
 def scales_of(root: nn.Module) -> Iterator[torch.Tensor]:
-    """What lies beside the packed weights of ``root`` and its modules: a scale a block, with double quantisation those of the scales too."""
+    """Yield the quantization scales of ``root`` and its modules: one per block, with double quantization also
+    the scales of the scales.
+    """
     for module in root.modules():
         state = getattr(module, "quant_state", None)
         if state is not None:

@@ -1,4 +1,4 @@
-"""Gradient checkpointing a layer: activations of a layer are computed again in the backward instead of kept."""
+"""Gradient checkpointing per layer: a layer's activations are recomputed in the backward instead of kept."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.models.layout import LayoutSlot
 
 
 def enable_recompute(hf: Any, slot: LayoutSlot) -> None:
-    """Turn on non-reentrant checkpointing of every layer of a Hugging Face model.
+    """Enable non-reentrant checkpointing of every layer of a Hugging Face model.
 
-    The recomputation runs under the document layout of its own forward, whatever forwards came in between.
-    Raises ConfigError ``models.no_recompute`` where the model class has no checkpointing.
+    A recomputation runs under the document layout of its own forward, even if other forwards came in between.
+    Raises ConfigError ``models.no_recompute`` if the model class has no checkpointing.
     """
     if not getattr(hf, "supports_gradient_checkpointing", False):
         raise ConfigError(

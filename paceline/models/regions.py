@@ -1,8 +1,9 @@
-"""Where the ranks of one group meet inside a model: collectives with the backward that belongs to them.
+"""Collectives inside a model, each with its matching backward.
 
-A tensor is *replicated* (each rank has the same), *partial* (the ranks' tensors are to be summed) or *sharded* along a dim. What the
-gradient is decides the pair: the gradient of a replicated tensor that every rank used for its own part only is partial. After Shoeybi et
-al. 2019 (Megatron-LM, f and g), Korthikanti et al. 2022 (sequence parallelism) and Jacobs et al. 2023 (DeepSpeed Ulysses).
+A tensor is *replicated* (equal on all ranks), *partial* (the ranks' tensors are to be summed) or *sharded*
+along a dim. Forward and backward collectives come in pairs: the gradient of a replicated tensor that each
+rank used for its own part is partial. After Shoeybi et al. 2019 (Megatron-LM, f and g), Korthikanti et al.
+2022 (sequence parallelism) and Jacobs et al. 2023 (DeepSpeed Ulysses).
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ def local(parameter: Tensor | None) -> Tensor | None: ...
 
 
 def local(parameter: Tensor | None) -> Tensor | None:
-    """What this rank has of a parameter that is shared out over a tp group, as a plain tensor; a plain tensor as it is.
+    """Return this rank's shard of a parameter sharded over a tp group, as a plain tensor; a plain tensor is
+    returned as it is.
 
-    A parameter that is still cut along another axis (an engine has not gathered it) is never taken for the whole: RuntimeError.
+    Raises RuntimeError for a parameter that is still sharded along another axis (not gathered by the engine),
+    so that a shard is never taken for the whole.
     """
     if not isinstance(parameter, DTensor):
         return parameter
@@ -45,22 +48,22 @@ def local(parameter: Tensor | None) -> Tensor | None:
 
 
 def all_reduced(x: Tensor, group: Group) -> Tensor:
-    """The sum over the group, as a new tensor."""
+    """Return the sum over the group, as a new tensor. Collective."""
     out = x.detach().contiguous().clone()
     dist.all_reduce(out, group=group)
     return out
 
 
 def gathered(x: Tensor, group: Group, dim: int) -> Tensor:
-    """All ranks' blocks end to end along ``dim``, in rank order."""
+    """Return all ranks' blocks concatenated along ``dim``, in rank order. Collective."""
     block = x.detach().movedim(dim, 0).contiguous()
     out = block.new_empty(group.size() * block.shape[0], *block.shape[1:])
     dist.all_gather_single(out, block, group=group)
-    return out.movedim(0, dim).contiguous()  # attention kernels take the features' stride of 1 for granted
+    return out.movedim(0, dim).contiguous()  # attention kernels assume a stride of 1 in the last dim
 
 
 def reduce_scattered(x: Tensor, group: Group, dim: int) -> Tensor:
-    """This rank's block along ``dim`` of the sum over the group."""
+    """Return this rank's block along ``dim`` of the sum over the group. Collective."""
     whole = x.detach().movedim(dim, 0).contiguous()
     out = whole.new_empty(whole.shape[0] // group.size(), *whole.shape[1:])
     dist.reduce_scatter_single(out, whole, group=group)
@@ -68,7 +71,9 @@ def reduce_scattered(x: Tensor, group: Group, dim: int) -> Tensor:
 
 
 def block_of(x: Tensor, group: Group, dim: int) -> Tensor:
-    """This rank's block along ``dim``, whose length the group divides; a view."""
+    """Return this rank's block along ``dim``, a view. Raises ValueError if the group does not divide its
+    length.
+    """
     size, left = divmod(x.shape[dim], group.size())
     if left:
         raise ValueError(f"{x.shape[dim]} along dim {dim} cannot be cut in {group.size()} equal blocks")
@@ -76,7 +81,9 @@ def block_of(x: Tensor, group: Group, dim: int) -> Tensor:
 
 
 def exchanged(x: Tensor, group: Group, split: int, join: int) -> Tensor:
-    """All to all: cut along ``split``, block j goes to rank j; what comes is laid end to end along ``join``, in rank order."""
+    """All-to-all: split along ``split``, block j is sent to rank j; received blocks are concatenated along
+    ``join``, in rank order. Collective.
+    """
     parts = torch.stack(x.detach().chunk(group.size(), dim=split))
     out = torch.empty_like(parts)
     dist.all_to_all_single(out, parts, group=group)
@@ -84,97 +91,104 @@ def exchanged(x: Tensor, group: Group, split: int, join: int) -> Tensor:
 
 
 class Enter(torch.autograd.Function):
-    """Replicated into a part of the model that each rank computes its share of: as it is; the partial gradients are summed."""
+    """Megatron's f. Replicated, before a part of the model of which each rank computes its own share:
+    identity; the partial gradients are summed.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        """The same tensor."""
+        """Return the same tensor."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """The sum of the gradients."""
+        """Return the sum of the gradients over the group."""
         return all_reduced(grad, ctx.group), None
 
 
 class Leave(torch.autograd.Function):
-    """Partial to replicated: the sum; the gradient is the same on all ranks and passes."""
+    """Megatron's g. Partial to replicated: the sum over the group; the gradient, equal on all ranks, passes
+    unchanged.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        """The sum over the group."""
+        """Return the sum over the group."""
         return all_reduced(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """As it is."""
+        """Return the gradient unchanged."""
         return grad, None
 
 
 class Gather(torch.autograd.Function):
-    """Sharded along ``dim`` to replicated. ``partial``: each rank computes its share with the whole, so that gradients are summed; else they are
-    equal and each rank takes its block."""
+    """Sharded along ``dim`` to replicated.
+
+    ``partial``: each rank uses the whole for its own part only, so gradients are summed; else they are equal,
+    and each rank takes its block.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int, partial: bool) -> Tensor:
-        """All blocks."""
+        """Return all blocks."""
         ctx.group, ctx.dim, ctx.partial = group, dim, partial
         return gathered(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        """This rank's block."""
+        """Return this rank's block."""
         take = reduce_scattered if ctx.partial else block_of
         return take(grad, ctx.group, ctx.dim), None, None, None
 
 
 class Split(torch.autograd.Function):
-    """Replicated to sharded along ``dim``; the gradients of the blocks are gathered."""
+    """Replicated to sharded along ``dim``; the backward gathers the gradients of the blocks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        """This rank's block."""
+        """Return this rank's block."""
         ctx.group, ctx.dim = group, dim
         return block_of(x, group, dim).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """All blocks."""
+        """Return all blocks."""
         return gathered(grad, ctx.group, ctx.dim), None, None
 
 
 class ReduceScatter(torch.autograd.Function):
-    """Partial to sharded along ``dim``; the gradients of the blocks are gathered."""
+    """Partial to sharded along ``dim``; the backward gathers the gradients of the blocks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        """This rank's block of the sum."""
+        """Return this rank's block of the sum."""
         ctx.group, ctx.dim = group, dim
         return reduce_scattered(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        """All blocks."""
+        """Return all blocks."""
         return gathered(grad, ctx.group, ctx.dim), None, None
 
 
 class Exchange(torch.autograd.Function):
-    """Sharded along ``join`` to sharded along ``split``, by all to all; the backward goes the other way."""
+    """Sharded along ``join`` to sharded along ``split``, by all-to-all; the backward is the reverse exchange."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
-        """The other cut of the same tensor."""
+        """Return the same tensor sharded along ``split``."""
         ctx.group, ctx.split, ctx.join = group, split, join
         return exchanged(x, group, split, join)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        """Back to the first cut."""
+        """Return the gradient sharded along ``join``."""
         return exchanged(grad, ctx.group, ctx.join, ctx.split), None, None, None
 
 
-# Typed doors: autograd functions' ``apply`` has no signature.
+# Typed wrappers: ``apply`` of an autograd function has no signature.
 def enter(x: Tensor, group: Group) -> Tensor:
     """See ``Enter``."""
     return Enter.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
