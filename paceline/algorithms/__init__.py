@@ -1,1 +1,1 @@
-"""What is learnt: each algorithm names its roles, its loss sums and their weights, and where its windows come from."""
+"""Training algorithms: each defines its models, its loss sums and weights, and where its windows come from."""

@@ -1,6 +1,7 @@
-"""How much better an answer, or a token of it, was than expected: pure functions of rewards and values.
+"""Advantages of answers and of their tokens, as pure functions of rewards and values.
 
-``segments`` int64 [L] says which answer each of L tokens belongs to; answers follow each other and are numbered 0 … D-1.
+``segments`` int64 [L] gives the answer that each of L tokens belongs to. Answers are contiguous and numbered
+0 … D-1.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ WHITEN_EPSILON = 1e-8
 def generalised_advantages(
     rewards: Tensor, values: Tensor, segments: Tensor, *, discount: float = 1.0, trace: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """(advantages [L], returns [L]) of the tokens of answers, each answer an episode that ends behind its last token.
+    """Return (advantages [L], returns [L]) by GAE, each answer being an episode that ends after its last
+    token.
 
-    δ_t = r_t + γ · V_{t+1} - V_t with V = 0 behind the end; A_t = δ_t + γ · λ · A_{t+1}; returns R_t = A_t + V_t
-    (Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", eq. 16; γ ``discount``, λ ``trace``).
-    No gradient flows.
+    δ_t = r_t + γ · V_{t+1} - V_t with V = 0 after the end; A_t = δ_t + γ · λ · A_{t+1}; returns R_t = A_t +
+    V_t (Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation",
+    eq. 16; γ is ``discount``, λ is ``trace``). No gradient flows.
     """
     rewards, values = rewards.detach(), values.detach()
     same = torch.zeros_like(segments, dtype=torch.bool)
@@ -33,7 +35,7 @@ def generalised_advantages(
     delta = rewards + discount * following * same - values
     table, places = _padded(delta, segments)
     carried = table.new_zeros(table.shape[0])
-    for t in range(table.shape[1] - 1, -1, -1):  # padding stands behind an answer's end and is 0: it carries nothing
+    for t in range(table.shape[1] - 1, -1, -1):  # padding follows each answer and is 0, so nothing leaks in
         carried = table[:, t] + discount * trace * carried
         table[:, t] = carried
     advantages = table[places]
@@ -41,7 +43,7 @@ def generalised_advantages(
 
 
 def _padded(flat: Tensor, segments: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """[D, longest] with zeros behind each answer, and where each token lies in it."""
+    """Return the values as [D, longest answer], zero-padded, and the index (row, column) of each token in it."""
     if not flat.numel():
         return flat.new_zeros(0, 0), (segments, segments)
     counts = torch.bincount(segments)
@@ -59,9 +61,10 @@ def moments(values: Tensor) -> Tensor:
 
 
 def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8), var with Bessel's correction, over everything that ``total`` (summed ``moments``) counted.
+    """Return (x - mean) / sqrt(var + 1e-8), with Bessel's correction and the statistics in ``total``.
 
-    ``shift_mean=False`` keeps the mean (rewards are whitened so). Fewer than two values are left as they are but for the mean.
+    ``total`` is the sum of ``moments`` over everything that is whitened together. ``shift_mean=False`` keeps
+    the mean (as for rewards). With fewer than two values the variance counts as 1.
     """
     count, first, second = (float(x) for x in total)
     mean = first / count if count else 0.0
@@ -71,18 +74,22 @@ def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
 
 
 def whitened(values: Sequence[Tensor], total: Sum, *, shift_mean: bool = True) -> list[Tensor]:
-    """Each of this rank's tensors by ``whiten``, with the moments of all of them on all ranks. Collective."""
+    """Whiten this rank's tensors with the moments of all tensors on all ranks. Collective."""
     own = torch.stack([moments(each) for each in values]).sum(0)
     whole = torch.tensor(total(own.tolist()), dtype=torch.float64)
     return [whiten(each, whole, shift_mean=shift_mean) for each in values]
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> tuple[Tensor, Tensor]:
-    """(advantages [N], spread [N]) of N answers with ``rewards`` [N] in ``groups`` int64 [N] (answers to one prompt); NaN: not judged, advantage 0.
+    """Return (advantages [N], std of the group [N]) of N answers with ``rewards`` [N]; NaN: not scored,
+    advantage 0.
 
-    A_i = (r_i - mean of its group) / (std of its group + 1e-4), std with Bessel's correction: GRPO (Shao et al. 2024, "DeepSeekMath", § 4.1.2).
-    ``scale``: ``group`` as above; ``batch`` divides by the std over all answers (Hu et al. 2025, REINFORCE++); ``none`` does not divide (Liu et al. 2025,
-    "Understanding R1-zero-like training", Dr. GRPO). A group of one, or one whose rewards are equal, has advantage 0 (and spread 0): nothing is learnt of it.
+    ``groups`` int64 [N] numbers the prompts. A_i = (r_i - mean of its group) / (std of its group + 1e-4),
+    with Bessel's correction: GRPO (Shao et al. 2024, "DeepSeekMath", § 4.1.2).
+
+    ``scale``: ``group`` as above; ``batch`` divides by the std over all answers (Hu et al. 2025,
+    REINFORCE++); ``none`` does not divide (Liu et al. 2025, "Understanding R1-zero-like training", Dr. GRPO).
+    A group of one answer, or of equal rewards, has advantage 0 and std 0, so it gives no gradient.
     """
     judged = ~torch.isnan(rewards)
     filled = torch.where(judged, rewards, 0.0)
@@ -101,7 +108,7 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -
     low = rewards.new_full((size,), torch.inf).scatter_reduce_(
         0, groups, torch.where(judged, rewards, torch.inf), "amin"
     )
-    flat = high <= low  # equal rewards: their mean may differ from them in the last bit, which is no advantage
+    flat = high <= low  # equal rewards: rounding of their mean must not become an advantage
     spread = torch.where(flat, 0.0, spread)
     centred = torch.where(flat[groups], 0.0, centred)
     if scale == "none":
@@ -113,10 +120,12 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """(advantages [N], spread [N]) as ``group_advantages``: A_i = r_i - the mean of the *other* judged answers to its prompt.
+    """Return (advantages [N], std [N]) as ``group_advantages``, with RLOO's baseline.
 
-    RLOO's baseline (Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al. 2024, arXiv:2402.14740): n / (n - 1) times what an
-    answer is above the mean of all n. NaN (not judged), the only one judged, and equal rewards: 0.
+    A_i = r_i - the mean of the *other* scored answers to its prompt (Kool et al. 2019, "Buy 4 REINFORCE
+    samples, get a baseline for free!"; Ahmadian et al. 2024, arXiv:2402.14740). This is n / (n - 1) times the
+    difference from the mean of all n. It is 0 for NaN (not scored), for the only scored answer and for equal
+    rewards.
     """
     centred, spread = group_advantages(rewards, groups, scale="none")
     judged = (~torch.isnan(rewards)).to(rewards.dtype)
@@ -125,13 +134,17 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def missing_end_penalty(scores: Tensor, ended: Tensor, penalty: float) -> Tensor:
-    """Scores [N] less ``penalty`` where the answer did not end by itself (``ended`` bool [N] false)."""
+    """Return scores [N], less ``penalty`` for each answer that has no end-of-sequence token (``ended`` bool
+    [N] false).
+    """
     return scores - penalty * (~ended).to(scores.dtype)
 
 
 def token_rewards(scores: Tensor, divergence: Tensor | None, segments: Tensor, *, coefficient: float) -> Tensor:
-    """[L]: the score [D] of each answer at its last token, and -``coefficient`` · KL_t at every token (Ziegler et al. 2019,
-    "Fine-tuning language models from human preferences", eq. 2)."""
+    """Return [L]: -``coefficient`` · KL_t at every token, plus the answer's score ([D]) at its last token.
+
+    Ziegler et al. 2019, "Fine-tuning language models from human preferences", eq. 2.
+    """
     rewards = scores.new_zeros(len(segments))
     if divergence is not None:
         rewards = rewards - coefficient * divergence.detach().to(rewards.dtype)

@@ -1,4 +1,4 @@
-"""The contract of an algorithm: sums and weights, never means; never logits."""
+"""Base class of algorithms: they return loss sums and weights, never means, and never see logits."""
 
 from __future__ import annotations
 
@@ -16,59 +16,68 @@ from paceline.protocols.window import Window
 
 
 class Algorithm(ABC):
-    """What is learnt, and from what.
+    """Base class of training algorithms.
 
-    ``trains`` are the roles with an optimizer, ``frozen`` those without. A loss term's weight is known before the forward
-    (tokens, pairs); its loss is an fp32 SUM, so that any split of the global batch gives the same mean (contract 2).
+    ``trains`` are the roles with an optimizer, ``frozen`` those without. The weight of a loss term is known
+    before the forward (tokens, pairs); its loss is an fp32 SUM, so that any split of the global batch gives
+    the same mean (contract 2).
     """
 
     trains: tuple[Role, ...] = (Role.POLICY,)
     frozen: tuple[Role, ...] = ()
     consulted: tuple[
         Role, ...
-    ] = ()  # asked before each micro-batch, without gradients (``informed``); see ``protocols.algorithm``
-    window_means: WindowMeans | None = None  # asked before each window, without gradients (``window_sums``)
-    compares: Divergence | None = None  # how ``Ask.DIVERGENCE`` of the policy compares with ``Role.TEACHER``
-    watched: tuple[str, ...] = ()  # metrics (``name/term``) that are counted in training too
-    loss_falls: bool = True  # training brings the loss down: one that rises far is worth a warning
+    ] = ()  # run without gradients before each micro-batch (``informed``); see ``protocols.algorithm``
+    window_means: WindowMeans | None = None  # forwards without gradients before each window (``window_sums``)
+    compares: Divergence | None = None  # the divergence from ``Role.TEACHER`` for ``Ask.DIVERGENCE``
+    watched: tuple[str, ...] = ()  # metrics (``name/term``) that are also computed in training
+    loss_falls: bool = True  # training lowers the loss, so a large rise is worth a warning
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Generator[Window]:
-        """The windows to train on: offline algorithms pass the data's own through; on-policy ones make theirs from rollouts."""
+        """Yield the windows to train on: offline algorithms pass on those of the data, on-policy ones build
+        theirs from rollouts.
+        """
         yield from source
 
     @abstractmethod
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        """What the root module of ``role`` must compute."""
+        """Return the outputs that the root module of ``role`` must compute."""
 
     def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        """``batch`` with what was learnt of a consulted role's ``outputs``."""
+        """Return ``batch`` with what the losses need from ``outputs`` of a ``consulted`` role added."""
         raise NotImplementedError
 
     def window_sums(
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """(sum, int64 weight) by name, of one micro-batch that ``window_means`` had the models read; see ``protocols.algorithm``."""
+        """Return name → (sum, int64 weight) for one micro-batch of the forwards of ``window_means``; see
+        ``protocols.algorithm``.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
-        """int64 scalar a loss term: its weight in this micro-batch."""
+        """Return the weight of each loss term in this micro-batch, an int64 scalar."""
 
     @abstractmethod
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """fp32 scalar SUM a loss term."""
+        """Return the loss of each term, an fp32 scalar SUM."""
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """Sums named ``metric/term``; each is divided by that term's weight."""
+        """Return sums named ``metric/term``; each is divided by the weight of that term."""
         return {}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What is told of the means of ``metrics`` (by name, without the term): all as they are."""
+        """Return the metrics to report, from the means of ``metrics`` (keyed by name, without the term); by
+        default unchanged.
+        """
         return dict(means)
 
     def state(self) -> dict[str, Any]:
-        """What must be saved beyond epoch and position (JSON types): nothing for offline algorithms."""
+        """Return what a checkpoint must hold beyond epoch and position, in JSON types; empty for offline
+        algorithms.
+        """
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of ``state``."""
+        """Restore what ``state`` returned."""

@@ -1,4 +1,4 @@
-"""How far the probabilities that a preference model gives are from what happens: expected calibration error over bins of confidence."""
+"""Calibration of a preference model: expected calibration error over bins of confidence."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _PARTS = ("count", "confidence", "correct")
 
 
 def calibration_sums(gap: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """Sums a bin (``calibration/3/count`` …) of pairs whose reward gap r_chosen - r_rejected is ``gap`` [P].
+    """Return sums per bin (``calibration/3/count`` …) over pairs with reward gap r_chosen - r_rejected =
+    ``gap`` [P].
 
-    Under Bradley-Terry the model holds the better-scored answer for better with probability σ(|gap|), its confidence, from 0.5 to 1; it is
-    right where the gap is above 0. Bin k of ``BINS`` holds confidences from 0.5 + k / (2 BINS) on.
+    ``real`` bool [P] masks fillers. Under Bradley-Terry the model's confidence that the higher-scored answer
+    is better is σ(|gap|), from 0.5 to 1; it is correct if the gap is positive. Bin k of ``BINS`` starts at
+    confidence 0.5 + k / (2 BINS).
     """
     confidence = torch.sigmoid(gap.double().abs())
     index = ((confidence - 0.5) * 2 * BINS).long().clamp_(max=BINS - 1)
@@ -27,7 +29,9 @@ def calibration_sums(gap: Tensor, real: Tensor) -> dict[str, Tensor]:
 
 
 def calibration_table(means: Mapping[str, float]) -> list[tuple[float, float, float]]:
-    """(share of pairs, mean confidence, share that was right) of every bin that has pairs."""
+    """Return (fraction of pairs, mean confidence, accuracy) of each non-empty bin. The second and third are
+    means over the pairs of that bin.
+    """
     rows = []
     for k in range(BINS):
         share, confidence, correct = (means.get(f"{_PREFIX}/{k}/{name}", 0.0) for name in _PARTS)
@@ -37,7 +41,9 @@ def calibration_table(means: Mapping[str, float]) -> list[tuple[float, float, fl
 
 
 def told_bins(means: Mapping[str, float]) -> dict[str, float]:
-    """``calibration/3/share``, ``calibration/3/confidence`` and ``calibration/3/correct`` of every bin that has pairs, for a reliability diagram."""
+    """Return ``calibration/3/share``, ``…/confidence`` and ``…/correct`` of each non-empty bin, for a
+    reliability diagram.
+    """
     found: dict[str, float] = {}
     for k in range(BINS):
         for share, confidence, correct in calibration_table(
@@ -51,15 +57,17 @@ def told_bins(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def calibration_error(means: Mapping[str, float]) -> float:
-    """Σ_bins share · |accuracy - confidence| (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599, eq. 3)."""
+    """Return Σ_bins share · |accuracy - confidence| (Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599,
+    eq. 3).
+    """
     return sum(share * abs(right - sure) for share, sure, right in calibration_table(means))
 
 
 def without_bins(means: Mapping[str, float]) -> dict[str, float]:
-    """``means`` without the sums by bin."""
+    """Return ``means`` without the sums per bin."""
     return {name: value for name, value in means.items() if not name.startswith(f"{_PREFIX}/")}
 
 
 def has_bins(means: Mapping[str, float]) -> bool:
-    """Whether the sums by bin were counted (in evaluation)."""
+    """Whether ``means`` holds sums per bin (evaluation computes them)."""
     return any(name.startswith(f"{_PREFIX}/") for name in means)

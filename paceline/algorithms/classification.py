@@ -1,4 +1,4 @@
-"""Sequence classification: which class a text has, or which classes."""
+"""Sequence classification, with one class or any number of classes per text."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Ask, Role
 
 TERM = "documents"
-LABEL = "label"  # in ``Batch.extras``: the number of a document's class [D], or one 0 or 1 a class [D, K]
+LABEL = "label"  # in ``Batch.extras``: the class index of each document [D], or 0/1 for each class [D, K]
 
 
 class Classification(Algorithm):
     """loss = Σ_d L(logits_d, label_d) / Σ_d 1 over the documents of ALL ranks and micro-batches of a step.
 
-    One class a document: L = -log softmax(logits)[label]. Any number of them: the mean over classes of the binary cross-entropy of each, as
-    Transformers' sequence classification has both (``problem_type``). Metrics count over the whole set: ``accuracy`` (all classes of a document right) and
-    ``macro_f1``, the mean over classes of 2 TP / (2 TP + FP + FN), of those that occur or are predicted.
+    Single-label: L = -log softmax(logits)[label]. Multi-label: L is the mean of the classes' binary
+    cross-entropies. Both are those of Transformers' sequence classification (``problem_type``). Metrics are
+    over the whole data set: ``accuracy`` (all classes of a document are right), and ``macro_f1``, the mean
+    over classes of 2 TP / (2 TP + FP + FN), without classes that neither occur nor are predicted.
     """
 
     trains = (Role.CLASSIFIER,)
     watched = (f"accuracy/{TERM}",)
 
     def __init__(self, **options: object) -> None:
-        """The options say what classes there are, which the labels already show."""
+        """The options describe the classes; the shape of the labels already says all that the loss needs."""
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         return frozenset({Ask.CLASSES})
@@ -43,7 +44,7 @@ class Classification(Algorithm):
             each = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").mean(-1)
         else:
             each = F.cross_entropy(logits, labels.to(logits.device).long(), reduction="none")
-        return {TERM: torch.where(real, each, torch.zeros_like(each)).sum()}  # fillers stay in the graph
+        return {TERM: torch.where(real, each, torch.zeros_like(each)).sum()}  # fillers stay in the autograd graph
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = (batch.document_ids >= 0).to(outputs[Ask.CLASSES.value].device)
@@ -54,14 +55,17 @@ class Classification(Algorithm):
             said = F.one_hot(logits.argmax(-1), logits.shape[1]).bool()
             true = F.one_hot(labels.long(), logits.shape[1]).bool()
         found = {f"accuracy/{TERM}": (said == true).all(-1).double().sum()}
-        if torch.is_grad_enabled():  # in training the accuracy is told alone
+        if torch.is_grad_enabled():  # training reports only the accuracy
             return found
         counts = {"tp": said & true, "fp": said & ~true, "fn": ~said & true}
         sums = {name: one.double().sum(0) for name, one in counts.items()}
         return found | {f"f1/{k}/{n}/{TERM}": sums[n][k] for n in sums for k in range(logits.shape[1])}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Accuracy, and the F1 of the classes from their counts (shares of the documents, which cancel)."""
+        """Return the accuracy, and the macro F1 from the counts of each class.
+
+        The counts are divided by the number of documents, which cancels.
+        """
         told = {name: value for name, value in means.items() if not name.startswith("f1/")}
         classes = sorted({name.split("/")[1] for name in means if name.startswith("f1/")})
         if classes:
@@ -70,6 +74,6 @@ class Classification(Algorithm):
 
 
 def _macro_f1(counts: list[list[float]]) -> float:
-    """The mean of 2 TP / (2 TP + FP + FN) over the classes that occur or are predicted."""
+    """Return the mean of 2 TP / (2 TP + FP + FN) over the classes that occur or are predicted."""
     each = [2 * tp / (2 * tp + fp + fn) for tp, fp, fn in counts if tp + fp + fn > 0]
     return sum(each) / len(each) if each else 0.0

@@ -1,4 +1,4 @@
-"""Codes of algorithms and rewards."""
+"""Diagnostic codes of algorithms and rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contrastive preference optimisation: chosen answers become likelier than rejected ones; no reference is asked."""
+"""Contrastive preference optimisation: raises chosen answers above rejected ones, without a reference model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ GAMMA = 0.5  # TRL's default of ``simpo_gamma``
 
 
 def simpo(gap: Tensor, beta: float, gamma: float, smoothing: float) -> Tensor:
-    """[P]: -(1 - ε) log σ(β Δ - γ) - ε log σ(γ - β Δ), Δ the difference of the answers' mean log-probabilities a token.
+    """Return [P]: -(1 - ε) log σ(β Δ - γ) - ε log σ(γ - β Δ), with Δ the gap of the mean log-probabilities
+    per token.
 
-    Meng et al. 2024 (SimPO, arXiv:2405.14734, eq. 6) at ε = 0; a target margin γ between rewards that are means over |y| tokens.
+    Meng et al. 2024 (SimPO, arXiv:2405.14734, eq. 6) at ε = 0. γ is the target margin between the rewards,
+    which are β times means over |y| tokens.
     """
     return sigmoid(gap - gamma / beta, beta, smoothing)
 
 
 class CPO(PairPolicy):
-    """A pair's loss is -log σ(β (log π(y_chosen|x) - log π(y_rejected|x))), and ``cpo_alpha`` times the SFT term stands beside it: Xu et al. 2024
-    (arXiv:2401.08417, eq. 3 and the NLL term of section 3.2, DPO's loss under a uniform reference).
+    """The loss of a pair is -log σ(β (log π(y_chosen|x) - log π(y_rejected|x))), plus ``cpo_alpha`` times an
+    SFT term.
 
-    ``loss_type``: also ``hinge``, ``ipo`` and ``simpo`` (with ``cpo_alpha`` this is CPO-SimPO), each as TRL's CPOTrainer has it: ``ipo`` and ``simpo``
-    compare means over tokens. The paper's NLL is a sum over the answer; here, as in TRL, a mean over tokens, of the whole global batch: TRL's is one of each
-    process's micro-batch, so that its loss depends on how the batch is cut. Rewards are β times what is compared.
+    Xu et al. 2024 (arXiv:2401.08417, eq. 3 and the NLL term of section 3.2: DPO's loss under a uniform
+    reference).
+
+    ``loss_type`` may also be ``hinge``, ``ipo`` or ``simpo`` (with ``cpo_alpha``: CPO-SimPO), as in TRL's
+    CPOTrainer: ``ipo`` and ``simpo`` compare means over tokens. The paper's NLL is a sum over the answer;
+    here, as in TRL, it is a mean over tokens, but over the whole global batch: TRL takes it over each
+    process's micro-batch, so that its loss depends on how the batch is split. Rewards are β times what is
+    compared.
     """
 
     def __init__(self, **options: object) -> None:

@@ -1,4 +1,6 @@
-"""Knowledge distillation: the student's next-token distributions become those of a teacher, at every labelled token of the data."""
+"""Knowledge distillation: train the student to match a teacher's next-token distribution at every labelled
+token.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ TERM, SFT_TERM = "divergence", "nll"
 
 
 class Distillation(Algorithm):
-    """loss = (1 - α) Σ_t D(q_t ‖ p_t) / Σ_t 1 + α Σ_t -log p_t(label_t) / Σ_t 1, t over the labelled positions of ALL ranks and micro-batches of a step.
+    """loss = (1 - α) Σ_t D(q_t ‖ p_t) / Σ_t 1 + α Σ_t -log p_t(label_t) / Σ_t 1, t over the labelled
+    positions of ALL ranks and micro-batches of a step.
 
-    q is the frozen teacher's distribution, p the student's, D the generalised Jensen-Shannon divergence (``protocols.divergence``: ``beta`` 0 is the
-    forward KL of Hinton et al. 2015, 1 the reverse KL of Gu et al. 2024, between them Agarwal et al. 2023, arXiv:2306.13649, eq. 2) at ``temperature``,
-    its gradient not multiplied by the temperature's square; α is ``alpha``. An evaluation tells that loss, and of the student alone the mean of
-    -log p(label), ``nll``, and the ``accuracy`` of its likeliest token.
+    q is the frozen teacher's distribution, p the student's, and D the generalised Jensen-Shannon divergence
+    (``protocols.divergence``: ``beta`` 0 is the forward KL of Hinton et al. 2015, 1 the reverse KL of Gu et
+    al. 2024, between them Agarwal et al. 2023, arXiv:2306.13649, eq. 2) at ``temperature``. Its gradient is
+    not multiplied by the squared temperature. α is ``alpha``. Evaluation reports that loss, and for the
+    student alone the mean of -log p(label) as ``nll`` and the ``accuracy`` of its most likely token.
     """
 
     frozen = (Role.TEACHER,)

@@ -1,4 +1,6 @@
-"""Estimators of KL(policy ‖ reference) from the log-probabilities of sampled tokens, and the controller of its weight."""
+"""Estimators of KL(policy ‖ reference) from the log-probabilities of sampled tokens, and controllers of its
+coefficient.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ ESTIMATORS = ("k1", "k2", "k3")
 
 
 def divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """A token's estimate of KL(π ‖ π_ref), with d = log π_ref - log π at the sampled token:
+    """Return a per-token estimate of KL(π ‖ π_ref), with d = log π_ref - log π at the sampled token.
 
-    k1 = -d (unbiased, may be negative); k2 = d² / 2 (its gradient is that of the KL); k3 = exp(d) - 1 - d (unbiased, never negative)
-    (Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html).
+    k1 = -d (unbiased, may be negative); k2 = d² / 2 (its gradient is that of the KL); k3 = exp(d) - 1 - d
+    (unbiased, never negative) (Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html).
     """
     d = reference - logprobs
     if estimator == "k1":
@@ -29,30 +31,34 @@ def divergence(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 @dataclass
 class FixedCoefficient:
-    """A weight that stays."""
+    """A constant KL coefficient."""
 
     value: float
 
     def update(self, measured: float, num_samples: int) -> None:
-        """Nothing to do."""
+        """Do nothing: the coefficient is constant."""
 
     def state(self) -> dict[str, float]:
         return {}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Nothing was saved."""
+        """Do nothing: ``state`` is empty."""
 
 
 @dataclass
 class AdaptiveCoefficient:
-    """β ← β · (1 + clip(KL / target - 1, -0.2, 0.2) · n / horizon) after n samples (Ziegler et al. 2019, eq. 4 and § 2.2)."""
+    """KL coefficient that follows a target: β ← β · (1 + clip(KL / target - 1, -0.2, 0.2) · n / horizon)
+    after n samples (Ziegler et al. 2019, eq. 4 and § 2.2).
+    """
 
     value: float
     target: float
     horizon: int
 
     def update(self, measured: float, num_samples: int) -> None:
-        """``measured``: mean KL of an answer over the last ``num_samples``. A measurement that is no number changes nothing."""
+        """Update the coefficient from ``measured``, the mean KL per answer over the last ``num_samples``
+        answers. A non-finite measurement is ignored.
+        """
         if math.isfinite(measured):
             error = min(0.2, max(-0.2, measured / self.target - 1.0))
             self.value *= 1.0 + error * num_samples / self.horizon
@@ -61,5 +67,5 @@ class AdaptiveCoefficient:
         return {"value": self.value}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """The inverse of ``state``."""
+        """Restore what ``state`` returned."""
         self.value = float(state.get("value", self.value))

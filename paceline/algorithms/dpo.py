@@ -1,4 +1,6 @@
-"""Direct preference optimisation: answers become likelier than a reference holds them, chosen ones more than rejected ones."""
+"""Direct preference optimisation: raises the policy's log-ratio to a reference for chosen answers above
+rejected ones.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from paceline.protocols.batch import Batch
 
 
 class DPO(Referenced, PairPolicy):
-    """A pair's loss is L(Δ) (``dpo_losses`` has L and Δ). The SFT term of ``rpo_alpha`` is that of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1,
-    which divides by each answer's length; here, as TRL's ``sft`` loss, by all tokens).
+    """The loss of a pair is L(Δ) (``dpo_losses`` defines L and Δ), plus ``rpo_alpha`` times an SFT term on
+    chosen answers.
 
-    ``reference`` says where log π_ref comes from: ``live`` (a frozen model beside), ``adapter`` (the policy with its adapter switched off), ``cached``
-    (in every batch already); it is 0 with ``reference_free``. Rewards are β times the log-ratio, a sum over tokens.
+    The SFT term is that of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1, which divides by each
+    answer's length; here, as in TRL's ``sft`` loss, by all tokens).
+
+    ``reference`` says where log π_ref comes from: ``live`` (a separate frozen model), ``adapter`` (the policy
+    with its adapter disabled), ``cached`` (precomputed, in every batch). With ``reference_free`` it is 0.
+    Rewards are β times the log-ratio, a sum over tokens.
     """
 
     def __init__(self, *, reference: str = "live", **options: object) -> None:

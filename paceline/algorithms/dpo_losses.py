@@ -15,27 +15,39 @@ Loss = Callable[[Tensor, float, float], Tensor]
 
 
 def sigmoid(gap: Tensor, beta: float, smoothing: float) -> Tensor:
-    """[P]: -(1 - ε) log σ(β Δ) - ε log σ(-β Δ).
+    """Return [P]: -(1 - ε) log σ(β Δ) - ε log σ(-β Δ).
 
-    Rafailov et al. 2023 (arXiv:2305.18290, eq. 7) at ε = 0; ε is the share of labels thought to be flipped (conservative DPO, Mitchell 2023,
-    "A note on DPO with noisy preferences"). With length-normalised log-ratios the loss that TRL calls ``sigmoid_norm``.
+    Rafailov et al. 2023 (arXiv:2305.18290, eq. 7) at ε = 0. ε is the assumed fraction of flipped labels
+    (conservative DPO, Mitchell 2023, "A note on DPO with noisy preferences"). With length-normalised
+    log-ratios this is TRL's ``sigmoid_norm``.
     """
     return -(1 - smoothing) * F.logsigmoid(beta * gap) - smoothing * F.logsigmoid(-beta * gap)
 
 
 def robust(gap: Tensor, beta: float, smoothing: float) -> Tensor:
-    """[P]: (-(1 - ε) log σ(β Δ) + ε log σ(-β Δ)) / (1 - 2 ε): unbiased under labels flipped with probability ε (Chowdhury et al. 2024, arXiv:2403.00409)."""
+    """Return [P]: (-(1 - ε) log σ(β Δ) + ε log σ(-β Δ)) / (1 - 2 ε), unbiased if labels are flipped with
+    probability ε.
+
+    Chowdhury et al. 2024, arXiv:2403.00409.
+    """
     return (-(1 - smoothing) * F.logsigmoid(beta * gap) + smoothing * F.logsigmoid(-beta * gap)) / (1 - 2 * smoothing)
 
 
 def hinge(gap: Tensor, beta: float, smoothing: float) -> Tensor:
-    """[P]: max(0, 1 - β Δ). SLiC-HF's loss (Zhao et al. 2023, arXiv:2305.10425) on the normalised likelihoods of RSO (Liu et al. 2023, arXiv:2309.06657)."""
+    """Return [P]: max(0, 1 - β Δ).
+
+    SLiC-HF's loss (Zhao et al. 2023, arXiv:2305.10425) on the normalised likelihoods of RSO (Liu et al. 2023,
+    arXiv:2309.06657).
+    """
     return F.relu(1 - beta * gap)
 
 
 def ipo(gap: Tensor, beta: float, smoothing: float) -> Tensor:
-    """[P]: (Δ - 1 / (2 β))², β being the paper's τ. Azar et al. 2023 (arXiv:2310.12036, eq. 17), where Δ is of sums over tokens; TRL divides each
-    log-ratio by the answer's length (``length_normalized``)."""
+    """Return [P]: (Δ - 1 / (2 β))², where β is the paper's τ.
+
+    Azar et al. 2023 (arXiv:2310.12036, eq. 17), whose Δ is of sums over tokens. TRL divides each log-ratio by
+    the answer's length (``length_normalized``).
+    """
     return (gap - 1 / (2 * beta)).square()
 
 

@@ -1,4 +1,4 @@
-"""Group relative policy optimization and its kin: GRPO, DAPO, Dr. GRPO, GSPO, CISPO, by options."""
+"""Group relative policy optimization and its variants, by options: GRPO, DAPO, Dr. GRPO, GSPO, CISPO."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ from paceline.protocols.rollout import PrecomputedField
 
 
 class GRPO(OnPolicy):
-    """loss = Σ_i Σ_t w_i · [ -min(ρ A_i, clip(ρ, 1 - ε_low, 1 + ε_high) A_i) + β · KL_t ] / W over the answers i of ALL ranks of a step.
+    """loss = Σ_i Σ_t w_i · [ -min(ρ A_i, clip(ρ, 1 - ε_low, 1 + ε_high) A_i) + β · KL_t ] / W over the
+    answers i of ALL ranks of a step (Shao et al. 2024, "DeepSeekMath", eq. 3 and 4).
 
-    A_i is how much better answer i was than the others to its prompt (``advantages.group_advantages``); ρ = π / π_old of the token, or its mean
-    over the answer; w_i and W by ``loss_type`` (``policy_losses.loss_weight``), and ``cispo`` puts ``policy_losses.clipped_weight`` in the place of the
-    clipped ratio. With ``beta`` the KL to the reference is in the loss, estimated by k3
-    (Shao et al. 2024, "DeepSeekMath", eq. 3 and 4). A rollout that is used for one step has π_old = π: ρ is 1, and its gradient the policy gradient's.
+    A_i is the advantage of answer i over the others to its prompt (``advantages.group_advantages``); ρ = π /
+    π_old of the token, or the exponential of the mean log-ratio over the answer
+    (``importance_sampling_level`` ``sequence``); w_i and W depend on ``loss_type``
+    (``policy_losses.loss_weight``), and ``cispo`` replaces the clipped ratio by
+    ``policy_losses.clipped_weight``. With ``beta`` the loss includes the KL to the reference, by
+    ``kl_estimator``. In a rollout that is used for one step, π_old = π: ρ is 1 and the gradient is the policy
+    gradient.
     """
 
     watched = tuple(f"{name}/{TERM}" for name in ("tokens", "entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap"))  # fmt: skip
@@ -48,7 +52,7 @@ class GRPO(OnPolicy):
         self.beta, self.estimator, self.weighted_kl = o.beta, o.kl_estimator, o.use_bias_correction_kl
         self.low, self.high, self.delta = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high, o.delta
         self.loss_type, self.scale, self.level = o.loss_type, o.scale_rewards, o.importance_sampling_level
-        self.bounds_weight = o.loss_type == "cispo"  # by ``high`` itself
+        self.bounds_weight = o.loss_type == "cispo"  # the upper bound is ``high``, not 1 + ``high``
         self.masks_truncated, self.longest = o.mask_truncated_completions, max_completion_length
         self.correction, self.correction_level = o.rollout_correction, o.rollout_correction_level
         self.cap = o.rollout_correction_cap
@@ -74,7 +78,7 @@ class GRPO(OnPolicy):
         return {TERM: (self._token_losses(logprobs, batch, where)[0] * shares).sum()}
 
     def _token_losses(self, logprobs: Tensor, batch: Batch, where: Tokens) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """(loss [L], what is watched [L] by name)."""
+        """Return (loss [L], metric name → values [L])."""
         old = field_or(batch, "old", logprobs.detach())
         advantages = field_or(batch, "advantage", torch.zeros_like(old))
         ratios = log_ratios(logprobs, old, where.segments, where.lengths, self.level)

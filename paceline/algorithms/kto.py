@@ -1,4 +1,6 @@
-"""Kahneman-Tversky optimisation: answers that are labelled good or bad one by one become likelier or less likely than a reference holds them."""
+"""Kahneman-Tversky optimisation: learn from single answers that are labelled good or bad, relative to a
+reference.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,32 @@ TERM = "answers"
 KL, LABEL = (
     "kl",
     "label",
-)  # in ``Batch.extras``: [D], the window's mean before it is clamped; 1 for a desirable answer, else 0
+)  # in ``Batch.extras``: [D], the window's mean KL before clamping; 1 for a desirable answer, else 0
 _METRICS = ("kl", "chosen", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected")
 
 
 class KTO(Referenced):
-    """loss = Σ_i w_i · (1 - σ(± β (h_i - z0))) / Σ_i 1 over the answers i of ALL ranks and micro-batches of a step: + and w = ``desirable_weight`` where
-    the label is true, - and w = ``undesirable_weight`` where it is false. h = log π(y|x) - log π_ref(y|x), a sum over the answer's tokens.
-    Ethayarajh et al. 2024 (arXiv:2402.01306, eq. 7), without the constant Σ λ_y - Σ w.
+    """loss = Σ_i w_i · (1 - σ(± β (h_i - z0))) / Σ_i 1 over the answers i of ALL ranks and micro-batches of a
+    step.
 
-    z0 = max(0, mean of log π(y'|x) - log π_ref(y'|x)) estimates KL(π ‖ π_ref) on mismatched pairs: each prompt x with the answer y' of the document before
-    it. It has no gradient. Its scope is the GLOBAL batch: every answer of the step (the whole set, in an evaluation), on whichever rank and in whichever
-    micro-batch it lies, in the order of the data, so that loss and gradient are the same under every split. TRL shifts answers within, and takes z0 of,
-    the micro-batches of all ranks: with one micro-batch on one rank both are the same number.
+    The sign is + and w = ``desirable_weight`` where the label is true, - and w = ``undesirable_weight`` where
+    it is false. h = log π(y|x) - log π_ref(y|x), a sum over the answer's tokens. Ethayarajh et al. 2024
+    (arXiv:2402.01306, eq. 7), without the constant Σ λ_y - Σ w.
 
-    ``loss_type`` ``apo_zero_unpaired`` has z0 = 0 (1 - σ(βh) for a desirable answer, σ(βh) for an undesirable one: the unpaired form, as TRL has it, of
-    APO-zero, D'Oosterlinck et al. 2024, arXiv:2408.06266, eq. 7). Metrics by TRL's names: ``kl`` (z0), ``rewards/chosen`` and ``rewards/rejected``
-    (means of β h over the answers of each label), ``rewards/margins``, ``logps/chosen``, ``logps/rejected``; of a label that no answer has, none.
+    z0 = max(0, mean of log π(y'|x) - log π_ref(y'|x)) estimates KL(π ‖ π_ref) on mismatched pairs: each
+    prompt x with the answer y' of the previous document. It has no gradient. It is computed over the GLOBAL
+    batch: every answer of the step (in evaluation: of the whole set), on any rank and in any micro-batch, in
+    the order of the data, so that loss and gradient do not depend on the split. TRL shifts answers within
+    micro-batches, and takes z0 over the micro-batches of all ranks; with one micro-batch on one rank both are
+    the same number.
+
+    ``loss_type`` ``apo_zero_unpaired`` sets z0 = 0: 1 - σ(βh) for a desirable answer, σ(βh) for an
+    undesirable one. This is the unpaired form, as in TRL, of APO-zero (D'Oosterlinck et al. 2024,
+    arXiv:2408.06266, eq. 7).
+
+    Metrics have TRL's names: ``kl`` (z0), ``rewards/chosen`` and ``rewards/rejected`` (means of β h over the
+    answers with that label), ``rewards/margins``, ``logps/chosen``, ``logps/rejected``. A label without
+    answers has none.
     """
 
     watched = tuple(f"{name}/{TERM}" for name in _METRICS)
@@ -74,7 +85,9 @@ class KTO(Referenced):
         return {f"{name}/{TERM}": sum_of(values, where) for name, (values, where) in found.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The KL, and the means over the answers of each label: sums over all answers by the share that has it."""
+        """Return the KL, and the means over the answers of each label: means over all answers, divided by the
+        label's share.
+        """
         found = {"kl": means["kl"]}
         for label, share in (("chosen", means["chosen"]), ("rejected", 1.0 - means["chosen"])):
             if share > 1e-9:
@@ -84,10 +97,10 @@ class KTO(Referenced):
         return found
 
     def _baseline(self, logps: Tensor, batch: Batch) -> Tensor:
-        """z0 [D]; 0 where no KL is measured, and of a batch of fillers alone."""
+        """Return z0 [D]; 0 if no KL was computed, as in a batch of fillers."""
         return batch.extras[KL].to(logps).clamp(min=0) if KL in batch.extras else torch.zeros_like(logps)
 
 
 def _real(batch: Batch) -> Tensor:
-    """bool [D]: True where a document is no filler."""
+    """Return bool [D]: False for fillers."""
     return batch.document_ids >= 0

@@ -1,4 +1,6 @@
-"""Odds ratio preference optimisation: supervised fine-tuning on chosen answers that makes rejected ones unlikelier beside; no reference is asked."""
+"""Odds ratio preference optimisation: SFT on chosen answers plus a penalty on the odds of rejected ones, no
+reference.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,29 @@ _RATIO, _ODDS = f"log_odds_ratio/{TERM}", f"log_odds_chosen/{TERM}"
 
 
 def log_odds(logps: Tensor) -> Tensor:
-    """log (P / (1 - P)) of log P ≤ 0: Hong et al. 2024 (ORPO, arXiv:2403.07691, eq. 4). A P that rounds to 1 counts as the number below."""
+    """Return log (P / (1 - P)) from log P ≤ 0, clamping P below 1: Hong et al. 2024 (ORPO, arXiv:2403.07691,
+    eq. 4).
+    """
     logps = logps.clamp(max=-torch.finfo(logps.dtype).eps)
     near_one = logps > -log(
         2
-    )  # log (1 - e^x) without cancellation (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")
+    )  # log(1 - e^x) without cancellation (Mächler 2012, "Accurately computing log(1 - exp(-|a|))")
     small = torch.log(-torch.expm1(logps.clamp(min=-log(2))))
     large = torch.log1p(-torch.exp(logps.clamp(max=-log(2))))
     return logps - torch.where(near_one, small, large)
 
 
 class ORPO(PairPolicy):
-    """The SFT term on chosen answers, and β times -log σ(log odds(y_chosen|x) - log odds(y_rejected|x)) a pair beside it, log P being a mean over an answer's
-    tokens: Hong et al. 2024 (arXiv:2403.07691, eqs. 3, 4, 6 and 7; ``beta`` is their λ).
+    """The SFT term on chosen answers, plus per pair β times -log σ(log odds(y_chosen|x) - log
+    odds(y_rejected|x)).
 
-    The SFT term is a mean over the answers' tokens of the whole global batch. TRL's is a mean over prompts and answers (the paper's equation 3 has answers
-    alone) of each process's micro-batch, so that its loss depends on how the batch is cut. Beside ``PairPolicy``'s metrics TRL's ``log_odds_ratio``,
-    log σ of the difference of log odds, and ``log_odds_chosen``, the difference itself.
+    log P is a mean over an answer's tokens: Hong et al. 2024 (arXiv:2403.07691, eqs. 3, 4, 6 and 7; ``beta``
+    is their λ).
+
+    The SFT term is a mean over the answers' tokens of the whole global batch. TRL takes the mean over prompts
+    and answers (the paper's equation 3 has answers alone) of each process's micro-batch, so that its loss
+    depends on how the batch is split. Metrics are those of ``PairPolicy`` plus TRL's ``log_odds_ratio``, log
+    σ of the difference of log odds, and ``log_odds_chosen``, the difference itself.
     """
 
     watched = (*PairPolicy.watched, _RATIO, _ODDS)

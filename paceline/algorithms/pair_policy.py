@@ -1,4 +1,4 @@
-"""What algorithms share that make a policy's chosen answers likelier than its rejected ones."""
+"""Base of algorithms that train a policy on pairs of a chosen and a rejected answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards
 
 
 class PairPolicy(Algorithm):
-    """loss = Σ_pairs ``pair_loss`` / Σ_pairs 1 over the pairs of ALL ranks and micro-batches of a step, and with ``alpha`` α Σ_t -log π(y_chosen,t) / Σ_t 1
-    beside it, over the tokens of chosen answers.
+    """loss = Σ_pairs ``pair_loss`` / Σ_pairs 1 over the pairs of ALL ranks and micro-batches of a step.
 
-    Metrics, means over pairs, by TRL's names: ``rewards/chosen`` and ``rewards/rejected`` (β times what ``told`` gives), ``rewards/accuracies``,
-    ``rewards/margins``, ``logps/chosen``, ``logps/rejected``.
+    A non-zero ``alpha`` adds α Σ_t -log π(y_chosen,t) / Σ_t 1 over the tokens of chosen answers.
+
+    Metrics are means over pairs, with TRL's names: ``rewards/chosen`` and ``rewards/rejected`` (β times the
+    first result of ``told``), ``rewards/accuracies``, ``rewards/margins``, ``logps/chosen``,
+    ``logps/rejected``.
     """
 
     watched = tuple(f"{name}/{TERM}" for name in _METRICS)
@@ -30,15 +32,19 @@ class PairPolicy(Algorithm):
 
     @abstractmethod
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """[P] of the chosen and the rejected answers' ``compared``, [P] each."""
+        """Return the loss of each pair [P] from ``compared`` of the chosen and the rejected answers, [P]
+        each.
+        """
 
     @abstractmethod
     def compared(self, logps: Tensor, batch: Batch) -> Tensor:
-        """[D]: by what the answers of a pair are compared, of log π(y|x) [D] (sums over their tokens)."""
+        """Return [D]: the quantity that the loss compares, from log π(y|x) [D] (sums over the answers'
+        tokens).
+        """
 
     @abstractmethod
     def told(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(rewards over β, log-probabilities), [D] each, for the statistics."""
+        """Return (rewards / β, log-probabilities) for the metrics, [D] each."""
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
         return frozenset({Ask.LOGPROBS})
@@ -66,5 +72,7 @@ class PairPolicy(Algorithm):
 
 
 def token_means(sums: Tensor, batch: Batch) -> Tensor:
-    """[D]: sums over the tokens of each answer, divided by how many these are (a filler's, which has none, by 1)."""
+    """Return [D]: ``sums`` divided by the number of tokens of each answer (by 1 for a filler, which has
+    none).
+    """
     return sums / document_labels(batch).clamp(min=1)

@@ -1,6 +1,7 @@
-"""Losses of policy-gradient methods, token by token: pure functions; sums over them and their weights make the loss (contract 2).
+"""Per-token losses of policy-gradient methods as pure functions; sums and weights make the loss (contract 2).
 
-All take tensors [L] over the sampled tokens; ``segments`` int64 [L] says which of D answers a token belongs to.
+All take tensors [L] over the sampled tokens; ``segments`` int64 [L] gives the answer, of D, that each belongs
+to.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ NORMALISATIONS = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo")
 
 @dataclass(frozen=True)
 class Clipped:
-    """``loss`` [L], the importance ratio [L], and where the clip took the gradient (or a part of the weight) away: bool [L] below and above."""
+    """A clipped loss [L], the importance ratio [L], and where the lower and the upper clip were active, bool
+    [L] each.
+
+    An active clip removes a token's gradient, or bounds its weight (``clipped_weight``).
+    """
 
     loss: Tensor
     ratio: Tensor
@@ -24,13 +29,16 @@ class Clipped:
 
 
 def segment_sums(values: Tensor, segments: Tensor, count: int) -> Tensor:
-    """[count]: the sum over each answer's tokens."""
+    """Return [count]: the sum of ``values`` over each answer's tokens."""
     return values.new_zeros(count).index_add(0, segments, values)
 
 
 def log_ratios(logprobs: Tensor, old: Tensor, segments: Tensor, lengths: Tensor, level: str) -> Tensor:
-    """log of the importance ratio [L]: of each token, log π(t) - log π_old(t), or for ``level`` ``sequence`` its mean over the answer, the same
-    for all tokens of it (Zheng et al. 2025, "Group sequence policy optimization", eq. 7)."""
+    """Return the log of the importance ratio [L].
+
+    ``level`` ``token``: log π(t) - log π_old(t). ``sequence``: its mean over the answer, the same for all its
+    tokens (Zheng et al. 2025, "Group sequence policy optimization", eq. 7).
+    """
     ratio = logprobs - old
     if level == "token":
         return ratio
@@ -43,8 +51,9 @@ def clipped_surrogate(
 ) -> Clipped:
     """loss_t = -min(ρ_t · A_t, clip(ρ_t, 1 - ε_low, 1 + ε_high) · A_t), ρ = exp(log ratio).
 
-    PPO (Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7) with ε_low = ε_high; ε_high > ε_low is clip-higher (Yu et al. 2025,
-    "DAPO", eq. 10). ``delta`` > 1 + ε_high bounds ρ from above where A is negative, too (two-sided clipping; INTELLECT-2, 2025).
+    PPO (Schulman et al. 2017, "Proximal policy optimization algorithms", eq. 7) with ε_low = ε_high; ε_high >
+    ε_low is clip-higher (Yu et al. 2025, "DAPO", eq. 10). ``delta`` > 1 + ε_high also bounds ρ from above
+    where A is negative (two-sided clipping; INTELLECT-2, 2025).
     """
     ratio = log_ratio.exp()
     bounded = ratio if delta is None else ratio.clamp(max=delta)
@@ -56,11 +65,13 @@ def clipped_surrogate(
 
 
 def clipped_weight(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, *, bound: float) -> Clipped:
-    """loss_t = -sg(min(ρ_t, ε_max)) · A_t · log π_t, ρ = exp(log ratio), sg: no gradient flows through the weight.
+    """loss_t = -sg(min(ρ_t, ε_max)) · A_t · log π_t, ρ = exp(log ratio); sg stops the gradient through the
+    weight.
 
-    CISPO (MiniMax 2025, "MiniMax-M1", arXiv:2506.13585, eq. 4 and 5, without a lower bound as there): where ``clipped_surrogate`` takes the gradient of a
-    token away, this bounds its weight, so that every token is learnt from. ``bound`` is ε_max (Khatri et al. 2025, "ScaleRL", arXiv:2510.13786), the
-    paper's 1 + ε_high. ``high`` says where the weight of a token with A > 0 was bounded; nothing is bounded below.
+    CISPO (MiniMax 2025, "MiniMax-M1", arXiv:2506.13585, eq. 4 and 5, without a lower bound, as there): where
+    ``clipped_surrogate`` removes the gradient of a token, this bounds its weight, so that every token
+    contributes. ``bound`` is ε_max (Khatri et al. 2025, "ScaleRL", arXiv:2510.13786), the paper's 1 + ε_high.
+    ``high`` is true where the weight of a token with A > 0 was bounded; ``low`` is always false.
     """
     ratio = log_ratio.exp()
     loss = -ratio.detach().clamp(max=bound) * advantages * logprobs
@@ -69,9 +80,10 @@ def clipped_weight(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, *, b
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | None) -> tuple[Tensor, Tensor]:
-    """(loss [L], clipped bool [L]): ½ · max((V - R)², (clip(V, V_old ± ε) - R)²), without ``clip`` ½ (V - R)².
+    """Return (loss [L], clipped bool [L]): ½ · max((V - R)², (clip(V, V_old ± ε) - R)²); without ``clip`` ½
+    (V - R)².
 
-    As in the code of Schulman et al. 2017 (OpenAI baselines, ppo2); ½ is part of the loss.
+    As in the code of Schulman et al. 2017 (OpenAI baselines, ppo2); the ½ is part of the loss.
     """
     plain = (values - returns).square()
     if clip is None:
@@ -82,18 +94,22 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | No
 
 
 def token_shares(normalisation: str, segments: Tensor, lengths: Tensor) -> Tensor:
-    """What a token's loss is multiplied with before the sum [L]: 1 / length of its answer for ``grpo``, else 1."""
+    """Return [L], the factor of each token's loss before the sum: 1 / length of its answer for ``grpo``, else
+    1.
+    """
     if normalisation == "grpo":
         return 1.0 / lengths.clamp(min=1).to(torch.float64)[segments]
     return torch.ones_like(segments, dtype=torch.float64)
 
 
 def loss_weight(normalisation: str, num_answers: Tensor, num_tokens: Tensor, max_length: int) -> Tensor:
-    """int64 scalar: what the sum over the window is divided by.
+    """Return the int64 scalar that the sum over the window is divided by.
 
     grpo     answers: mean over answers of the mean over their tokens (Shao et al. 2024, eq. 3)
-    dapo     tokens of the window (Yu et al. 2025, eq. 12), and so for ``cispo``; ``bnpo`` is the same here, where a mean is always that of the whole window
-    dr_grpo  answers · longest allowed answer: a constant, so that length has no say (Liu et al. 2025, "Understanding R1-zero-like training", § 3.2)
+    dapo     tokens of the window (Yu et al. 2025, eq. 12); also ``cispo``, and ``bnpo``, which is the same
+             here because means are always over the whole window
+    dr_grpo  answers · longest allowed answer: a constant, so that the length of answers has no influence
+             (Liu et al. 2025, "Understanding R1-zero-like training", § 3.2)
     """
     if normalisation == "grpo":
         return num_answers
@@ -107,10 +123,13 @@ def loss_weight(normalisation: str, num_answers: Tensor, num_tokens: Tensor, max
 def rollout_correction(
     old: Tensor, rollout: Tensor, segments: Tensor, num_answers: int, *, level: str, mode: str, cap: float
 ) -> Tensor:
-    """[L], without gradient: the weight that makes up for tokens drawn from another policy (``rollout``: the engine's log-probabilities at sampling)
-    than the one trained (``old``): w = exp(log π_old - log π_rollout) of the token, or for ``level`` ``sequence`` of the whole answer.
+    """Return the importance weight [L], without gradient, that corrects for sampling from a different policy.
 
-    ``mode`` ``truncate`` gives min(w, cap) (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"), ``mask`` gives 0 where w > cap.
+    ``rollout`` are the engine's log-probabilities at sampling, ``old`` those of the policy that is trained: w
+    = exp(log π_old - log π_rollout) of the token, or of the whole answer with ``level`` ``sequence``.
+
+    ``mode`` ``truncate`` returns min(w, cap) (Yao et al. 2025, "Your efficient RL framework secretly brings
+    you off-policy RL training"); ``mask`` returns 0 where w > cap.
     """
     log_ratio = (old - rollout).detach()
     if level == "sequence":

@@ -1,4 +1,4 @@
-"""Proximal policy optimization with a value model: PPO as it is used on language models."""
+"""Proximal policy optimization with a value model, as it is used for language models."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ _VALUE = ("value_loss", "value_clip", "error", "error_square", "return", "return
 
 
 class PPO(OnPolicy):
-    """loss = Σ_t -min(ρ_t A_t, clip(ρ_t, 1 ± ε) A_t) / T + c_v · Σ_t ½ max((V_t - R_t)², (clip(V_t, V_old ± ε_v) - R_t)²) / T over the T tokens of ALL
-    ranks of a step (Schulman et al. 2017, eq. 7 and 9, without the entropy term).
+    """loss = Σ_t -min(ρ_t A_t, clip(ρ_t, 1 ± ε) A_t) / T + c_v · Σ_t ½ max((V_t - R_t)², (clip(V_t, V_old ±
+    ε_v) - R_t)²) / T over the T tokens of ALL ranks of a step (Schulman et al. 2017, eq. 7 and 9, without the
+    entropy term).
 
-    A rollout's tokens are rewarded by the answer's score at its last token and -β · KL_t at each (Ziegler et al. 2019, eq. 2; ``kl_in`` ``loss`` puts
-    β · KL_t in the policy's loss instead); A and R come of generalised advantage estimation (``advantages.generalised_advantages``), A whitened over all
-    tokens of the rollout. β follows the measured KL with ``adap_kl_ctrl``: a rollout is trained with the β that the ones before it have led to.
+    The reward of a token is -β · KL_t, plus the answer's score at its last token (Ziegler et al. 2019, eq. 2;
+    ``kl_in`` ``loss`` puts β · KL_t into the policy's loss instead). A and R come from generalised advantage
+    estimation (``advantages.generalised_advantages``), A whitened over all tokens of the rollout. With
+    ``adap_kl_ctrl`` β follows the measured KL: each rollout is trained with the β that the earlier ones led
+    to.
     """
 
     trains = (Role.POLICY, Role.VALUE)
@@ -59,7 +62,7 @@ class PPO(OnPolicy):
         self.passes, self.updates_per_rollout = o.num_ppo_epochs, o.num_ppo_epochs * updates_per_pass
         adaptive = AdaptiveCoefficient(o.kl_coef, o.target, o.horizon)
         self.controller = adaptive if o.adap_kl_ctrl else FixedCoefficient(o.kl_coef)
-        self.kl_coef = o.kl_coef  # of the rollout that is trained on; the controller's is the next one's
+        self.kl_coef = o.kl_coef  # for the current rollout; the controller holds that of the next one
         self.frozen = frozen_roles(self.has_reference and reference != "adapter", reward_model)
 
     # --- a rollout -------------------------------------------------------------------------------------------------
@@ -73,7 +76,9 @@ class PPO(OnPolicy):
         ]
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores themselves, clipped, then less the penalty for an answer that was cut off; tokens get theirs in ``finalize_rollout``."""
+        """Return the clipped scores, less the penalty for truncated answers; ``finalize_rollout`` makes
+        advantages of them.
+        """
         found = torch.nan_to_num(scores, nan=0.0)
         if self.score_clip is not None:
             found = found.clamp(-self.score_clip, self.score_clip)
@@ -84,11 +89,15 @@ class PPO(OnPolicy):
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
-        """Advantages and returns of every token, from scores, log-probabilities and values; whitening and β count the tokens of all ranks."""
+        """Compute advantages and returns of every token from scores, log-probabilities and values.
+
+        Whitening and the update of β use the tokens and answers of all ranks. Collective.
+        """
         self.kl_coef, total = self.controller.value, answers.total
         flat = [batch for row in batches for batch in row]
         places = [Tokens.of(batch) for batch in flat]
         kls = [self._divergence(batch) for batch in flat]
+        # Token rewards: the KL penalty, and the answer's score at its last token
         rewards = [self._rewards(*each) for each in zip(flat, places, kls, strict=True)]
         if self.whiten_rewards:
             rewards = whitened(rewards, total, shift_mean=False)
@@ -99,6 +108,7 @@ class PPO(OnPolicy):
             for reward, batch, where in zip(rewards, flat, places, strict=True)
         ]
         advantages, returns = [a for a, _ in estimates], [r for _, r in estimates]
+        # Log the advantages before whitening; this also updates the KL controller for the next rollout
         stats = self._statistics(flat, places, kls, advantages, returns, total)
         if self.whiten_advantages:
             advantages = whitened(advantages, total)
@@ -110,13 +120,17 @@ class PPO(OnPolicy):
         return [[next(made) for _ in row] for row in batches], stats
 
     def _divergence(self, batch: Batch) -> Tensor:
-        """Between the policy of this rollout and the reference: float64 [L], 0 without one."""
+        """Return the KL between the policy of this rollout and the reference: float64 [L], 0 without a
+        reference.
+        """
         old = batch.at_labels("old").double()
         reference = batch.at_labels("reference").double() if self.has_reference else old
         return divergence(old, reference, self.estimator)
 
     def _rewards(self, batch: Batch, where: Tokens, kl: Tensor) -> Tensor:
-        """float64 [L]. The field ``advantage`` holds the answer's score at each of its tokens until it is replaced."""
+        """Return the token rewards, float64 [L]. Until it is replaced, ``advantage`` holds the answer's score
+        at each token.
+        """
         scores = of_answers(batch.at_labels("advantage").double(), where)
         return token_rewards(scores, None if self.in_loss else kl, where.segments, coefficient=self.kl_coef)
 
@@ -129,7 +143,7 @@ class PPO(OnPolicy):
         returns: Sequence[Tensor],
         total: Sum,
     ) -> dict[str, float]:
-        """Means over all answers and tokens of the rollout; the KL of an answer moves the controller."""
+        """Return means over all answers and tokens of the rollout, and update the KL controller. Collective."""
         sums = torch.zeros(8, dtype=torch.float64)
         for batch, where, kl, advantage, value in zip(batches, places, kls, advantages, returns, strict=True):
             last = torch.ones_like(where.segments, dtype=torch.bool)
@@ -164,7 +178,7 @@ class PPO(OnPolicy):
         return {TERM: self._policy_losses(outputs[Ask.LOGPROBS.value], batch)[0].sum()}
 
     def _policy_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss [L], what is watched [L] by name)."""
+        """Return (loss [L], metric name → values [L])."""
         old = field_or(batch, "old", logprobs.detach())
         ratios = logprobs - old
         clipped = clipped_surrogate(
@@ -193,7 +207,7 @@ class PPO(OnPolicy):
         return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """As they are, but errors of the values as the share of the returns' variance that they explain, 1 - Var(R - V) / Var(R)."""
+        """Return the means, with the value errors as explained variance, 1 - Var(R - V) / Var(R)."""
         found = {name: means[name] for name in (*_POLICY, "value_loss", "value_clip")}
         if not self.has_reference:
             del found["kl"]

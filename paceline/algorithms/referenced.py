@@ -1,4 +1,4 @@
-"""What algorithms share that hold whole answers of the policy against a reference."""
+"""Base of algorithms that compare whole answers of the policy with a reference."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ REFERENCE = "reference_logps"  # in ``Batch.extras``: [D], log π_ref(y|x) of ea
 
 
 class Referenced(Algorithm):
-    """``reference`` says where log π_ref comes from: ``live`` (a frozen model beside), ``adapter`` (the policy with its adapter switched off), ``cached``
-    (in every batch already); empty: there is none, and it is 0."""
+    """``reference`` says where log π_ref comes from: ``live`` (a separate frozen model), ``adapter`` (the
+    policy with its adapter disabled), ``cached`` (precomputed, in every batch); empty: no reference, log
+    π_ref = 0.
+    """
 
     def __init__(self, reference: str) -> None:
         self.has_reference = bool(reference)
@@ -32,7 +34,7 @@ class Referenced(Algorithm):
         return replace(batch, extras={**batch.extras, REFERENCE: document_sums(outputs[Ask.LOGPROBS.value], batch)})
 
     def reference_logps(self, logps: Tensor, batch: Batch) -> Tensor:
-        """log π_ref [D]; a batch of fillers alone needs none."""
+        """Return log π_ref [D]; 0 for a batch of fillers only."""
         known = batch.extras.get(REFERENCE) if self.has_reference else torch.zeros_like(logps)
         if known is None:
             assert not bool((batch.document_ids >= 0).any()), "nobody asked the reference"

@@ -1,4 +1,4 @@
-"""The class of an algorithm, by name; a user's own by the spec that names it."""
+"""Algorithm classes by name, or by the spec of a user's own algorithm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from paceline.plan.algorithms.base import algorithm_spec
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """Raises ConfigError for an unknown name, and for a spec whose class is none or no Algorithm."""
+    """Return the class of the algorithm ``name``.
+
+    Raises ConfigError for an unknown name, and for a spec whose implementation is not a subclass of
+    Algorithm.
+    """
     spec = algorithm_spec(name)
     cls: Any = load_attr(spec.implementation) if spec.own else ALGORITHMS.load(name)
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):

@@ -1,4 +1,6 @@
-"""REINFORCE with PPO's clip and advantages that are normalised over everything: REINFORCE++, with or without a baseline of the group."""
+"""REINFORCE++: REINFORCE with PPO's clip and globally normalised advantages, with or without a group
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ _SEEN = ("entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap")
 
 
 class ReinforcePlusPlus(OnPolicy):
-    """loss = Σ_t -min(ρ_t A_t, clip(ρ_t, 1 - ε_low, 1 + ε_high) A_t) / T over the T tokens of ALL ranks of a step.
+    """loss = Σ_t -min(ρ_t A_t, clip(ρ_t, 1 - ε_low, 1 + ε_high) A_t) / T over the T tokens of ALL ranks of a
+    step.
 
-    A_t = r - β Σ_{i≥t} KL_i with KL_i = log (π_old / π_ref) of token i, r the answer's score (γ < 1 discounts what comes later); then (A - mean) / std over
-    the tokens of ALL answers of the rollout, not of a group's (Hu et al. 2025, "REINFORCE++", arXiv:2501.03262v9, eq. 8 to 10).
+    A_t = r - β Σ_{i≥t} KL_i with KL_i = log (π_old / π_ref) of token i and r the answer's score (γ < 1
+    discounts later rewards); then (A - mean) / std over the tokens of ALL answers of the rollout, not per
+    group (Hu et al. 2025, "REINFORCE++", arXiv:2501.03262v9, eq. 8 to 10).
 
-    ``group_baseline`` (the paper's "w/ Baseline", OpenRLHF's ``reinforce_baseline``): r is the score less the mean of its group; the paper then has the KL in
-    the loss, β · KL_t of π, estimated by k2 (``kl_in`` ``loss``, ``kl_estimator`` ``k2``).
+    ``group_baseline`` (the paper's "w/ Baseline", OpenRLHF's ``reinforce_baseline``) subtracts the mean of
+    the group from the score. The paper then puts the KL into the loss, as β · KL_t of π estimated by k2
+    (``kl_in`` ``loss``, ``kl_estimator`` ``k2``).
     """
 
     watched = tuple(f"{name}/{TERM}" for name in _SEEN)
@@ -56,7 +61,9 @@ class ReinforcePlusPlus(OnPolicy):
         return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores, less the mean of their group where that is the baseline; tokens get their advantages in ``finalize_rollout``."""
+        """Return the scores, less their group's mean with ``group_baseline``; ``finalize_rollout`` makes
+        advantages of them.
+        """
         if self.uses_group_baseline:
             return group_advantages(scores, groups, scale="none")
         found = torch.nan_to_num(scores, nan=0.0)
@@ -65,7 +72,7 @@ class ReinforcePlusPlus(OnPolicy):
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
-        """Each token's rewards from there on, normalised over the tokens of all ranks."""
+        """Compute each token's return, normalised over the tokens of all ranks. Collective."""
         flat = [batch for row in batches for batch in row]
         where = [Tokens.of(batch) for batch in flat]
         kls = [self._divergence(batch) for batch in flat]
@@ -81,13 +88,17 @@ class ReinforcePlusPlus(OnPolicy):
         }
 
     def _divergence(self, batch: Batch) -> Tensor:
-        """Between the policy of this rollout and the reference: float64 [L]; 0 where none is in the reward."""
+        """Return the KL between the policy of this rollout and the reference: float64 [L]; 0 if the reward
+        has no KL.
+        """
         if not self.beta or self.in_loss:
             return torch.zeros_like(batch.at_labels("sampled"), dtype=torch.float64)
         return divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), self.estimator)
 
     def _returns(self, batch: Batch, where: Tokens, kl: Tensor) -> Tensor:
-        """float64 [L]. The field ``advantage`` holds the answer's score at each of its tokens until it is replaced."""
+        """Return float64 [L]. Until it is replaced, ``advantage`` holds the answer's score at each of its
+        tokens.
+        """
         scores = of_answers(batch.at_labels("advantage").double(), where)
         rewards = token_rewards(scores, kl, where.segments, coefficient=self.beta)
         nothing = torch.zeros_like(rewards)  # no value model: returns are sums of rewards
@@ -105,7 +116,7 @@ class ReinforcePlusPlus(OnPolicy):
         return {TERM: self._token_losses(outputs[Ask.LOGPROBS.value], batch)[0].sum()}
 
     def _token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss [L], what is watched [L] by name)."""
+        """Return (loss [L], metric name → values [L])."""
         old = field_or(batch, "old", logprobs.detach())
         clipped = clipped_surrogate(
             logprobs - old,
@@ -124,14 +135,14 @@ class ReinforcePlusPlus(OnPolicy):
         return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """As they are; no KL without a reference."""
+        """Return the means unchanged; without a reference there is no KL."""
         return {name: means[name] for name in _SEEN if self.beta or name != "kl"}
 
 
 def _statistics(
     where: Sequence[Tokens], kls: Sequence[Tensor], returns: Sequence[Tensor], answers: RolloutAnswers
 ) -> dict[str, float]:
-    """Means over all tokens of a rollout, before they are normalised, and the KL of an answer."""
+    """Return means over all tokens of a rollout before normalisation, and the mean KL per answer. Collective."""
     own = torch.stack([moments(each) for each in returns]).sum(0).tolist()
     learnt = sum(int((w.lengths > 0).sum()) for w in where)
     tokens, first, second, count, kl = answers.total([*own, float(learnt), sum(float(each.sum()) for each in kls)])

@@ -1,4 +1,4 @@
-"""A reward model: a number an answer, such that chosen answers get more than rejected ones."""
+"""Reward model: one score per answer, trained so that chosen answers score higher than rejected ones."""
 
 from __future__ import annotations
 
@@ -19,25 +19,31 @@ _TOLD = ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean"
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
-    """[P]: -log σ(r(x, y_chosen) - r(x, y_rejected) - m(x)).
+    """Return [P]: -log σ(r(x, y_chosen) - r(x, y_rejected) - m(x)).
 
-    Bradley and Terry 1952; as a loss of reward models Ouyang et al. 2022 (arXiv:2203.02155, eq. 1), with a margin Touvron et al. 2023 (Llama 2,
-    arXiv:2307.09288, eq. 2).
+    Bradley and Terry 1952; as a loss of reward models Ouyang et al. 2022 (arXiv:2203.02155, eq. 1), with a
+    margin Touvron et al. 2023 (Llama 2, arXiv:2307.09288, eq. 2).
     """
     return -F.logsigmoid(chosen - rejected - margin)
 
 
 def centering(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """[P]: (r(x, y_chosen) + r(x, y_rejected))². Eisenstein et al. 2023 (arXiv:2312.09244, eq. 2): the loss above says nothing of the level of rewards."""
+    """Return [P]: (r(x, y_chosen) + r(x, y_rejected))², which fixes the level of rewards that
+    ``bradley_terry`` leaves open.
+
+    Eisenstein et al. 2023 (arXiv:2312.09244, eq. 2).
+    """
     return (chosen + rejected).square()
 
 
 class Reward(Algorithm):
-    """loss = Σ_pairs -log σ(r_chosen - r_rejected - margin) / Σ_pairs 1, over the pairs of ALL ranks and micro-batches of a step.
+    """loss = Σ_pairs -log σ(r_chosen - r_rejected - margin) / Σ_pairs 1, over the pairs of ALL ranks and
+    micro-batches of a step.
 
-    ``center_rewards_coefficient`` adds its multiple of the mean of ``centering`` (0: off). Metrics are means over pairs: ``accuracy`` (r_chosen > r_rejected),
-    ``margin`` (r_chosen - r_rejected, the data's margin not subtracted), ``reward_chosen``, ``reward_rejected``; ``reward_mean`` and ``reward_std`` are
-    over all answers; an evaluation also tells ``calibration_error`` (see ``calibration``).
+    ``center_rewards_coefficient`` times the mean of ``centering`` is added (0: off). Metrics are means over
+    pairs: ``accuracy`` (r_chosen > r_rejected), ``margin`` (r_chosen - r_rejected, without the data's
+    margin), ``reward_chosen``, ``reward_rejected``; ``reward_mean`` and ``reward_std`` are over all answers.
+    Evaluation adds ``calibration_error`` (see ``calibration``).
     """
 
     trains = (Role.REWARD,)
@@ -80,7 +86,9 @@ class Reward(Algorithm):
         return {f"{name}/{TERM}": value for name, value in sums.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The spread from the mean of squares, the calibration error from its bins, and these."""
+        """Return the means, the standard deviation (from the mean of squares), and the calibration error
+        (from its bins).
+        """
         told = without_bins(means)
         square = told.pop("reward_square")
         told["reward_std"] = max(square - told["reward_mean"] ** 2, 0.0) ** 0.5

@@ -29,13 +29,16 @@ _OF_TOKENS, _OF_ANSWERS = ("entropy", "sampling_gap"), ("ratio", "clip_low", "cl
 
 
 class RLOO(OnPolicy):
-    """loss = Σ_i -min(ρ_i A_i, clip(ρ_i, 1 - ε_low, 1 + ε_high) A_i) / N over the N answers of ALL ranks of a step. A whole answer is one action:
-    ρ_i = π(y_i | x) / π_old(y_i | x), the product over its tokens.
+    """loss = Σ_i -min(ρ_i A_i, clip(ρ_i, 1 - ε_low, 1 + ε_high) A_i) / N over the N answers of ALL ranks of a
+    step.
 
-    A_i = R_i - Σ_{j≠i} R_j / (G - 1) over the G answers to its prompt, with the KL in the reward, R_i = r_i - β log (π_old(y_i | x) / π_ref(y_i | x))
-    (Ahmadian et al. 2024, "Back to basics: revisiting REINFORCE style optimization for learning from human feedback in LLMs", arXiv:2402.14740: the RLOO
-    estimator; Kool et al. 2019). A rollout that is used for one step has ρ = 1, and the gradient is REINFORCE's, -A_i ∇ log π(y_i | x); the clip of later
-    steps, ``normalize_advantages`` and ``reward_clip_range`` are TRL's.
+    A whole answer is one action: ρ_i = π(y_i | x) / π_old(y_i | x), the product over its tokens.
+
+    A_i = R_i - Σ_{j≠i} R_j / (G - 1) over the G answers to its prompt, with the KL in the reward, R_i = r_i -
+    β log (π_old(y_i | x) / π_ref(y_i | x)) (Ahmadian et al. 2024, "Back to basics: revisiting REINFORCE style
+    optimization for learning from human feedback in LLMs", arXiv:2402.14740: the RLOO estimator; Kool et al.
+    2019). A rollout that is used for one step has ρ = 1, and the gradient is REINFORCE's, -A_i ∇ log π(y_i |
+    x). The clip in later steps, ``normalize_advantages`` and ``reward_clip_range`` follow TRL.
     """
 
     watched = tuple(f"{name}/{TERM}" for name in ("tokens", "answers", *_OF_TOKENS, *_OF_ANSWERS))
@@ -64,13 +67,16 @@ class RLOO(OnPolicy):
         return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the scores alone; the KL is taken off in ``finalize_rollout``."""
+        """Return advantages of the scores alone; ``finalize_rollout`` subtracts those of the KL."""
         return leave_one_out(scores if self.score_range is None else scores.clamp(*self.score_range), groups)
 
     def finalize_rollout(
         self, batches: Sequence[Sequence[Batch]], answers: RolloutAnswers
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
-        """The baseline is linear, so the KL's own advantage is taken off that of the scores. The log tells of its mean over tokens and over answers."""
+        """Subtract the KL's own leave-one-out advantage (the baseline is linear), then normalise. Collective.
+
+        The statistics are the mean KL per token and per answer.
+        """
         flat = [batch for row in batches for batch in row]
         where = [Tokens.of(batch) for batch in flat]
         advantages, stats = answers.advantages, {}
@@ -93,7 +99,7 @@ class RLOO(OnPolicy):
         return [[next(made) for _ in row] for row in batches], stats
 
     def _divergences(self, batch: Batch, where: Tokens) -> Tensor:
-        """log (π_old(y | x) / π_ref(y | x)) of each answer, float64 [D]."""
+        """Return log (π_old(y | x) / π_ref(y | x)) of each answer, float64 [D]."""
         kl = divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), "k1")
         return segment_sums(kl, where.segments, len(where.lengths))
 
@@ -109,7 +115,7 @@ class RLOO(OnPolicy):
         return {TERM: self._answer_losses(outputs[Ask.LOGPROBS.value], batch, Tokens.of(batch)).loss.sum()}
 
     def _answer_losses(self, logprobs: Tensor, batch: Batch, where: Tokens) -> Clipped:
-        """Of each document [D]: 0 where it has no token to learn from."""
+        """Return the clipped loss of each document [D]; it is 0 for one without labelled tokens."""
         old = field_or(batch, "old", logprobs.detach())
         advantages = of_answers(field_or(batch, "advantage", torch.zeros_like(old)), where)
         log_ratio = segment_sums(logprobs - old, where.segments, len(where.lengths))
@@ -131,13 +137,19 @@ class RLOO(OnPolicy):
         return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Entropy and the gap to sampling over tokens, ratio and clips over the answers that have any."""
+        """Return entropy and sampling gap as means over tokens, ratio and clips as means over answers that
+        have tokens.
+        """
         by = dict.fromkeys(_OF_TOKENS, means.get("tokens", 0.0)) | dict.fromkeys(_OF_ANSWERS, means.get("answers", 0.0))
         return {name: means[name] / count if count else 0.0 for name, count in by.items()}
 
 
 def _normalised(advantages: Tensor, answers: RolloutAnswers) -> Tensor:
-    """(A - mean) / (std + 1e-4) over the answers that have another one to be compared with, std with Bessel's correction; the others keep 0."""
+    """Return (A - mean) / (std + 1e-4) over the scored answers that have another one in their group, 0 for
+    the others.
+
+    The std has Bessel's correction. With fewer than two such answers the advantages are returned unchanged.
+    """
     group_size = torch.bincount(answers.groups[answers.is_scored], minlength=int(answers.groups.max()) + 1)
     compared = answers.is_scored & (group_size[answers.groups] > 1)
     own = advantages[compared]

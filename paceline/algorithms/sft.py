@@ -14,10 +14,12 @@ TERM = "nll"
 
 
 class SFT(Algorithm):
-    """loss = Σ_t -log p(label_t | tokens before t) / Σ_t 1, t over the labelled positions of ALL ranks and micro-batches of a step.
+    """loss = Σ_t -log p(label_t | tokens before t) / Σ_t 1, t over the labelled positions of ALL ranks and
+    micro-batches of a step.
 
-    One term, ``nll``, weighted by labelled tokens. The exact global-token mean: the same under any number of ranks,
-    micro-batch size and accumulation (a mean of per-rank means is not).
+    One term, ``nll``, weighted by labelled tokens. This is the exact mean over the tokens of the global
+    batch, for any number of ranks, micro-batch size and gradient accumulation (a mean of per-rank means is
+    not).
     """
 
     def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:

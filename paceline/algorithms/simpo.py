@@ -1,4 +1,6 @@
-"""Simple preference optimisation: chosen answers become likelier a token than rejected ones, by a margin; no reference is asked."""
+"""Simple preference optimisation: compares mean log-probabilities per token, with a margin and without a
+reference.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from paceline.config.sections.preference import SimpoOptions
 
 
 class SimPO(CPO):
-    """A pair's loss is -log σ(β (M_chosen - M_rejected) - γ), M being log π(y|x) / |y|: Meng et al. 2024 (arXiv:2405.14734, eq. 6), γ ``simpo_gamma``.
+    """The loss of a pair is -log σ(β (M_chosen - M_rejected) - γ), with M = log π(y|x) / |y| and γ =
+    ``simpo_gamma``.
 
-    What TRL trains by CPOConfig(loss_type="simpo", cpo_alpha=0); ``cpo_alpha`` above 0 adds CPO's SFT term.
+    Meng et al. 2024 (arXiv:2405.14734, eq. 6). The same as TRL's CPOConfig(loss_type="simpo", cpo_alpha=0);
+    ``cpo_alpha`` above 0 adds CPO's SFT term.
     """
 
     def __init__(self, **options: object) -> None:
