@@ -24,7 +24,7 @@ from paceline.config.sections.types import (
 OPTIONS_OF_REWARDS = (
     "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length: `target`, `unit`; "
     "overlong: `max_length`, `buffer`; code: `tests`, `entry_point`, `seconds`, `memory_mb`; model: `model`; "
-    "of a function of your own its own (docs/rollouts.md)."
+    "your own function: its keyword arguments (docs/rollouts.md)."
 )
 
 

@@ -47,6 +47,14 @@ def test_an_odd_value_anywhere(value, tmp_path, monkeypatch):
             )
 
 
+def test_a_section_that_lacks_a_key_and_has_unknown_ones():
+    """Both kinds of finding drop something of the section; the order in which they do must not matter."""
+    server = {f"unknown_{i}": None for i in range(40)}
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, flags={"training.rollout": {"server": server}})
+    assert {"url is missing" in d.what for d in caught.value.diagnostics} == {True, False}
+
+
 def test_no_key_takes_a_whole_number_that_64_bits_do_not_hold():
     """torch, NumPy and the clocks of collectives count in 64 bits: what is larger would be an OverflowError of a worker, or a run without end."""
     for key in fields():
