@@ -1,1 +1,1 @@
-"""The loop and the composition root: windows in, events and checkpoints out."""
+"""The training loop and the composition root: windows in, events and checkpoints out."""

@@ -1,4 +1,6 @@
-"""Before step 0: rank 0's plan reaches everybody, and all ranks find that they are the same program on the same input (contract 8)."""
+"""Before step 0: broadcast rank 0's plan, and check that all ranks run the same program on the same input
+(contract 8).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ PLAN_LIMIT_BYTES = 1 << 20
 
 
 def share_plan(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Rank 0's ``make()`` as every rank receives it. An error in ``make`` is raised on all ranks under its own name."""
+    """Return rank 0's ``make()`` on every rank. Collective.
+
+    If ``make`` raises a PacelineError, every rank raises it with the same diagnostics and exit code.
+    """
     message: dict[str, Any] | None = None
     failure: PacelineError | None = None
     if world.rank == 0:
@@ -38,7 +43,7 @@ def share_plan(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, An
 
 
 def identity(config_digest: str, data_fingerprint: str, device: torch.device) -> dict[str, str]:
-    """What must be equal on all ranks."""
+    """Return what must be equal on all ranks."""
     return {
         "paceline": paceline.__version__,
         "torch": torch.__version__,
@@ -50,7 +55,9 @@ def identity(config_digest: str, data_fingerprint: str, device: torch.device) ->
 
 
 def check_same(world: World, mine: dict[str, str]) -> None:
-    """Raise PacelineError on every rank when one differs from rank 0, naming rank, field and both values."""
+    """Raise PacelineError on every rank if any differs from rank 0, naming rank, field and both values.
+    Collective.
+    """
     everyone = world.all_gather_json(mine)
     found = [
         codes.WORLD_MISMATCH(

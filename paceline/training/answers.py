@@ -1,8 +1,12 @@
-"""Exact match of a run's checkpoints on questions: ``python -m paceline.training.answers RUN --questions FILE.jsonl [--initial] [--last]``.
+"""Exact match of a run's checkpoints on questions.
 
-The model is built once, as the worker built it (same seed, so ``--initial`` is the very model that training started from), and each
-checkpoint's weights are read into it. Rows of the file are ``{"messages": [user, …, assistant]}`` (the last message is what is expected) or ``{"prompt": …, "answer": …}``. Every checkpoint's answers are appended to the
-run's events (kind ``answers``, so that the plot shows them) and all are written to the run's ``answers.json``.
+``python -m paceline.training.answers RUN --questions FILE.jsonl [--initial] [--last]``
+
+The model is built once, with the worker's seed, so that ``--initial`` evaluates exactly the model that
+training started from; the weights of each checkpoint are then loaded into it. Rows of the file are
+``{"messages": [user, …, assistant]}`` (the last message is the expected answer) or ``{"prompt": …, "answer":
+…}``. The answers of every checkpoint are appended to the run's events (kind ``answers``, which the plot
+shows), and all of them are written to the run's ``answers.json``.
 """
 
 from __future__ import annotations
@@ -41,21 +45,21 @@ from paceline.training import codes
 
 @dataclass(frozen=True)
 class Scored:
-    """The answers after ``step`` finished steps (0: before training)."""
+    """The answers after ``step`` training steps (0: before training)."""
 
     step: int
     rows: list[dict[str, Any]]  # prompt, expected, answer, correct
 
     @property
     def exact_match(self) -> float:
-        """Fraction of answers equal to what was expected, spaces around them aside."""
+        """Fraction of answers equal to the expected one, ignoring surrounding whitespace."""
         return sum(bool(row["correct"]) for row in self.rows) / len(self.rows)
 
 
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Evaluate the checkpoints of a run. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m paceline.training.answers", description="Exact match of a run's checkpoints on questions."
     )
@@ -82,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_questions(path: Path) -> list[dict[str, str]]:
-    """Prompts with their expected answers. Raises DataError naming the line that is not one."""
+    """Return prompts with their expected answers. Raises DataError naming the line that is not a question."""
     rows: list[dict[str, str]] = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -108,7 +112,9 @@ def read_questions(path: Path) -> list[dict[str, str]]:
 
 
 def question_of(row: dict[str, Any]) -> dict[str, str]:
-    """Prompt and expected answer of a row. Raises KeyError, IndexError or TypeError when it is no question."""
+    """Return prompt and expected answer of a row. Raises KeyError, IndexError or TypeError if it is not a
+    question.
+    """
     if "messages" in row:
         *_, asked, expected = row["messages"]
         return {"prompt": str(asked["content"]), "expected": str(expected["content"])}
@@ -118,7 +124,10 @@ def question_of(row: dict[str, Any]) -> dict[str, str]:
 def answer_run(
     run: RunDir, questions: Sequence[dict[str, str]], *, initial: bool, last: bool, sampling: Sampling
 ) -> list[Scored]:
-    """Answers by step, in order. Raises ConfigError when RUN holds no run, CheckpointError when it has no complete checkpoint."""
+    """Return the answers per checkpoint, ordered by step.
+
+    Raises ConfigError if RUN is not a run directory, CheckpointError if it has no complete checkpoint.
+    """
     config = load_run_config(run)
     found = sorted((f for f in scan(run.checkpoints) if f.problem is None), key=lambda f: int(f.name[5:]))
     if not found:
@@ -129,7 +138,7 @@ def answer_run(
                 hint="train with training.save_strategy: steps",
             )
         )
-    model = config.model.model_copy(update={"trust_remote_code": False})  # a run's folder may not say that code is run
+    model = config.model.model_copy(update={"trust_remote_code": False})  # a run directory must not enable it
     tokenizer = load_tokenizer(model)
     factory = HFModelFactory(model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa")
     root = factory().eval()
@@ -142,7 +151,7 @@ def answer_run(
 
 
 def load_run_config(run: RunDir) -> Config:
-    """The effective config a run was started with."""
+    """Return the effective config that the run was started with. Raises ConfigError."""
     try:
         return Config.from_json(json.loads(run.config_json.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -163,7 +172,7 @@ def load_weights(root: RootModule, reader: CheckpointReader) -> None:
 def ask(
     root: RootModule, tokenizer: Any, questions: Sequence[dict[str, str]], sampling: Sampling
 ) -> list[dict[str, Any]]:
-    """One answer a question, each on its own."""
+    """Generate one answer per question, without history between them."""
     conversations = [[{"role": "user", "content": q["prompt"]}] for q in questions]
     said = answer(root.hf, tokenizer, conversations, sampling, batch_size=256)
     return [
@@ -172,7 +181,7 @@ def ask(
 
 
 def write_down(run: RunDir, scored: Sequence[Scored], redact: Redactor) -> None:
-    """Events for the plot, and one JSON file for people and programs."""
+    """Write the answers as events, for the plot, and as one JSON file."""
     with EventLog(run.events(0), 0, redact=redact) as log:
         for each in scored:
             log.write(Answers(each.step, each.rows))

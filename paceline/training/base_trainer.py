@@ -1,10 +1,14 @@
-"""The guide's way to change how a model is distributed: subclass ``BaseTrainer`` and wrap ``self.model`` in ``__init__``.
+"""The documented way to change how a model is distributed: subclass ``BaseTrainer`` and wrap ``self.model``
+in ``__init__``.
 
-A ``BaseTrainer`` is a strategy whose wrapping is done by its author, so everything else (windows, exact losses, clipping, checkpoints,
-resume) is that of ``ddp``. Start it with ``training.distributed_strategy: my_module:MyTrainer``, or from its own file:
+A ``BaseTrainer`` is a strategy that its author wraps by hand; everything else (windows, exact losses,
+clipping, checkpoints, resume) is that of ``ddp``. Start it with ``training.distributed_strategy:
+my_module:MyTrainer``, or from its own file:
 
     if __name__ == "__main__":
-        sys.exit(MyTrainer.train("config.yaml"))          # python my_file.py, or torchrun --nproc_per_node 2 my_file.py
+        sys.exit(MyTrainer.train("config.yaml"))
+
+and run it with ``python my_file.py``, or ``torchrun --nproc_per_node 2 my_file.py``.
 """
 
 from __future__ import annotations
@@ -27,11 +31,12 @@ from paceline.training.models_of import DTYPES
 
 
 class BaseTrainer(DDP):
-    """What a subclass finds after ``super().__init__(*args, **kwargs)``:
+    """Attributes that a subclass has after ``super().__init__(*args, **kwargs)``:
 
-    model           the model on its device (forward takes a ``Batch``); assign a wrapped one: its backward must average gradients over all ranks
+    model           the model on its device (forward takes a ``Batch``); assign a wrapped one, whose
+                    backward must average gradients over all ranks
     is_distributed  whether there is more than one rank
-    local_rank      this rank's number on its node; ``device`` its torch device
+    local_rank      the rank's number on its node; ``device`` its torch device
     """
 
     def __init__(self, world: World, plan: Plan) -> None:
@@ -43,16 +48,20 @@ class BaseTrainer(DDP):
         self.model: nn.Module = self._root
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
-        """The model built in ``__init__``, made trainable."""
+        """Return the handle of the model built in ``__init__``, with its optimizer."""
         return super().prepare(role, cast(ModelFactory, lambda: self._root), optimizer)
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """What the subclass made of ``self.model``; DDP as configured when it left it bare."""
+        """Return ``self.model`` as the subclass wrapped it; if it did not, wrap with DDP as configured."""
         return super().wrap(role, root) if self.model is root else self.model
 
     @classmethod
     def train(cls, config: str | Path, *overrides: str) -> int:
-        """Train with this class in this process (one rank of several under torchrun); returns the exit code. ``overrides`` are ``key=value``."""
+        """Train with this class in this process (under torchrun: as one rank of several) and return the exit
+        code.
+
+        ``overrides`` are ``key=value``.
+        """
         from paceline.training.rank import main
 
         settings = [*overrides, f"training.distributed_strategy={cls.__module__}:{cls.__qualname__}"]
@@ -60,7 +69,7 @@ class BaseTrainer(DDP):
 
 
 def build_model(world: World, plan: Plan) -> RootModule:
-    """The policy's root module as a run of ``plan`` builds it."""
+    """Build the policy's root module as a run of ``plan`` does."""
     config = plan.config
     factory = HFModelFactory(
         model=config.model,

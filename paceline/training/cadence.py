@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 
 def every(interval: float, total_steps: int) -> int:
-    """An interval in steps: below 1 it is a share of the run, as in TrainingArguments."""
+    """Convert an interval to steps; below 1 it is a fraction of the run, as in TrainingArguments."""
     return max(1, int(interval)) if interval >= 1 else max(1, round(interval * total_steps))
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """``step`` counts finished optimizer steps (1-based); ``epoch_end`` says whether it closed an epoch."""
+    """When to log, evaluate and save. ``step`` counts finished optimizer steps from 1; ``epoch_end``: it
+    closed an epoch.
+    """
 
     total_steps: int
     logging_steps: int
@@ -26,11 +28,11 @@ class Cadence:
     )
 
     def logs(self, step: int) -> bool:
-        """Whether the console and the trackers hear of this step (events hear of every one)."""
+        """Whether to log this step to console and trackers (the event log has every step)."""
         return step % self.logging_steps == 0 or step == self.total_steps or (step == 1 and self.logging_first_step)
 
     def evaluates(self, step: int, epoch_end: bool) -> bool:
-        """Whether to evaluate now; the last step always does when evaluation is on."""
+        """Whether to evaluate now; always after the last step, unless evaluation is off."""
         if self.eval_strategy == "no":
             return False
         if step == self.total_steps:
@@ -38,7 +40,7 @@ class Cadence:
         return epoch_end if self.eval_strategy == "epoch" else step % self.eval_steps == 0
 
     def saves(self, step: int, epoch_end: bool, improved: bool) -> bool:
-        """Whether to publish a checkpoint now; the last step always does unless saving is off."""
+        """Whether to save a checkpoint now; always after the last step, unless saving is off."""
         if self.save_strategy == "no":
             return False
         if step == self.total_steps or (improved and self.keep_best):

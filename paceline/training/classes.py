@@ -1,4 +1,6 @@
-"""The classes of a classifier's rows: their names and numbers, by the config or by the data, and each document's own."""
+"""Classes of a classification data set: names and numbers from the config or the data, and each document's
+labels.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Label = str | int
 
 @dataclass(frozen=True)
 class RowClasses:
-    """``columns``: ``LABEL`` of the documents by split; ``words``: what there is to say."""
+    """``columns``: ``LABEL`` of each document, by split; ``words``: a summary for the log."""
 
     classes: Classes
     columns: dict[str, dict[str, NDArray[Any]]]
@@ -32,7 +34,9 @@ class RowClasses:
 
 
 def read_classes(prepared: Prepared, spec: AlgorithmSpec, training: Training) -> RowClasses:
-    """From every row. Raises DataError for labels that are no classes of ``training``'s options."""
+    """Collect the classes from all rows. Raises DataError for labels that do not match ``training``'s
+    options.
+    """
     options, where = ClassificationOptions.model_validate(spec.options_of(training)), f"{spec.key}.labels"
     tables = {"train": prepared.train, **({"eval": prepared.eval} if prepared.eval is not None else {})}
     facts = {split: _facts(table) for split, table in tables.items()}
@@ -57,7 +61,11 @@ def _facts(table: TokenTable) -> list[tuple[list[Label], bool]]:
 
 
 def _numbers(rows: Iterable[Sequence[Label]], options: ClassificationOptions, where: str) -> dict[Label, int]:
-    """The number of every label that there is: as the config says, else numbers as they are and names in their order."""
+    """Map each label to its class number.
+
+    The order is that of ``labels`` in the config; without it numeric labels are their own number, and names
+    are sorted.
+    """
     found: set[Label] = {label for labels in rows for label in labels}
     if options.labels:
         known: dict[Label, int] = {name: i for i, name in enumerate(options.labels)}

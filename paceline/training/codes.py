@@ -1,4 +1,4 @@
-"""Codes of the training loop, its numbers and its trackers."""
+"""Diagnostic codes of the training loop, its metrics and its trackers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Two runs held against each other, step by step and tensor by tensor: ``python -m paceline.training.compare REFERENCE RUN --kind param``.
+"""Compare two runs by step and by tensor: ``python -m paceline.training.compare REFERENCE RUN --kind param``.
 
-Writes one JSON object to standard output: ``steps`` (losses, gradient norms and the largest difference of a tensor, by step)
-and ``missing`` (tensors that only one of the two saved). Which differences are too large is for the caller to say.
+Writes one JSON object to standard output: ``steps`` (losses, gradient norms and the largest tensor difference
+of each step) and ``missing`` (tensors that only one of the two saved). The caller decides which differences
+are too large.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from paceline.runlog.history import load_history
 
 
 def compare(reference: RunDir, run: RunDir, kind: str) -> dict[str, Any]:
-    """What both runs have of every step that both finished.
+    """Compare every step that both runs finished.
 
-    ``tensors`` is the largest relative difference of a tensor of ``kind`` in the step's checkpoints: ``|a - b| / |b|`` in the 2-norm,
-    b the reference's; for ``exp_avg`` (after one AdamW step a tenth of the gradient) the divisor is the norm over all tensors.
+    ``tensors`` is the largest relative difference of a tensor of ``kind`` in the step's checkpoints: ``|a -
+    b| / |b|`` in the 2-norm, where b is the reference's. For ``exp_avg`` (a tenth of the gradient after one
+    AdamW step) the divisor is the norm over all tensors.
     """
     one, other = load_history(run), load_history(reference)
     steps: list[dict[str, Any]] = []
@@ -46,7 +48,7 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> dict[str, Any]:
 
 
 def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """({name, relative} of the tensor that differs most, names that only one of the two holds)."""
+    """Return ({name, relative} of the tensor that differs most, names that only one of the two has)."""
     names, expected = ({n for n in reader.names() if n.kind == kind} for reader in (ours, theirs))
     found: dict[TensorName, tuple[float, float]] = {}
     for name in sorted(names & expected, key=str):
@@ -62,7 +64,7 @@ def differences(ours: CheckpointReader, theirs: CheckpointReader, kind: str) -> 
 @redacted
 @ended
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the comparison; returns the exit code."""
+    """Print the comparison. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m paceline.training.compare")
     parser.add_argument("reference")
     parser.add_argument("run")

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live bar on a terminal, plain lines anywhere else."""
+"""Console output of a run: a live progress bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from paceline.runlog.lines import eval_line, step_line, utilisation
 from paceline.runlog.redact import printable
 
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
-_RECENT = 64  # steps over which the pace is taken: old enough to include an evaluation, young enough to follow a change
+_RECENT = 64  # steps averaged for the ETA: includes evaluations, still follows changes of speed
 
 
 class Console:
-    """Shows events on ``stream`` (standard output). A stream that went away (a closed pipe) ends the show, not the run.
+    """Shows events on ``stream`` (standard output). If the stream is gone (a closed pipe), output stops but
+    not the run.
 
-    ``total_steps`` 0 means unknown; off a terminal a line comes every ``logging_steps`` steps, at the first and last one, and for skipped ones.
-    ``least`` is the least severe line that is written (``training.log_level``): at ``debug`` every step has one. The bar is none.
+    ``total_steps`` 0 means unknown. Without a terminal a line is written every ``logging_steps`` steps, for
+    the first and the last step, and for skipped ones. ``least`` is the lowest level that is written
+    (``training.log_level``): at ``debug`` every step has a line. The progress bar has no level.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Console:
             self._rich = RichConsole(file=self._stream, highlight=False, markup=False, emoji=False)
 
     def step(self, event: Step) -> None:
-        """A step is done."""
+        """Show a finished step."""
         self._marks.append((event.step, self._clock()))
         if not self._enabled:
             return
@@ -71,20 +73,20 @@ class Console:
             self._line(step_line(event, self._total or None, self._eta(event.step)), level=level)
 
     def eval(self, event: Eval) -> None:
-        """An evaluation is done."""
+        """Show a finished evaluation."""
         self._line(eval_line(event), "cyan")
 
     def note(self, diagnostic: Diagnostic) -> None:
-        """A finding."""
+        """Show a diagnostic."""
         self._line(diagnostic.render(), _STYLES[diagnostic.severity], diagnostic.severity.value)
 
     def say(self, text: str) -> None:
-        """Plain words; nothing for an empty text."""
+        """Show plain text, unless it is empty."""
         if text:
             self._line(text)
 
     def close(self) -> None:
-        """Leave the terminal as it was, the last line standing. Calling it twice is harmless."""
+        """Restore the terminal and keep the last line on it. May be called twice."""
         live, self._live = self._live, None
         if live is not None:
             self._show(live.stop)
@@ -99,7 +101,7 @@ class Console:
         )
 
     def _eta(self, step: int) -> float | None:
-        """Seconds left at the pace of the last steps, evaluations and saves included."""
+        """Return the seconds left at the recent pace, which includes evaluations and saves."""
         (first, began), (last, ended) = self._marks[0], self._marks[-1]
         if not self._total or last <= first:
             return None
@@ -151,7 +153,7 @@ class Console:
 
 
 def _numbers(event: Step) -> list[tuple[str, str]]:
-    """The second line of the bar: names dim, values bright."""
+    """Return the second line of the bar: dim names, bright values."""
     values = [("loss", f"{event.loss:.4f}"), ("lr", f"{event.lr:.2e}")]
     if event.grad_norm is not None:
         values.append(("grad", f"{event.grad_norm:.2f}"))

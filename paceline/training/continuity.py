@@ -1,4 +1,4 @@
-"""What a resumed run keeps of the run before: the same samples in the same order. No torch: it is looked at before a start as well."""
+"""What a resumed run must share with the one before: the same samples in the same order. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from paceline.plan.strategies.base import state_form
 from paceline.plan.strategies.state_form import why_unreadable
 from paceline.training import codes
 
-# What a resumed run may not change: the order of samples, and what they are.
+# What a resumed run must not change: the samples and their order.
 FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
 
 
 def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[Diagnostic]]:
-    """On another number of ranks, micro-batch and accumulation are derived anew so that a step takes the same rows (contract 4)."""
+    """Return the plan with micro-batch and accumulation recomputed so that the global batch stays the same
+    (contract 4).
+
+    Applies if the number of ranks has changed; the diagnostics say so.
+    """
     rows, ranks = int(state.get("global_batch", plan.batch.global_batch)), int(state.get("world_size", plan.world_size))
     sharing = int(state.get("data_parallel_size", plan.batch.data_parallel_size))
     same_ranks = (ranks, sharing) == (plan.world_size, plan.batch.data_parallel_size)
     if rows == plan.batch.global_batch or same_ranks:
-        return plan, []  # the same ranks with another batch: same_run names it
+        return plan, []  # same ranks, another batch: ``same_run`` reports it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
         f"the run takes {rows} rows a step since its start on {ranks} ranks; on {plan.world_size} ranks that is {batch}",
@@ -36,7 +40,10 @@ def keep_global_batch(state: Mapping[str, Any], plan: Plan) -> tuple[Plan, list[
 
 
 def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
-    """A note where the checkpoint is another strategy's. Raises CheckpointError where this run's strategy cannot read it."""
+    """Return a note if another strategy saved the checkpoint.
+
+    Raises CheckpointError if this run's strategy cannot read it.
+    """
     before, now = str(state.get("strategy", plan.strategy)), plan.strategy
     if before == now:
         return []
@@ -51,7 +58,11 @@ def other_strategy(state: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
 
 
 def not_compared(state: Mapping[str, Any], definition: str) -> Diagnostic | None:
-    """A warning where the checkpoint's data fingerprint is of another definition than ours (``definition``), so that it tells nothing."""
+    """Return a warning if the checkpoint's data fingerprint has another definition than ours, so that they
+    cannot be compared.
+
+    ``definition`` is ours.
+    """
     saved = state.get("data_definition") or ""
     if saved == definition:
         return None

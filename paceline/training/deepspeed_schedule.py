@@ -1,7 +1,9 @@
-"""DeepSpeed's learning-rate schedules (``deepspeed/runtime/lr_schedules.py`` of 0.19.8) as pure functions of the step.
+"""DeepSpeed's learning-rate schedules (``deepspeed/runtime/lr_schedules.py`` of 0.19.8) as pure functions of
+the step.
 
-DeepSpeed moves its schedule after each update, so step s (from 0) learns at what it calls iteration s - 1: the first two steps stand at the
-start of the warm-up. ``None`` for ``total_num_steps`` is the run's own length.
+DeepSpeed advances its schedule after each update, so step s (from 0) uses what it calls iteration s - 1: the
+first two steps both have the rate at the start of the warm-up. ``total_num_steps`` None means the length of
+the run.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def warmup_decay_lr(
     warmup_min_lr: float = 0.0,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupDecayLR: the same warm-up, then along a line to ``warmup_min_lr`` at ``total_num_steps``."""
+    """WarmupDecayLR: the same warm-up, then linear to ``warmup_min_lr`` at ``total_num_steps``."""
     ramp, end, start = _ramp(warmup, warmup_type), total_num_steps or total, _warmup_length(warmup)
 
     def rate(step: int) -> float:
@@ -54,7 +56,7 @@ def warmup_cosine_lr(
     cos_min_ratio: float = 0.0001,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupCosineLR: ratios of ``base_lr``; the first step of all learns at 0."""
+    """WarmupCosineLR: ratios of ``base_lr``; the very first step has rate 0."""
     ramp, end, start = _ramp(warmup, warmup_type), total_num_steps or total, _warmup_length(warmup)
 
     def rate(step: int) -> float:
@@ -82,7 +84,10 @@ def one_cycle(
     decay_step_size: float = 0,
     decay_lr_rate: float = 0.0,
 ) -> Rate:
-    """OneCycle without its momentum: up to ``base_lr``, down again, then decaying from ``cycle_min_lr``. ``warmup`` has no part in it."""
+    """OneCycle without its momentum: up to ``base_lr``, down again, then decaying from ``cycle_min_lr``.
+
+    ``warmup`` is ignored.
+    """
     first = float(cycle_first_step_size)
     second = first if cycle_second_step_size is None else float(cycle_second_step_size)
     stairs = (cycle_first_stair_count, cycle_first_stair_count if cycle_second_stair_count is None else cycle_second_stair_count)  # fmt: skip
@@ -130,12 +135,12 @@ BUILDERS: dict[str, Callable[..., Rate]] = {
 
 
 def _warmup_length(warmup: int) -> int:
-    """DeepSpeed's warm-up has two steps at least; 0, which it refuses, is none here."""
+    """Return the warm-up steps: DeepSpeed has at least two; 0, which it rejects, means no warm-up here."""
     return max(2, warmup) if warmup > 0 else 0
 
 
 def _ramp(warmup: int, kind: str) -> Callable[[int], float | None]:
-    """How far the warm-up has come at a step, 0 to 1; None once it is over."""
+    """Return a function from step to the progress of the warm-up, 0 to 1, or None after it."""
     if kind not in ("log", "linear"):
         raise ValueError(f"warmup_type is log or linear, not {kind!r}")
     length = _warmup_length(warmup)
@@ -152,7 +157,7 @@ def _ramp(warmup: int, kind: str) -> Callable[[int], float | None]:
 
 
 def _cycle(step: int, first: float, second: float, stairs: tuple[int, int]) -> float:
-    """Where the cycle stands between its two rates, 0 to 1."""
+    """Return the position in the cycle between its lowest rate (0) and its highest (1)."""
     length = first + second
     x = 1.0 + step / length - math.floor(1 + step / length)
     rising = x <= first / length

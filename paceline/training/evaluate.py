@@ -1,4 +1,4 @@
-"""Evaluation that is exact for uneven sets: every row once, whatever the ranks and the batch size."""
+"""Exact evaluation of sets of any size: every row counts once, for any number of ranks and batch size."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def evaluate(
     cut: Cut,
     loading: Loading | None = None,
 ) -> dict[str, float]:
-    """``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set.
+    """Return ``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set. Collective.
 
-    What an algorithm's losses need of a whole window (``window_means``) is here of the whole set, in a first pass over it. All ranks run the same number of micro-batches; beyond the end they get fillers of weight 0. Sums and weights are reduced
-    over the ranks and divided once. Raises PacelineError when the rows counted are not the rows of the set.
+    The means of ``window_means`` are over the whole set here, computed in a first pass over it. All ranks run
+    the same number of micro-batches; beyond the end of the set they get fillers of weight 0. Sums and weights
+    are reduced over the ranks and divided once. Raises PacelineError if the counted rows are not the rows of
+    the set.
     """
     num_rows = source.num_rows(0)
     rounds = math.ceil(num_rows / (cut.micro_batch * cut.dp_size))
@@ -55,6 +57,7 @@ def evaluate(
                 "report this: it is a defect of Paceline",
             )
         )
+    # Divide each sum by its weight: ``metric/term`` is a metric, a bare term is a part of the loss
     metrics = {"eval_rows": float(num_rows)}
     total, weight = 0.0, 0
     told: dict[str, float] = {}

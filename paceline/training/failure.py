@@ -1,4 +1,4 @@
-"""From any exception to one named finding."""
+"""Turn any exception into one named diagnostic."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from paceline.training.out_of_memory import is_out_of_memory
 def diagnose(
     error: BaseException, rank: int, silent_ranks: Sequence[int] = (), hint: Callable[[], str] | None = None
 ) -> Diagnostic:
-    """The finding behind an exception: its own first diagnostic, or type, message and the innermost line of code.
+    """Return the diagnostic for an exception: its own first one, or its type, message and innermost line of
+    code.
 
-    ``silent_ranks`` are those that gave no sign of life while this one waited for the cause of a lost connection; ``hint`` says what would fit
-    where memory ran out.
+    ``silent_ranks`` are those that gave no sign of life while this rank waited for the cause of a lost
+    connection; ``hint`` returns what would fit if memory ran out.
     """
     if isinstance(error, PacelineError):
         first = error.diagnostics[0]
@@ -71,7 +72,7 @@ def _place_of(error: OSError) -> Path | None:
 
 
 def exit_code_of(error: BaseException, *, echo: bool = False) -> int:
-    """What the process answers; ``echo``: the error only says that another rank is gone."""
+    """Return the process's exit code; ``echo``: the error only reports that another rank is gone."""
     if echo:
         return int(ExitCode.PEER_FAILED)
     return int(error.exit_code) if isinstance(error, PacelineError) else int(ExitCode.FAILED)

@@ -1,4 +1,4 @@
-"""What rank 0 says when all is over: where everything lies, and what to do next."""
+"""Summary that rank 0 prints at the end: where the results are, and what to do next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.launch.environ import current
 
 
 def leave_word(run: RunDir, checkpoint: str, *, plot: bool) -> None:
-    """Print it. The run is over and durable: nothing here can harm it."""
+    """Print the summary. The run is already finished and saved, so nothing here can harm it."""
     drawn = draw_plot(run) if plot else "none (training.report_to is none)"
     print(
         f"run         {run.root}\ncheckpoint  {checkpoint or 'none (training.save_strategy is no)'}\nplot        {drawn}"
@@ -21,7 +21,10 @@ def leave_word(run: RunDir, checkpoint: str, *, plot: bool) -> None:
 
 
 def draw_plot(run: RunDir) -> str:
-    """Where the PNG lies, or why it was not drawn. A process of its own: plotting needs no torch and may not disturb a run."""
+    """Return the path of the PNG, or why it was not drawn.
+
+    Plotting runs in its own process: it needs no torch and must not disturb the run.
+    """
     argv = [sys.executable, "-m", "paceline.watch.plot", str(run.root)]
     try:
         drawn = subprocess.run(

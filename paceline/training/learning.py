@@ -1,4 +1,6 @@
-"""Whether a run still learns: steps without a gradient, and a loss that has run away. Said while it runs, and at its end."""
+"""Detect runs that do not learn: steps without a gradient, and a diverging loss. Checked in each step and at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from paceline.training import codes
 from paceline.training.state import TrainState
 
 LEARNT = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0
-IN_A_ROW = 3  # steps without a gradient until it is said
-FEW, MANY = 3, 20  # steps that a loss is averaged over: against the first one's, and against the first MANY / 2
-EXPLODED = (10.0, 10.0)  # of the first loss, and nats beside it: no language model is that wrong before it has learnt
+IN_A_ROW = 3  # steps without a gradient before the warning
+FEW, MANY = 3, 20  # steps in the mean that is compared with the first loss, and with the first MANY / 2
+EXPLODED = (10.0, 10.0)  # times the first loss, plus nats: no untrained language model is that wrong
 RISEN = (2.0, 1.0)
 _HINT = (
     "lower training.learning_rate or lengthen the warm-up (training.warmup_steps); resume from a checkpoint before it"
@@ -23,10 +25,12 @@ _HINT = (
 
 @dataclass
 class Learning:
-    """Sees every step's result, equal on every rank. ``falls``: the algorithm's loss is one that training brings down.
+    """Checks every step's result, which is equal on every rank. ``falls``: training lowers this algorithm's
+    loss.
 
-    Exactly 0 is no gradient: one that is merely small still moves the weights. A loss that is as good as 0 may have none, and says
-    nothing; nor does one that is 0 because there was nothing to compare (rollouts say that themselves).
+    "No gradient" means exactly 0: a small gradient still moves the weights. A loss of almost 0 may have a
+    gradient of 0 and gives no warning; nor does a loss of 0 because there was nothing to compare (rollouts
+    report that themselves).
     """
 
     state: TrainState
@@ -37,7 +41,7 @@ class Learning:
     said: set[str] = field(default_factory=set)
 
     def observe(self, result: StepResult) -> list[Diagnostic]:
-        """What this step makes worth saying, each once an attempt."""
+        """Return the warnings of this step, each once per attempt."""
         if result.skipped is not None or result.grad_norm is None:
             return []
         loss = sum(result.losses.values())
@@ -54,7 +58,7 @@ class Learning:
         return [d for d in (*found, *self._diverged()) if not self._was_said(d.code)]
 
     def at_end(self) -> list[Diagnostic]:
-        """What the end of the run has to say of it."""
+        """Return the warnings at the end of the run."""
         steps, without = self.state.trained_steps, self.state.steps_without_gradient
         found = [self._no_gradient(f"{without} of {steps} steps")] if 2 * without >= max(steps, 2) else []
         return [*found, *self._diverged()]
@@ -73,8 +77,10 @@ class Learning:
         )
 
     def _diverged(self) -> list[Diagnostic]:
-        """The loss of the last steps against where the run began, as a multiple and an amount; in uneven data it also lies above it in
-        each of many steps."""
+        """Warn if the recent loss exceeds that at the start by both a factor and an amount.
+
+        With uneven data the loss must also be above it in each of many steps.
+        """
         first = self.state.first_loss
         if not self.falls or first is None or len(self.recent) < FEW:
             return []

@@ -1,4 +1,4 @@
-"""Batches loaded ahead: threads prepare what the next steps read while one runs, in the same order."""
+"""Prefetching of batches: threads prepare the next steps' batches while one runs, in the same order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import torch
 from paceline.config.sections.training import TrainingSection
 
 T = TypeVar("T")
-AHEAD = 2  # what a thread keeps ready where the config says nothing, as torch's DataLoader
+AHEAD = 2  # items per thread unless configured, as in torch's DataLoader
 
 
 @dataclass(frozen=True)
 class Loading:
-    """``workers`` threads keep ``ahead`` items ready each (0: everything is made when it is asked for); with ``pin`` batches are
-    page-locked for ``device``."""
+    """``workers`` threads prefetch ``ahead`` items each (0 workers: items are made on demand); with ``pin``
+    batches are in pinned memory for ``device``.
+    """
 
     workers: int = 0
     ahead: int = AHEAD
@@ -29,7 +30,7 @@ class Loading:
 
     @staticmethod
     def of(training: TrainingSection, device: torch.device) -> Loading:
-        """What the config's ``training.dataloader_…`` keys ask for; there is nothing to page-lock for but on CUDA."""
+        """Read the config's ``training.dataloader_…`` keys; memory is pinned only on CUDA."""
         return Loading(
             training.dataloader_num_workers,
             training.dataloader_prefetch_factor or AHEAD,
@@ -38,9 +39,11 @@ class Loading:
         )
 
     def in_order(self, make: Callable[[int], T], items: range) -> Generator[T]:
-        """``make(i)`` for each item in its order, some of them made ahead: ``make`` depends on nothing but ``i``.
+        """Yield ``make(i)`` for each item in order, prefetching some: ``make`` must depend on nothing but
+        ``i``.
 
-        What ``make`` raises is raised where its item is due, after all before it. Close the generator and its threads end.
+        An exception of ``make`` is raised at its item's turn, after all items before it. Closing the
+        generator ends its threads.
         """
         if not self.workers:
             yield from map(make, items)
@@ -59,6 +62,8 @@ class Loading:
                     future.cancel()
 
     def _enter(self) -> None:
-        """A thread page-locks for the process's own device, not for the first one of the machine."""
+        """Set the thread's CUDA device, so that memory is pinned for this process's device and not for the
+        first one.
+        """
         if self.pin:
             torch.cuda.set_device(self.device)

@@ -1,6 +1,8 @@
-"""A look before anything heavy is imported: are the models, the data, the tokenizer and the checkpoint that a config names what a run needs?
+"""Checks before anything heavy is imported: do the named models, data, tokenizer and checkpoint hold what a
+run needs?
 
-Names, sizes, headers and the first rows are read; nothing is downloaded or tokenised. No torch, no Transformers.
+Reads names, sizes, headers and the first rows; downloads and tokenises nothing. Imports no torch, no
+Transformers.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ MOST_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Looked:
-    """``found``: everything, each once; ``formats``: of the rows of files that were looked into."""
+    """``found``: all diagnostics, each once; ``formats``: the row formats of the files that were read."""
 
     found: list[Diagnostic]
     formats: frozenset[str]
 
 
 def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> Looked:
-    """Everything found. ``plan``: where there is one, a resumed run's global batch is compared too."""
+    """Run all checks. With ``plan`` a resumed run's global batch is compared too."""
     formats, of_data = look_at_sets(config.data, reading_of(config))
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
         lambda: _models(config, plan),
@@ -62,7 +64,10 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
 
 
 def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
-    """What is found of a config that could not be loaded: it holds whatever the keys in ``doubt`` (``config/doubt.py``) were meant to be."""
+    """Check a config that could not be loaded.
+
+    The diagnostics hold whatever the keys in ``doubt`` (``config/doubt.py``) were meant to be.
+    """
     return _each_once([lambda: _there(config, doubt)])
 
 
@@ -77,7 +82,9 @@ def _each_once(parts: Sequence[Callable[[], Iterable[Diagnostic]]]) -> list[Diag
 
 
 def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
-    """Of files that sound keys name, whether they are there: their contents hang on keys beside (the algorithm, the column names)."""
+    """Check that files named by valid keys exist. Their contents depend on other keys (the algorithm, the
+    column names).
+    """
     m = config.model
     if sure(doubt, "model.name_or_path", "model.config") and m.config is None and m.name_or_path:
         yield from check_model_folder(m.name_or_path, "model.name_or_path")
@@ -91,7 +98,9 @@ def _there(config: Config, doubt: frozenset[str]) -> Iterator[Diagnostic]:
 
 
 def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    """The trained model's folder, those of the algorithm's other roles, and the adapter that training starts from."""
+    """Check the trained model's folder, those of the algorithm's other roles, and the adapter that training
+    starts from.
+    """
     m = config.model
     named = {} if m.config is not None or not m.name_or_path else {m.name_or_path: "model.name_or_path"}
     for name, key in models_named(config.training).items():
@@ -106,12 +115,14 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Names and options of built-in rewards, whether the reward model gives one number, the server's key."""
+    """Check names and options of built-in rewards, that the reward model has one output, and the server's
+    key.
+    """
     t = config.training
     if t.rollout is None or not algorithm_spec(t.algorithm).on_policy:
         return
     for reward in t.rollout.rewards:
-        if reward.name == MODEL or ":" in reward.name:  # a function of the user's own is tried
+        if reward.name == MODEL or ":" in reward.name:  # the trial imports the user's own functions
             continue
         try:
             check_built_in(RewardSpec(reward.name, reward.weight, dict(reward.options)))
@@ -126,12 +137,12 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
 
 
 def reading_of(config: Config) -> Reading:
-    """What the algorithm reads rows for."""
+    """Return how the algorithm reads rows."""
     return Reading(config.data.train_on, row_kind(algorithm_spec(config.training.algorithm).rows))
 
 
 def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:
-    """Whether there is a checkpoint to go on from, and whether it is this run's."""
+    """Check that there is a checkpoint to resume from, and that it belongs to this run."""
     where = config.training.resume_from_checkpoint
     if not where:
         return
@@ -173,7 +184,7 @@ def _chosen(path: Path) -> Diagnostic:
 
 
 def _said(ask: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:
-    """What is said, or refused."""
+    """Return the diagnostics that ``ask`` returns or raises."""
     try:
         return ask()
     except PacelineError as error:
@@ -192,7 +203,7 @@ _KEYS = {
 def _state_now(
     config: Config, environ: Mapping[str, str], plan: Plan | None, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Of what ``same_run`` compares all that can be told before the start."""
+    """Return those fields of the run state that ``same_run`` compares and that are known before the start."""
     spec = algorithm_spec(config.training.algorithm)
     now: dict[str, Any] = {
         "seq_len": config.data.max_length,

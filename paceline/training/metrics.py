@@ -14,35 +14,43 @@ from paceline.runtime.device import device_name, matmul_rate
 
 @dataclass(frozen=True)
 class Peak:
-    """What utilisation divides by, FLOP/s of one rank's device: the data sheet's number that the planner uses too, else of a product timed here."""
+    """Peak FLOP/s of one rank's device, the divisor of utilisation.
+
+    ``data_sheet``: it is the data sheet's number, as in the planner; otherwise that of a matrix product timed
+    here.
+    """
 
     flops: float
     data_sheet: bool
 
     @staticmethod
     def of(device: torch.device, compute: str) -> Peak:
-        """Of ``device`` in the dtype called ``compute``; products are timed only where no data sheet is known."""
+        """Return the peak of ``device`` in the dtype named ``compute``; products are timed only if no data
+        sheet is known.
+        """
         known = data_sheet_peak(device_name(device), compute) if device.type == "cuda" else None
         return Peak(timed_rate(device, getattr(torch, compute)), False) if known is None else Peak(known, True)
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """``matmul_parameters`` are the weights that take part in matrix products; ``peak`` is None where nothing is to be divided by it."""
+    """``matmul_parameters`` are the weights used in matrix products; ``peak`` None: utilisation is not
+    computed.
+    """
 
     matmul_parameters: int
     world_size: int
     peak: Peak | None
 
     def tokens_per_second(self, tokens: int, seconds: float) -> float:
-        """Real (non-padding) tokens of all ranks a second."""
+        """Return real (non-padding) tokens per second, over all ranks."""
         return tokens / seconds if seconds > 0 else 0.0
 
     def utilisation(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Fields of ``events.Step``: 6 · matmul_parameters · tokens / (seconds · ranks · peak).
+        """Return the fields of ``events.Step``: 6 · matmul_parameters · tokens / (seconds · ranks · peak).
 
-        Of a data sheet's peak this is the PaLM definition of MFU (Chowdhery et al. 2022, appendix B) without its attention term; of a timed product
-        it is a share of that, and no MFU.
+        With a data sheet's peak this is the PaLM definition of MFU (Chowdhery et al. 2022, appendix B)
+        without its attention term; with a timed product it is the fraction of that product's rate, not MFU.
         """
         if self.peak is None or seconds <= 0:
             return {"mfu": None, "of_product": None}
@@ -53,14 +61,21 @@ class Throughput:
 def computed_parameters(
     shape: ModelShape | None, adapter: AdapterSpec | None, reference: str = "", trained: int = 1, forwards: int = 0
 ) -> int:
-    """Weights that count for MFU at 6 FLOP a token: under an adapter a weight has no gradient of its own, which leaves 4 of the 6; a reference
-    asked in every step adds the 2 of its forward, and so does each of the ``forwards`` over a window before it; of ``trained`` models each counts."""
+    """Return the weights that count for MFU at 6 FLOP per token.
+
+    Under an adapter frozen weights have no gradient of their own, which leaves 4 of the 6. A reference that
+    runs in every step adds the 2 of its forward, and so does each of the ``forwards`` over a window before
+    it. ``trained`` models count each.
+    """
     whole = shape.matmul_parameters if shape else 0
     sixths = (6 if adapter is None else 4) * trained + 2 * (forwards + (reference in ("live", "adapter")))
     return whole * sixths // 6
 
 
 def timed_rate(device: torch.device, compute: torch.dtype) -> float:
-    """FLOP/s of products timed here: a processor without instructions for ``compute`` is used through float32, so the faster of both counts."""
+    """Return the FLOP/s of matrix products timed here.
+
+    A CPU without instructions for ``compute`` falls back to float32, so the faster of both counts.
+    """
     rate = matmul_rate(device, compute)
     return rate if device.type == "cuda" or compute == torch.float32 else max(rate, matmul_rate(device, torch.float32))

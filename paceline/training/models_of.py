@@ -1,4 +1,4 @@
-"""From a plan to the models of an algorithm's roles: what each is built from, and how it computes."""
+"""Model factories for the roles of an algorithm, from a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 class Tokens(Protocol):
-    """What of the prepared data decides about models (``Prepared`` fits)."""
+    """What models need from the prepared data (``Prepared`` fits)."""
 
     @property
     def vocab_size(self) -> int | None: ...  # rows that the embedding needs; None: not known
@@ -33,16 +33,20 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True)
 class Models:
-    """Makes the factories that strategies build models by."""
+    """Makes the factories that strategies build models with."""
 
     plan: Plan
     config: Config
     prepared: Tokens
     device: torch.device
-    classes: Classes | None = None  # of a classifier
+    classes: Classes | None = None  # only for a classifier
 
     def trained(self, role: Role) -> HFModelFactory:
-        """A model that is trained: from the weights named for it, or those that training starts from. An adapter to go on with is the policy's."""
+        """Return the factory of a trained model: from the weights named for its role, else from those that
+        training starts from.
+
+        An existing adapter to continue from belongs to the policy, not to the value model.
+        """
         named, adapter = self._named(role), to_json(self.plan.adapter)
         if role is not Role.VALUE:
             return self._factory(role)
@@ -50,7 +54,11 @@ class Models:
         return self._factory(role, adapter=own, **({"model": named} if named is not None else {}))
 
     def frozen(self, role: Role) -> HFModelFactory:
-        """A model that is only asked: the one named for it, or the one that training starts from."""
+        """Return the factory of a frozen model: the one named for its role, else the one that training starts
+        from.
+
+        Raises ConfigError if a teacher or a reward model has another tokenizer.
+        """
         named = self._named(role)
         if named is None:
             return self._factory(role, frozen=True)
@@ -62,14 +70,16 @@ class Models:
         return self._factory(role, frozen=True, model=named, adapter=None)
 
     def _named(self, role: Role) -> Any:
-        """The ``model:`` section of another model than the one that training starts from, or None."""
+        """Return the ``model:`` section of the role's own model, or None if it is the one that training
+        starts from.
+        """
         name = algorithm_spec(self.plan.algorithm).model_named(self.config.training, role.value)
         if name is None:
             return None
         own = {} if name == self.config.model.name_or_path else {"revision": None, "trust_remote_code": False}
         return self.config.model.model_copy(
             update={"name_or_path": name, "config": None, **own}
-        )  # a pin is of one model
+        )  # a pinned revision belongs to one model
 
     def _factory(self, role: Role, **changed: Any) -> HFModelFactory:
         precision = self.plan.precision
@@ -92,12 +102,14 @@ class Models:
         return HFModelFactory(**{**values, **changed})
 
     def _temperature(self) -> float:
-        """That answers are sampled at, where the policy writes them itself: what is trained is the policy that was sampled from. Greedy: 1."""
+        """Return the sampling temperature of an on-policy algorithm, which the log-probabilities use too; 1
+        for greedy.
+        """
         rollout = self.config.training.rollout or RolloutOptions()
         return rollout.temperature or 1.0 if algorithm_spec(self.plan.algorithm).on_policy else 1.0
 
     def _compile_options(self) -> dict[str, str]:
-        """``torch.compile``'s backend and mode, where the config names them."""
+        """Return ``torch.compile``'s backend and mode, if configured."""
         t = self.config.training
         asked = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
         return {name: value for name, value in asked.items() if value}

@@ -1,4 +1,4 @@
-"""Everybody who hears of a run's events: event log and text logs on every rank, console and trackers on rank 0."""
+"""Receivers of a run's events: event log and text logs on every rank, console and trackers on rank 0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.training.trainer import Observer
 
 
 class Observers:
-    """Opens, feeds and closes them."""
+    """Opens, feeds and closes the receivers."""
 
     def __init__(
         self,
@@ -38,7 +38,9 @@ class Observers:
         *,
         leads: bool = True,
     ) -> None:
-        """``leads``: the first rank of its node, which looks after the run's folder. Raises OSError when the logs cannot be opened."""
+        """``leads``: this is the first rank of its node, which watches the run directory. Raises OSError if
+        the logs cannot be opened.
+        """
         self.rank, self.run, self.config, self.prepared = rank, run, config, prepared
         self.redact = redact
         self.log = RunLog(run, rank, self.redact, config.training.log_level, warn=self._warn, leads=leads)
@@ -54,7 +56,7 @@ class Observers:
         return [self.hear]
 
     def begin(self, event: events.RunStarted) -> None:
-        """The run starts: open what a person looks at."""
+        """Start the run: open console and trackers."""
         t = self.config.training
         total = event.total_steps or 0
         self.logging_steps = every(t.logging_steps, max(total, 1))
@@ -83,7 +85,7 @@ class Observers:
         self.say(event.description)
 
     def hear(self, event: events.Event) -> None:
-        """One event from the trainer."""
+        """Record one event of the trainer."""
         if isinstance(event, events.Step):
             self.heartbeat.beat(event.step, "train")
             self.check_place()
@@ -107,25 +109,25 @@ class Observers:
                 tracker.log(event.step, scalars(event))
 
     def check_place(self) -> None:
-        """Raises PacelineError when the run's folder is no longer the one that it was."""
+        """Raise PacelineError if the run directory has been moved or replaced."""
         gone = self._place.check() if self._place is not None else None
         if gone is not None:
             self.note(gone)
 
     def _warn(self, diagnostic: Diagnostic) -> None:
-        """What the logs themselves cannot say: on the console, or, on other ranks than 0, on standard error."""
+        """Report what the logs themselves cannot: on the console, or on stderr for other ranks than 0."""
         if self.console is not None:
             self.console.note(diagnostic)
         else:
             print(self.redact(diagnostic.render()), file=sys.stderr, flush=True)
 
     def _say_early(self, diagnostic: Diagnostic) -> None:
-        """Before the first step there is no console yet."""
+        """Print a diagnostic before the first step, when there is no console yet."""
         if is_written(diagnostic.severity.value, self.config.training.log_level):
             print(self.redact(diagnostic.render()), flush=True)
 
     def is_logged(self, event: events.Step | events.Samples) -> bool:
-        """Whether this step is put into words (every step is in the event log)."""
+        """Whether this step gets a text line (every step is in the event log)."""
         first = event.step == 1 and self.config.training.logging_first_step
         return first or event.step % self.logging_steps == 0 or getattr(event, "skipped", None) is not None
 
@@ -133,13 +135,13 @@ class Observers:
         self.hear(events.Notice(diagnostic))
 
     def say(self, text: str) -> None:
-        """A line for people, on rank 0."""
+        """Print a line on rank 0."""
         self.log.say(text)
         if self.console is not None:
             self.console.say(text)
 
     def finish(self, event: events.Finished, checkpoint: str) -> None:
-        """The run ended well: say where everything lies, and let go."""
+        """Record a successful end and close the logs."""
         self.hear(event)
         lost = self.log.lost()
         if lost is not None:
@@ -148,14 +150,16 @@ class Observers:
         self.log.close()
 
     def failed(self, event: events.Error, trace: str) -> None:
-        """The run ended badly: it stands in the log when this returns. Trackers are let go by ``close``: they may take their time."""
+        """Record a failure; it is written when this returns. ``close`` closes the trackers, which may take
+        long.
+        """
         if trace:
             self.log.rank_text.line(trace, "error")
         self.log.write(event)
         self.log.close()
 
     def close(self) -> None:
-        """Let go of everything but the files of the log."""
+        """Close everything but the log files."""
         self.heartbeat.stop()
         if self.console is not None:
             self.console.close()
@@ -169,7 +173,7 @@ class Observers:
 
 
 def scalars(event: events.Step | events.Eval) -> dict[str, float]:
-    """The numbers of an event under the names that trackers show."""
+    """Return the numbers of an event, under the names that trackers show."""
     if isinstance(event, events.Eval):
         return {f"eval/{name.removeprefix('eval_')}": value for name, value in event.metrics.items()}
     numbers: dict[str, float | None] = {

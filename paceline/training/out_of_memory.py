@@ -1,4 +1,4 @@
-"""A run out of memory: what would fit in its place, by the plan's own search; never what is set already."""
+"""Hints for a run that ran out of memory: what would fit instead, by the planner's search."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
 
-OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, on CUDA; its name, for torch need not be loaded to know it
+OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, on CUDA; by name, so that torch need not be imported
 _WORDS = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory", "not enough memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: Python's, torch's on a card, torch's on a CPU (a RuntimeError of its allocator)."""
+    """Whether memory ran out: an exception of Python, of torch on CUDA, or of torch's CPU allocator (a
+    RuntimeError).
+    """
     named = isinstance(error, MemoryError) or type(error).__name__ == OUT_OF_MEMORY
     return named or any(words in str(error) for words in _WORDS)
 
 
 def out_of_memory_hint(plan: Plan, environ: Mapping[str, str]) -> str:
-    """What would fit on this machine, as YAML; else what makes the same training smaller. Searches a second at most and starts nothing."""
+    """Return what would fit on this machine, as YAML, else what makes the same training smaller.
+
+    The search takes at most a second and starts nothing.
+    """
     hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
     fits = what_fits(plan, hardware, ran_out=True)
     return "; or ".join([*fits, *([] if fits else smaller(plan))])
 
 
 def smaller(plan: Plan) -> list[str]:
-    """Generic remedies that this plan has not taken yet."""
+    """Return generic remedies that this plan does not use yet."""
     batch = plan.batch
     found = []
     if batch.micro_batch > 1:

@@ -1,4 +1,4 @@
-"""What a run trains with: models, algorithm and windows, standing at the step to go on from."""
+"""What a run trains with: models, algorithm and windows, at the step to resume from."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from paceline.strategies.base import Runner
 from paceline.training.state import TrainState
 from paceline.training.windows import Epochs
 
-Evaluation = Callable[[Any], dict[str, float]]  # of a source of rows, or of prompts
+Evaluation = Callable[[Any], dict[str, float]]  # argument: a source of rows or prompts
 
 
 class Windows(Protocol):
-    """The windows of a run from a step on: rows that are read (``training.windows``), or rollouts (``training.rollout.windows``)."""
+    """The windows of a run from a step on: from rows (``training.windows``) or rollouts
+    (``training.rollout.windows``).
+    """
 
     def __iter__(self) -> Iterator[Window]: ...
 
     def filler(self) -> Batch:
-        """A micro-batch that weighs nothing, with every field a real one has."""
+        """Return a micro-batch of weight 0 with every field of a real one."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must hold beside the position, JSON."""
+        """Return what a checkpoint must hold beyond the position, JSON."""
         ...
 
     def shards(self, step: int) -> Iterator[Shard]:
-        """What a checkpoint after ``step`` steps must hold beside the position."""
+        """Return the tensors that a checkpoint after ``step`` steps must hold beyond the position."""
         ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts that a trainer is made of; ``handles`` by role, ``state`` at the step to go on from, ``evaluate`` of a source of rows (or prompts)."""
+    """The parts of a trainer: ``handles`` by role, ``state`` at the step to resume from, ``evaluate`` for a
+    source of rows (or prompts).
+    """
 
     runner: Runner
     algorithm: Any

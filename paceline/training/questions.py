@@ -1,4 +1,6 @@
-"""What the look leaves open about the tokenizer, and so is tried. No torch, no Transformers."""
+"""Tokenizer questions that only loading it can answer, and so need a trial. Imports no torch, no
+Transformers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from paceline.plan.tries import MODEL, TOKENIZER
 
 
 def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict[str, str]:
-    """Try → why it is made. ``formats``: of the rows that were looked at. A tokenizer that would be downloaded is left to that."""
+    """Return trial → why it is needed. ``formats``: the row formats that were found.
+
+    Empty if the tokenizer is still to be downloaded.
+    """
     folder, spec = tokenizer_here(config.model), algorithm_spec(config.training.algorithm)
     if folder is None:
         return {}
@@ -38,14 +43,14 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
 
 @dataclass(frozen=True)
 class Reader:
-    """A model beside the trained one that reads its tokens, in a folder here with a tokenizer."""
+    """A further model that reads the trained model's tokens, in a local folder with a tokenizer."""
 
     role: str
     folder: Path
 
 
 def readers_of(config: Config) -> list[Reader]:
-    """The reward model, where one is among the rewards, and what the algorithm's spec says."""
+    """Return the reward model, if configured, and the models that the algorithm's spec names."""
     spec, training = algorithm_spec(config.training.algorithm), config.training
     roles = (*(("reward",) if spec.on_policy else ()), *spec.same_tokens)
     named = [(role, spec.model_named(training, role)) for role in roles]

@@ -1,7 +1,7 @@
 """One rank of a run: ``python -m paceline.training.rank --plan FILE | --config YAML [--set key=value …]``.
 
-Until torch is imported: config → a look at all that a start needs, once a node, where no parent has looked → plan. Then ``training/worker.py``.
-Exit codes: ``core.errors.ExitCode``.
+Before torch is imported: load the config; check all that a start needs, once per node, unless a parent
+process did; plan. Then ``training/worker.py``. Exit codes: ``core.errors.ExitCode``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from paceline.runtime.rank_env import RankEnv
 from paceline.training.said import tell
 from paceline.training.start import looked_at, parse_start, plan_here, same_size
 
-STDERR = 2  # where native crashes are told until the log of this rank is open
-_LATER_SECONDS = 2.0  # how long the other ranks wait while the first one says what is wrong
+STDERR = 2  # where native crashes are reported until this rank's log is open
+_LATER_SECONDS = 2.0  # how long other ranks wait while the first one reports the error
 
 
 @redacted
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank. Returns the exit code; never raises for an error that has a name."""
+    """Run one rank. Return the exit code; never raises a named error."""
     environ = current()
     stacks_to(STDERR)
     line = Line.join(environ, whole(environ.get("RANK", "0")), lambda word: leave(ExitCode.PEER_FAILED))
@@ -40,14 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int:
-    """The rank's life. What its launcher says it hears by ``line``."""
+    """Start and run the worker of this rank. ``line`` is the connection to its launcher."""
     first, on_node = place(environ)
     rank = on_node
     try:
         start = parse_start(argv, environ)
-        rank = 0  # what is wrong with the variables may be wrong with this process alone
+        rank = 0  # bad variables may concern this process alone, so report them
         env = RankEnv.from_environ(environ, start.local_rank)
-        first, rank = env.rank == 0, env.local_rank  # each node looks at its own disks
+        first, rank = env.rank == 0, env.local_rank  # each node checks its own disks
         start = looked_at(start, env, environ)
         rank = env.rank
         plan = start.plan or plan_here(start, env, environ)
@@ -56,7 +56,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
 
         worker = worker_of(start, env, plan, environ, line)
     except PacelineError as exc:
-        if not first and not line.held:  # a launcher that is not ours ends all when one has ended
+        if not first and not line.held:  # a foreign launcher kills all ranks once one has ended
             time.sleep(_LATER_SECONDS)
         tell(exc.diagnostics, rank, only_first=True)
         line.failed(exc.exit_code, exc.diagnostics[0])
@@ -73,7 +73,10 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
 
 
 def place(environ: Mapping[str, str]) -> tuple[bool, int]:
-    """(whether this is rank 0, the place on its node), until the launcher's variables are checked: the YAML is read alike by all ranks of a node."""
+    """Return (whether this is rank 0, local rank) before the launcher's variables are checked.
+
+    All ranks of a node read the same YAML.
+    """
     try:
         here = standing(environ)
     except ConfigError:

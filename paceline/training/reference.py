@@ -1,4 +1,6 @@
-"""The reference's log-probabilities of every answer, asked once before training and kept under a fingerprint beside the prepared data."""
+"""Reference log-probabilities of all answers, computed once before training and cached next to the prepared
+data.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,17 @@ _AT_ONCE = 2**20  # numbers in one all-reduce
 def ask_reference(
     session: Any, runner: Runner, handles: Handles, policy: Any
 ) -> tuple[dict[str, dict[str, Column]], str]:
-    """(log-probabilities of the reference by split and document, what there is to say): from the cache, or computed now, before any weight is trained
-    or restored.
+    """Return (reference log-probabilities by split and document, a message for the log), cached or computed.
+    Collective.
 
-    ``policy`` is the factory that the policy was built by: unless another model is named, the policy as it is now is the reference. Collective.
+    Must run before any weight is trained or restored. ``policy`` is the policy's factory: unless another
+    model is named, the reference is the policy as it is now.
     """
     config, plan = session.config, session.plan
     spec, training = algorithm_spec(plan.algorithm), config.training
     named = spec.model_named(training, "reference")
     start = plan.adapter.start if plan.adapter else None
+    # The cache key: everything that the log-probabilities depend on
     key = {
         "data": session.prepared.fingerprint,
         "weights": weights_identity(named, None) if named else policy.fingerprint,
@@ -72,9 +76,10 @@ def ask_reference(
 
 
 def reference_column(runner: Runner, handles: Handles, role: Role, source: PackedSource, cut: Cut) -> Column:
-    """float64 [documents]: log p(answer | prompt) under the model of ``role``, equal on every rank. Collective.
+    """Return float64 [documents]: log p(answer | prompt) under the model of ``role``, equal on every rank.
+    Collective.
 
-    ``source`` keeps the order of its table and holds every document once.
+    ``source`` keeps the order of its table and has every document once.
     """
     found = np.zeros(len(source.table.lengths), np.float64)
     rows, strategy = source.num_rows(0), runner.strategy
@@ -91,16 +96,16 @@ def reference_column(runner: Runner, handles: Handles, role: Role, source: Packe
 
 
 class ReferenceCache:
-    """One file a fingerprint, read and written by rank 0; every rank gets what it holds."""
+    """One file per fingerprint, read and written by rank 0; every rank gets its contents."""
 
     def __init__(self, world: World, folder: Path, key: Mapping[str, Any]) -> None:
-        """``key`` is what the numbers follow from, JSON; rank 0's counts."""
+        """``key`` is what the values depend on, JSON; that of rank 0 is used."""
         self.world = world
         text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
         self.path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.safetensors"
 
     def load(self, sizes: Mapping[str, int]) -> dict[str, Column] | None:
-        """The columns by split, each of its size, or None. Collective."""
+        """Return the columns by split, each of its size in ``sizes``, or None. Collective."""
         held = self._read(sizes) if self.world.is_main else None
         if not self.world.any(held is not None):
             return None
@@ -112,7 +117,7 @@ class ReferenceCache:
         return columns
 
     def save(self, columns: Mapping[str, Column]) -> str:
-        """Write the file whole or not at all; what went wrong, or an empty text."""
+        """Write the file atomically. Return what went wrong, or an empty string."""
         from safetensors.numpy import save_file
 
         if not self.world.is_main:
@@ -127,7 +132,7 @@ class ReferenceCache:
         return ""
 
     def _read(self, sizes: Mapping[str, int]) -> dict[str, Column] | None:
-        """The file's columns; None where there is none, or not a sound one (it is made anew)."""
+        """Return the file's columns; None if it is missing or damaged (it is then recomputed)."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -143,7 +148,7 @@ class ReferenceCache:
 
 
 def _digest(columns: Mapping[str, Column]) -> str:
-    """sha256 of names and numbers: a flipped bit would be trained on like any other number."""
+    """Return the sha256 of names and values: a flipped bit would silently be trained on."""
     digest = hashlib.sha256()
     for name, column in sorted(columns.items()):
         digest.update(f"{name} {column.dtype} {column.shape} ".encode() + column.tobytes())
@@ -156,7 +161,7 @@ def cached_columns(
     compute: Callable[[PackedSource], Column],
     clock: Callable[[], float],
 ) -> tuple[dict[str, dict[str, Column]], str]:
-    """(extra columns of the documents by split, what there is to say). Collective."""
+    """Return (extra columns of the documents by split, a message for the log). Collective."""
     sizes = {name: len(source.table.lengths) for name, source in sources.items()}
     columns = cache.load(sizes)
     if columns is not None:
@@ -172,7 +177,9 @@ def cached_columns(
 
 
 def weights_identity(name: str, revision: str | None) -> list[Any]:
-    """What tells one set of weights from another without reading it: files with sizes and times, and on the hub the commit."""
+    """Return what identifies weights without reading them: files with sizes and times; for the hub, the
+    commit.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     folder = Path(name).expanduser()

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: found once, verified, compared with this run, its global batch kept."""
+"""Resume from a checkpoint: find and verify it, compare it with this run, and keep its global batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.training.same_model import other_training
 
 @dataclass(frozen=True)
 class Resumed:
-    """``reader`` is None when the run starts fresh; ``plan`` has the global batch of the first run."""
+    """``reader`` is None for a fresh start; ``plan`` has the global batch of the first run."""
 
     reader: CheckpointReader | None
     plan: Plan
@@ -31,7 +31,10 @@ class Resumed:
 
 
 def open_resume(world: World, where: str | None, run: RunDir, plan: Plan, state_now: Mapping[str, Any]) -> Resumed:
-    """Collective. ``state_now`` is what this run would save. Raises CheckpointError or ConfigError, the same on all ranks."""
+    """Open the checkpoint to resume from. Collective.
+
+    ``state_now`` is what this run would save. Raises CheckpointError or ConfigError, the same on all ranks.
+    """
     if not where:
         return Resumed(None, plan, ())
 
@@ -54,8 +57,11 @@ def open_resume(world: World, where: str | None, run: RunDir, plan: Plan, state_
 
 
 def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
-    """Raises CheckpointError when the run would be trained on something else. Said: another evaluation set, or none, which changes nothing of that;
-    and data that cannot be compared."""
+    """Raise CheckpointError if the run would train on other data.
+
+    Returns a warning if the evaluation set differs or is gone, which does not affect training, or if the data
+    cannot be compared.
+    """
     trained = state.get("train_fingerprint") or None
     same_rows = trained is not None and trained == now["train_fingerprint"]
     same_data = state.get("data_fingerprint") == now["data_fingerprint"]
@@ -72,7 +78,7 @@ def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:
-    """One warning a config key that differs from the run's first start and is allowed to."""
+    """Return a warning for each changed config key that a resumed run may change."""
     found = []
     for section in ("model", "training"):
         old, new = before.get(section) or {}, now.get(section) or {}
@@ -89,7 +95,7 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diag
     return found
 
 
-# Keys that change nothing of what is learnt.
+# Keys that do not affect training results.
 QUIET = frozenset(
     {
         "output_dir", "experiment_name", "run_name", "resume_from_checkpoint", "overwrite_output_dir", "logging_steps", "report_to", "save_steps",

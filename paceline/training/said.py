@@ -1,4 +1,4 @@
-"""What a rank says on the console of whoever started it."""
+"""Diagnostics of a rank on stderr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.core.diagnostics import Diagnostic
 
 
 def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
-    """Findings to stderr; what every rank finds alike is said by rank 0 alone."""
+    """Print diagnostics to stderr; with ``only_first`` on rank 0 only, for what every rank finds alike."""
     if only_first and rank != 0:
         return
     for diagnostic in diagnostics:

@@ -1,7 +1,8 @@
-"""Whether a checkpoint is of what this run trains: by the same algorithm and optimizer, a model of the same sizes, the same adapter. No torch.
+"""Check that a checkpoint fits this run: same algorithm, optimizer, model sizes and adapter. Imports no
+torch.
 
-A smaller model, or an adapter on fewer layers, would be filled from the checkpoint without a word and the rest be dropped; another optimizer
-would meet a state that is not its own.
+Without these checks a smaller model, or an adapter on fewer layers, would silently load a part of the
+checkpoint, and another optimizer would load a state that is not its own.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from paceline.plan.plan import Plan
 from paceline.training import codes
 
 _EXPORT = "paceline export RUN --to DIR and a new run with model.name_or_path: DIR"
-_SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # a vocabulary may have grown
+_SIZES = ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate")  # not the vocabulary: it may grow
 _WHOLE = "modules_to_save"
 _ADAPTER = ("r", "alpha", "use_rslora", "target_modules", _WHOLE, "bias")
-_MATRIX = (8, 6)  # any: two optimizers of one class that keep as much of it keep the same
+_MATRIX = (8, 6)  # any shape: optimizers of one class with equally large state for it are compatible
 
 
 def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any]) -> list[Diagnostic]:
-    """What a run by ``plan`` would train otherwise than the one that saved ``state``; ``saved`` is the ``config.json`` beside its weights."""
+    """Return how a run by ``plan`` differs from the one that saved ``state``.
+
+    ``saved`` is the ``config.json`` in the checkpoint.
+    """
     before = state.get("config", {}).get("training", {}).get("algorithm", plan.algorithm)
     if before != plan.algorithm:  # rows, heads and roles follow from it
         what = f"the checkpoint is of a run by '{before}', and this one trains by '{plan.algorithm}'"
@@ -42,7 +46,7 @@ def other_training(state: Mapping[str, Any], plan: Plan, saved: Mapping[str, Any
 
 def _optimizer(before: Mapping[str, Any] | None, now: OptimizerSpec) -> list[Diagnostic]:
     saved = None if before is None else OptimizerSpec(name=before["name"], args=before["args"])
-    if saved is None or _keeps(saved) == _keeps(now):  # checkpoints of before do not say
+    if saved is None or _keeps(saved) == _keeps(now):  # older checkpoints lack it
         return []
     what, hint = "the checkpoint holds the state of another optimizer than this run's", f"optim: {_named(saved)}; or {_EXPORT}, whose optimizer begins anew"  # fmt: skip
     return [codes.RESUME_OTHER_OPTIMIZER(what, "training.optim", f"{_named(saved)} in the checkpoint, {_named(now)} now", hint)]  # fmt: skip
@@ -69,7 +73,7 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: 
     other = [key for key in _ADAPTER if key in before and _shown(before[key]) != _shown(now[key])]
     if _same_whole(before.get(_WHOLE) or (), now[_WHOLE], tied=tied) and _WHOLE in other:
         other.remove(_WHOLE)
-    if other[:2] == ["r", "alpha"]:  # twice the rank, where it is not written
+    if other[:2] == ["r", "alpha"]:  # alpha defaults to twice the rank
         other.remove("alpha")
     return [
         codes.RESUME_ADAPTER(
@@ -83,7 +87,10 @@ def _adapters(state: Mapping[str, Any], now: Mapping[str, Any] | None, *, tied: 
 
 
 def _same_whole(before: Collection[str], now: Collection[str], *, tied: bool) -> bool:
-    """Whether the modules that the adapter was saved with are those asked for now: a fresh head and the other name of a tied weight are added by the run."""
+    """Whether the adapter was saved with the modules that this run requests.
+
+    The run itself adds a new head and the other name of a tied weight.
+    """
     added = set(before) - set(now) - {SCORE.partition(".")[0]}
     return set(now) <= set(before) and len(added) <= (1 if tied and now else 0)
 
@@ -95,7 +102,7 @@ def _shown(value: Any) -> str:
 def _sizes(saved: Mapping[str, Any], plan: Plan) -> list[Diagnostic]:
     try:
         before = shape_from_config(saved) if saved else None
-    except ConfigError:  # a family whose sizes are not known here: its tensors are compared as they are read
+    except ConfigError:  # an unknown family: its tensors are compared when they are read
         return []
     if before is None or plan.shape is None:
         return []

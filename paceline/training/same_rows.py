@@ -1,4 +1,4 @@
-"""The members of one tp, cp or pp group compute parts of the same rows: seen to be so in the first steps, instead of believed."""
+"""Check in the first steps that the ranks of one tp, cp or pp group read the same rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.core.errors import PacelineError
 from paceline.protocols.window import Window
 from paceline.training import codes
 
-CHECKED_STEPS = 3  # of every attempt: an order that is wrong is wrong from the start
+CHECKED_STEPS = 3  # of every attempt: a wrong order shows from the start
 
 
 class Ranks(Protocol):
-    """What of ``runtime.World`` the check needs."""
+    """The part of ``runtime.World`` that the check needs."""
 
     @property
     def rank(self) -> int: ...
@@ -22,7 +22,9 @@ class Ranks(Protocol):
 
 
 def rows_digest(window: Window) -> str:
-    """Hash of everything this rank reads in a window: ids of the documents, their tokens and labels, micro-batch by micro-batch."""
+    """Hash all that this rank reads in a window: document ids, boundaries, tokens and labels of each
+    micro-batch.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for batch in window.micro_batches:
         for tensor in (batch.document_ids, batch.cu_seqlens, batch.input_ids, batch.labels):
@@ -32,7 +34,9 @@ def rows_digest(window: Window) -> str:
 
 
 def check_same_rows(world: Ranks, data_parallel_rank: int, window: Window) -> None:
-    """Collective. Raises PacelineError on every rank when two ranks of equal ``data_parallel_rank`` were given different rows."""
+    """Raise PacelineError on every rank if two ranks of equal ``data_parallel_rank`` read different rows.
+    Collective.
+    """
     everyone = world.all_gather_json([data_parallel_rank, rows_digest(window)])
     first: dict[int, tuple[int, str]] = {}
     for rank, (place, digest) in enumerate(everyone):

@@ -1,4 +1,4 @@
-"""Whether another model reads the very tokens that this run's rows are written in."""
+"""Check that another model uses the same token ids as this run's tokenizer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from paceline.training import codes
 
 
 def other_tokens(name: str, tokenizer: Path) -> str:
-    """What differs between the tokens of ``name`` (a folder or a cached hub model) and those of this run's ``tokenizer``; empty where nothing does.
+    """Return how the tokens of ``name`` (a folder or a cached hub model) differ from ``tokenizer``'s; empty
+    if they do not.
 
-    Raises DataError where there is no tokenizer.
+    Raises DataError if there is no tokenizer.
     """
     mine, theirs = (_tokens(place) for place in (str(tokenizer), name))
     different = sorted(set(mine.items()) ^ set(theirs.items()))
@@ -21,7 +22,9 @@ def other_tokens(name: str, tokenizer: Path) -> str:
 
 
 def check_teacher_tokens(name: str, tokenizer: Path, where: str) -> None:
-    """Raises ConfigError unless token i is the same text to the teacher ``name`` and to this run's ``tokenizer``."""
+    """Raise ConfigError unless each token id means the same text for the teacher ``name`` and for
+    ``tokenizer``.
+    """
     if found := other_tokens(name, tokenizer):
         what = (
             "the teacher has other tokens than the student: next-token distributions cannot be compared token by token"

@@ -1,8 +1,8 @@
-"""Ranks that hold the same piece of the same parameter hold the same numbers: seen to be so in the first steps, instead of believed.
+"""Check in the first steps that ranks with the same shard of the same parameter hold identical values.
 
-Two collectives of equal shape that two ranks enter in opposite order pair wrong tensors, and gloo and NCCL say nothing. Where weights are
-kept more than once, the copies differ after the step; this is where it is noticed. Where each rank holds a part of its own, nothing
-inside a run can tell: ``paceline verify`` compares with one process.
+If two ranks enter two collectives of equal shape in opposite order, the wrong tensors are paired, and neither
+gloo nor NCCL reports it. Replicated weights then differ after the step, which is detected here. Where each
+rank holds its own shard, nothing inside a run can detect it: ``paceline verify`` compares with one process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _PART = 2**20  # numbers
 
 
 def check_same_weights(world: Ranks, at: Coordinates, step: int, roots: Mapping[str, nn.Module]) -> None:
-    """Collective. Raises PacelineError on every rank when copies of one parameter differ in any bit after ``step`` steps.
+    """Raise PacelineError on every rank if copies of a parameter differ in any bit after ``step`` steps.
+    Collective.
 
-    ``at``: this rank's place on the mesh; ``roots``: the trained models by role.
+    ``at``: this rank's mesh coordinates; ``roots``: the trained models by role.
     """
     mine = _by_place(at, roots)
     everyone = world.all_gather_json({place: _digest(sums) for place, sums in mine.items()})
@@ -40,7 +41,7 @@ def check_same_weights(world: Ranks, at: Coordinates, step: int, roots: Mapping[
 
 
 def _named(world: Ranks, sums: Mapping[str, int], step: int, one: int, other: int) -> Diagnostic:
-    """The finding, with the first parameter that differs between two ranks."""
+    """Return the diagnostic, with the first parameter that differs between two ranks. Collective."""
     everyone = world.all_gather_json(dict(sums))
     left, right = everyone[one], everyone[other]
     names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
@@ -53,7 +54,7 @@ def _named(world: Ranks, sums: Mapping[str, int], step: int, one: int, other: in
 
 
 def _by_place(at: Coordinates, roots: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
-    """Place of a piece (what tells it from other ranks' pieces) -> parameter -> sum of its bits."""
+    """Return shard id (equal on ranks that hold the same shard) -> parameter -> sum of its bits."""
     sums: list[Tensor] = []
     order: list[tuple[str, str]] = []
     for role, root in roots.items():
@@ -63,7 +64,7 @@ def _by_place(at: Coordinates, roots: Mapping[str, nn.Module]) -> dict[str, dict
             if isinstance(local, DTensor):
                 place = f"stage {at.pp}, {_shards(local)}"
                 local = local.to_local()
-            if local.numel():  # ZeRO-3 leaves an empty place holder where it keeps a part elsewhere
+            if local.numel():  # ZeRO-3 leaves an empty placeholder for partitioned weights
                 order.append((place, f"{role}.{name} {tuple(local.shape)}"))
                 sums.append(_sum_of_bits(local.contiguous().view(-1)))
     found: dict[str, dict[str, int]] = {}
@@ -73,7 +74,9 @@ def _by_place(at: Coordinates, roots: Mapping[str, nn.Module]) -> dict[str, dict
 
 
 def _sum_of_bits(flat: Tensor) -> Tensor:
-    """int64 scalar, of its numbers read as integers; a part at a time, since a sum of another dtype widens what it sums."""
+    """Return the int64 sum of the values' bits read as integers; in chunks, since a sum in another dtype
+    copies its input.
+    """
     bits = flat.view(_BITS[flat.element_size()])
     return torch.stack([part.sum(dtype=torch.int64) for part in torch.split(bits, _PART)]).sum()
 
@@ -83,7 +86,7 @@ def _trained(root: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
 
 
 def _shards(tensor: DTensor) -> str:
-    """The coordinates on the mesh axes along which ``tensor`` is cut."""
+    """Return the coordinates on the mesh axes along which ``tensor`` is sharded."""
     mesh = tensor.device_mesh
     axes = mesh.mesh_dim_names or ()
     here = list(mesh.get_coordinate() or [])

@@ -1,4 +1,6 @@
-"""``save(step)``: a checkpoint of all that a run goes on from, durable before anybody hears of it."""
+"""The ``save(step)`` function of a run: write a durable checkpoint of all that a resume needs, then report
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def checkpoint_saver(
     *,
     keep_best: bool,
 ) -> Callable[[int], None]:
-    """The function that a trainer saves by; ``published`` hears of every durable checkpoint on this rank. ``hf_config``: of the model that is exported."""
+    """Return the trainer's save function.
+
+    ``published`` is called on this rank after each durable checkpoint. ``hf_config`` belongs to the exported
+    model.
+    """
     algorithm, handles = parts.algorithm, parts.handles
     root = handles[algorithm.trains[0]].root
     generation = {

@@ -1,4 +1,4 @@
-"""What goes into a checkpoint, and how a run starts from one."""
+"""Contents of a checkpoint, and its checks at a start."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def run_state(
     data_definition: str = "",
     windows: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The JSON part of a checkpoint: position, best metric, and what a resumed run is compared with; with ``adapters`` (by trained role, the model
-    that is exported first) also their bases; ``windows``: what the order of the data needs beside the step."""
+    """Return the JSON part of a checkpoint: position, best metric, and what a resumed run is compared with.
+
+    ``adapters`` (by trained role, the exported model first) adds the adapters and the identity of their base
+    models; ``windows`` is what the data order needs beyond the step.
+    """
     (_, adapter), *others = (adapters or {"": None}).items()
     own: dict[str, Any] = {} if adapter is None else {"adapter": dict(adapter.spec), "base_model": dict(adapter.base)}
     if adapter is not None and others:
@@ -58,9 +61,11 @@ def run_state(
 def hugging_face_files(
     hf_config: Mapping[str, Any], tokenizer: Path, generation: Mapping[str, Any], adapter: Any = None
 ) -> dict[str, bytes]:
-    """``config.json``, ``generation_config.json`` and the tokenizer's files: a checkpoint can be exported without the place it came from.
+    """Return ``config.json``, ``generation_config.json`` and the tokenizer files, which make a checkpoint
+    self-contained.
 
-    With an adapter also its ``adapter_config.json``: by it a checkpoint is known to hold an adapter and no whole model.
+    With an adapter also ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full
+    model.
     """
     files = {
         path.name: path.read_bytes()
@@ -77,16 +82,19 @@ def hugging_face_files(
 
 
 def own_generation(hf: Any) -> dict[str, Any]:
-    """``generation_config.json`` of the base, as ``save_pretrained`` would write it; nothing for a model that writes no text."""
+    """Return the base model's ``generation_config.json`` as ``save_pretrained`` would write it; empty for a
+    model without one.
+    """
     config = getattr(hf, "generation_config", None)
     said = {} if config is None else config.to_diff_dict()
     return {key: value for key, value in said.items() if not key.startswith("_")}
 
 
 def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
-    """Refuse to put an adapter on other weights than it was trained on. Raises CheckpointError.
+    """Raise CheckpointError if an adapter was trained on other base weights.
 
-    ``adapter`` is that of the root module of ``role``, None where all weights are trained. A base whose weights this rank does not have is not compared.
+    ``adapter`` is that of the root module of ``role``, None in full training. Bases whose weights this rank
+    does not hold are not compared.
     """
     saved = state.get("other_bases", {}).get(role, state.get("base_model"))
     if saved is None or adapter is None:
@@ -104,7 +112,7 @@ def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:
 
 
 def exported_shards(strategy: Strategy, handles: Mapping[Role, Handle], algorithm: Any, more: Any = ()) -> Any:
-    """This rank's shards of every trained role, then ``more``."""
+    """Yield this rank's shards of every trained role, then ``more``."""
     for role in algorithm.trains:
         yield from strategy.export_state(handles[role])
     yield from more

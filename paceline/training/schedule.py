@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, by Transformers' scheduler names and DeepSpeed's."""
+"""Learning-rate schedules as pure functions of the step, by the names of Transformers and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from paceline.training.deepspeed_schedule import BUILDERS
 
 
 def warmup_count(warmup_steps: float, total_steps: int) -> int:
-    """Steps of warmup: ``warmup_steps`` >= 1 is a count, below 1 a share of the run (rounded up), as in TrainingArguments 5."""
+    """Return the warm-up steps: ``warmup_steps`` >= 1 is a count, below 1 a fraction of the run (rounded up),
+    as in TrainingArguments 5.
+    """
     return int(warmup_steps) if warmup_steps >= 1 else math.ceil(warmup_steps * total_steps)
 
 
 def learning_rate_schedule(
     name: str, base_lr: float, warmup_steps: float, total_steps: int, kwargs: Mapping[str, Any] | None = None
 ) -> Callable[[int], float]:
-    """``lr(step)`` for 0-based ``step``, computed by ``transformers.get_scheduler``'s own function on a dummy optimizer, or by DeepSpeed's rule.
+    """Return ``lr(step)`` for 0-based ``step``, from ``transformers.get_scheduler`` on a dummy optimizer or
+    DeepSpeed's rule.
 
-    Raises ConfigError when the name is unknown, stateful, or its keyword arguments do not fit.
+    Raises ConfigError if the name is unknown or stateful, or its keyword arguments do not fit.
     """
     from transformers import SchedulerType, get_scheduler
 
