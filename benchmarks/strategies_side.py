@@ -18,7 +18,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.rules.planning import make_plan
 from paceline.runtime.world import RankEnv, World, environment
 from paceline.strategies.registry import make_strategy
@@ -29,7 +29,7 @@ LLAMA = {
     "intermediate_size": 1024, "vocab_size": 32000, "max_position_embeddings": 512, "tie_word_embeddings": False,
 }  # fmt: skip
 ACCUMULATION, MICRO, SEQ, LR, CLIP, WARM_UP = 2, 2, 256, 1e-3, 1.0, 2
-ASK = frozenset({Ask.NLL})
+ASK = frozenset({Output.NLL})
 Step = Callable[[Sequence[Batch]], float]
 
 

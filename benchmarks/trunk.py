@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from paceline.models.factory import HFModelFactory
-from paceline.models.heap import keep_heap
+from paceline.models.malloc import configure_malloc
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 MATMUL_PARAMETERS = 8 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408) + 512 * 32000
 LLAMA = {
@@ -93,7 +93,7 @@ def main() -> None:
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
     if args.keep_heap:
-        keep_heap()
+        configure_malloc()
     module = HFModelFactory(Source(LLAMA), compute_dtype=dtype, attention=args.attention)().train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True) if args.optimizer else None
     rates, fractions = [], []
@@ -105,7 +105,7 @@ def main() -> None:
             profiler.start()
         start = time.process_time()
         for batch in batches:
-            (module(batch, frozenset({Ask.NLL}))["nll"] / 1000).backward()
+            (module(batch, frozenset({Output.NLL}))["nll"] / 1000).backward()
         if optimizer is not None:
             optimizer.step()
             module.refresh_compute_weights()

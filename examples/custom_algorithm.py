@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.algorithms.sft import SFT, TERM
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 
 class Focal(SFT):
@@ -25,13 +25,13 @@ class Focal(SFT):
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         """Log-probabilities token by token."""
-        return frozenset({Ask.LOGPROBS})
+        return frozenset({Output.LOGPROBS})
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """One term, weighted by labelled tokens as SFT's is."""
-        logprobs = outputs[Ask.LOGPROBS.value]
+        logprobs = outputs[Output.LOGPROBS.value]
         return {TERM: -((1 - logprobs.exp()) ** self.gamma * logprobs).sum()}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:

@@ -10,7 +10,7 @@ from paceline.plan.algorithms.base import AlgorithmSpec
 
 SPEC = AlgorithmSpec(
     rows="documents",
-    asks=("logprobs",),
+    outputs=("logprobs",),
     evaluated=("eval_loss",),
     options={"gamma": 2.0},
     implementation="custom_algorithm:Focal",

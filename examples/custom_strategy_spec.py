@@ -12,4 +12,4 @@ from dataclasses import replace
 
 from paceline.plan.strategies.replicated import DDP
 
-SPEC = replace(DDP, alone="", knobs=frozenset(), implementation="custom_strategy:CompressedDDP")
+SPEC = replace(DDP, alone="", training_keys=frozenset(), implementation="custom_strategy:CompressedDDP")

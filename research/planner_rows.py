@@ -1,4 +1,4 @@
-"""Published measurements (JSON lines) read as ``Work``: which layout, precision and recomputation a row tells of."""
+"""Published measurements (JSON lines) read as ``StepSpec``: which layout, precision and recomputation a row tells of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.work import Adapter, Machine, Storage, Work
+from paceline.plan.cost.work import AdapterSize, Machine, StepSpec, Storage
 from paceline.plan.hardware.catalogue import Card, card_named
 from paceline.plan.model.read_shape import ModelShape
 
@@ -37,7 +37,7 @@ class Row:
     id: str
     group: str
     cell: str
-    work: Work
+    work: StepSpec
     ran: bool
     memory: float | None
     speed: float | None
@@ -103,7 +103,7 @@ def parse(row: dict[str, Any]) -> Row | None:
     machine = card.machine(int(row.get("gpus_per_node") or 8))
     machine = Machine(**{**vars(machine), "outside": LINKS.get(system, machine.outside)})
     text = f"{row.get('precision')} {row.get('flags')}".lower()
-    work = Work(
+    work = StepSpec(
         shape=_shape(model),
         machine=machine,
         seq_len=int(row["seq_len"]),
@@ -174,7 +174,7 @@ def _recompute(row: dict[str, Any], system: str) -> str:
     return "full" if system in ("qwen", "qwen-int4", "swift", "torchtune") else "none"
 
 
-def _zero(row: dict[str, Any], ranks: int, adapter: Adapter | None) -> tuple[int, int]:
+def _zero(row: dict[str, Any], ranks: int, adapter: AdapterSize | None) -> tuple[int, int]:
     sharding, strategy = str(row.get("sharding") or "").upper(), str(row.get("strategy") or "").lower()
     stage = row.get("zero")
     if stage is None:
@@ -195,7 +195,7 @@ def _kind(tuning: str) -> str:
     return "qlora" if "qlora" in tuning else "lora" if "lora" in tuning or "adapter" in tuning else "full"
 
 
-def _adapter(row: dict[str, Any], tuning: str) -> Adapter | None:
+def _adapter(row: dict[str, Any], tuning: str) -> AdapterSize | None:
     if _kind(tuning) == "full":
         return None
     model, text = row["model"], f"{row.get('flags')} {tuning} {row.get('precision')}"
@@ -211,4 +211,4 @@ def _adapter(row: dict[str, Any], tuning: str) -> Adapter | None:
     ends = (
         4.0 if base != 2.0 and row["group"].startswith(("qwen", "ms-swift")) else 2.0
     )  # peft's prepare_model_for_kbit_training
-    return Adapter(int(printed.group(1).replace(",", "")) if printed else count, base, full, ends)
+    return AdapterSize(int(printed.group(1).replace(",", "")) if printed else count, base, full, ends)

@@ -42,7 +42,7 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("config/collect.py", "{'deepspeed'}"): "a group of keys",
     ("launch/deepspeed.py", "('deepspeed', f"): "a program",
     ("launch/start.py", ""): "a launcher",
-    ("plan/choose.py", "role in"): "a role",
+    ("plan/planner.py", "role in"): "a role",
     ("plan/fastest.py", "('parallelism', "): "keys of training",
     ("verify/sides.py", "'distributed_strategy': against"): "keys of training",
     ("plan/hardware/probe.py", "'bitsandbytes'"): "packages",

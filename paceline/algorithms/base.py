@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import Divergence
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import Window
 
 
@@ -25,12 +25,12 @@ class Algorithm(ABC):
 
     trains: tuple[Role, ...] = (Role.POLICY,)
     frozen: tuple[Role, ...] = ()
-    consulted: tuple[
+    reference_roles: tuple[
         Role, ...
-    ] = ()  # run without gradients before each micro-batch (``informed``); see ``protocols.algorithm``
+    ] = ()  # run without gradients before each micro-batch (``attach_outputs``); see ``protocols.algorithm``
     window_means: WindowMeans | None = None  # forwards without gradients before each window (``window_sums``)
-    compares: Divergence | None = None  # the divergence from ``Role.TEACHER`` for ``Ask.DIVERGENCE``
-    watched: tuple[str, ...] = ()  # metrics (``name/term``) that are also computed in training
+    compares: Divergence | None = None  # the divergence from ``Role.TEACHER`` for ``Output.DIVERGENCE``
+    train_metrics: tuple[str, ...] = ()  # metrics (``name/term``) that are also computed in training
     loss_falls: bool = True  # training lowers the loss, so a large rise is worth a warning
 
     def windows(self, source: Iterable[Window], handles: Mapping[Role, Any]) -> Generator[Window]:
@@ -40,11 +40,11 @@ class Algorithm(ABC):
         yield from source
 
     @abstractmethod
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         """Return the outputs that the root module of ``role`` must compute."""
 
-    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        """Return ``batch`` with what the losses need from ``outputs`` of a ``consulted`` role added."""
+    def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
+        """Return ``batch`` with what the losses need from ``outputs`` of a ``reference_roles`` role added."""
         raise NotImplementedError
 
     def window_sums(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 TERM = "documents"
 LABEL = "label"  # in ``Batch.extras``: the class index of each document [D], or 0/1 for each class [D, K]
@@ -26,19 +26,19 @@ class Classification(Algorithm):
     """
 
     trains = (Role.CLASSIFIER,)
-    watched = (f"accuracy/{TERM}",)
+    train_metrics = (f"accuracy/{TERM}",)
 
     def __init__(self, **options: object) -> None:
         """The options describe the classes; the shape of the labels already says all that the loss needs."""
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.CLASSES})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.CLASSES})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: (batch.document_ids >= 0).sum()}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        logits, labels = outputs[Ask.CLASSES.value], batch.extras[LABEL]
+        logits, labels = outputs[Output.CLASSES.value], batch.extras[LABEL]
         real = (batch.document_ids >= 0).to(logits.device)
         if labels.dim() == 2:
             each = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").mean(-1)
@@ -47,17 +47,17 @@ class Classification(Algorithm):
         return {TERM: torch.where(real, each, torch.zeros_like(each)).sum()}  # fillers stay in the autograd graph
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        real = (batch.document_ids >= 0).to(outputs[Ask.CLASSES.value].device)
-        logits, labels = outputs[Ask.CLASSES.value].detach()[real], batch.extras[LABEL].to(real.device)[real]
+        real = (batch.document_ids >= 0).to(outputs[Output.CLASSES.value].device)
+        logits, labels = outputs[Output.CLASSES.value].detach()[real], batch.extras[LABEL].to(real.device)[real]
         if labels.dim() == 2:
-            said, true = logits > 0, labels > 0
+            predicted, true = logits > 0, labels > 0
         else:
-            said = F.one_hot(logits.argmax(-1), logits.shape[1]).bool()
+            predicted = F.one_hot(logits.argmax(-1), logits.shape[1]).bool()
             true = F.one_hot(labels.long(), logits.shape[1]).bool()
-        found = {f"accuracy/{TERM}": (said == true).all(-1).double().sum()}
+        found = {f"accuracy/{TERM}": (predicted == true).all(-1).double().sum()}
         if torch.is_grad_enabled():  # training reports only the accuracy
             return found
-        counts = {"tp": said & true, "fp": said & ~true, "fn": ~said & true}
+        counts = {"tp": predicted & true, "fp": predicted & ~true, "fn": ~predicted & true}
         sums = {name: one.double().sum(0) for name, one in counts.items()}
         return found | {f"f1/{k}/{n}/{TERM}": sums[n][k] for n in sums for k in range(logits.shape[1])}
 
@@ -66,11 +66,11 @@ class Classification(Algorithm):
 
         The counts are divided by the number of documents, which cancels.
         """
-        told = {name: value for name, value in means.items() if not name.startswith("f1/")}
+        averages = {name: value for name, value in means.items() if not name.startswith("f1/")}
         classes = sorted({name.split("/")[1] for name in means if name.startswith("f1/")})
         if classes:
-            told["macro_f1"] = _macro_f1([[means[f"f1/{k}/{n}"] for n in ("tp", "fp", "fn")] for k in classes])
-        return told
+            averages["macro_f1"] = _macro_f1([[means[f"f1/{k}/{n}"] for n in ("tp", "fp", "fn")] for k in classes])
+        return averages
 
 
 def _macro_f1(counts: list[list[float]]) -> float:

@@ -52,6 +52,6 @@ class CPO(PairPolicy):
     def compared(self, logps: Tensor, batch: Batch) -> Tensor:
         return token_means(logps, batch) if self.means else logps
 
-    def told(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         compared = self.compared(logps, batch)
         return compared, compared

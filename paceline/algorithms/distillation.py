@@ -13,7 +13,7 @@ from paceline.algorithms.base import Algorithm
 from paceline.config.sections.distillation import DistillationOptions
 from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import TEACHER, Divergence
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 TERM, SFT_TERM = "divergence", "nll"
 
@@ -30,31 +30,31 @@ class Distillation(Algorithm):
     """
 
     frozen = (Role.TEACHER,)
-    consulted = (Role.TEACHER,)
+    reference_roles = (Role.TEACHER,)
 
     def __init__(self, **options: object) -> None:
         o = DistillationOptions.model_validate(options)
         self.compares, self.alpha = Divergence(o.beta, o.temperature), o.alpha
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         if role is Role.TEACHER:
-            return frozenset({Ask.HIDDEN})
+            return frozenset({Output.HIDDEN})
         if not training:
-            return frozenset({Ask.DIVERGENCE, Ask.NLL, Ask.CORRECT})
-        return frozenset({Ask.DIVERGENCE, Ask.NLL}) if self.alpha else frozenset({Ask.DIVERGENCE})
+            return frozenset({Output.DIVERGENCE, Output.NLL, Output.CORRECT})
+        return frozenset({Output.DIVERGENCE, Output.NLL}) if self.alpha else frozenset({Output.DIVERGENCE})
 
-    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        return replace(batch, tokens={**batch.tokens, TEACHER: outputs[Ask.HIDDEN.value]})
+    def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
+        return replace(batch, tokens={**batch.tokens, TEACHER: outputs[Output.HIDDEN.value]})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         tokens = batch.num_labels()
         return {TERM: tokens, SFT_TERM: tokens} if self.alpha else {TERM: tokens}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        found = {TERM: (1.0 - self.alpha) * outputs[Ask.DIVERGENCE.value]}
+        found = {TERM: (1.0 - self.alpha) * outputs[Output.DIVERGENCE.value]}
         if self.alpha:
-            found[SFT_TERM] = self.alpha * outputs[Ask.NLL.value]
+            found[SFT_TERM] = self.alpha * outputs[Output.NLL.value]
         return found
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {f"nll/{TERM}": outputs[Ask.NLL.value], f"accuracy/{TERM}": outputs[Ask.CORRECT.value]}
+        return {f"nll/{TERM}": outputs[Output.NLL.value], f"accuracy/{TERM}": outputs[Output.CORRECT.value]}

@@ -39,5 +39,5 @@ class DPO(Referenced, PairPolicy):
         ratios = logps - self.reference_logps(logps, batch)
         return token_means(ratios, batch) if self.length_normalized else ratios
 
-    def told(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return logps - self.reference_logps(logps, batch), logps

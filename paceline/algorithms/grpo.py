@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.algorithms.advantages import group_advantages
 from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, num_answers, per_token
+from paceline.algorithms.on_policy import TERM, LabelledTokens, OnPolicy, field_or, frozen_roles, num_answers, per_token
 from paceline.algorithms.policy_losses import (
     clipped_surrogate,
     clipped_weight,
@@ -20,7 +20,7 @@ from paceline.algorithms.policy_losses import (
 )
 from paceline.config.sections.rollout import GrpoOptions
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField
 
 
@@ -37,7 +37,7 @@ class GRPO(OnPolicy):
     gradient.
     """
 
-    watched = tuple(f"{name}/{TERM}" for name in ("tokens", "entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap"))  # fmt: skip
+    train_metrics = tuple(f"{name}/{TERM}" for name in ("tokens", "entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap"))  # fmt: skip
 
     def __init__(
         self,
@@ -60,24 +60,26 @@ class GRPO(OnPolicy):
         self.frozen = frozen_roles(bool(o.beta) and reference != "adapter", reward_model)
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        old = [PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if self.updates_per_rollout > 1 else []
-        return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
+        old = [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")] if self.updates_per_rollout > 1 else []
+        return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         return group_advantages(scores, groups, scale=self.scale)
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.LOGPROBS, Output.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: loss_weight(self.loss_type, num_answers(batch), batch.num_labels(), self.longest)}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        logprobs, where = outputs[Ask.LOGPROBS.value], Tokens.of(batch)
+        logprobs, where = outputs[Output.LOGPROBS.value], LabelledTokens.of(batch)
         shares = token_shares(self.loss_type, where.segments, where.lengths).to(logprobs.dtype)
         return {TERM: (self._token_losses(logprobs, batch, where)[0] * shares).sum()}
 
-    def _token_losses(self, logprobs: Tensor, batch: Batch, where: Tokens) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _token_losses(
+        self, logprobs: Tensor, batch: Batch, where: LabelledTokens
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return (loss [L], metric name → values [L])."""
         old = field_or(batch, "old", logprobs.detach())
         advantages = field_or(batch, "advantage", torch.zeros_like(old))
@@ -107,9 +109,9 @@ class GRPO(OnPolicy):
         return loss, seen
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        logprobs = outputs[Ask.LOGPROBS.value].detach()
-        _, seen = self._token_losses(logprobs, batch, Tokens.of(batch))
-        seen = {"kl": torch.zeros_like(logprobs), **seen, "entropy": outputs[Ask.ENTROPY.value].detach()}
+        logprobs = outputs[Output.LOGPROBS.value].detach()
+        _, seen = self._token_losses(logprobs, batch, LabelledTokens.of(batch))
+        seen = {"kl": torch.zeros_like(logprobs), **seen, "entropy": outputs[Output.ENTROPY.value].detach()}
         seen = {**seen, "tokens": torch.ones_like(logprobs)}
         return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
 

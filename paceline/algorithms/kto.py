@@ -14,7 +14,7 @@ from paceline.algorithms.referenced import Referenced
 from paceline.config.sections.kto import KtoOptions
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import MISMATCHED, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 TERM = "answers"
 KL, LABEL = (
@@ -48,7 +48,7 @@ class KTO(Referenced):
     answers has none.
     """
 
-    watched = tuple(f"{name}/{TERM}" for name in _METRICS)
+    train_metrics = tuple(f"{name}/{TERM}" for name in _METRICS)
 
     def __init__(self, *, reference: str = "live", **options: object) -> None:
         o = KtoOptions.model_validate(options)
@@ -60,7 +60,7 @@ class KTO(Referenced):
     def window_sums(
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
-        policy, reference = (outputs[role][Ask.LOGPROBS.value].double() for role in (Role.POLICY, Role.REFERENCE))
+        policy, reference = (outputs[role][Output.LOGPROBS.value].double() for role in (Role.POLICY, Role.REFERENCE))
         real = _real(batch)
         return {KL: (sum_of(document_sums(policy - reference, batch), real), real.sum())}
 
@@ -68,14 +68,14 @@ class KTO(Referenced):
         return {TERM: _real(batch).sum()}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        logps = document_sums(outputs[Ask.LOGPROBS.value], batch)
+        logps = document_sums(outputs[Output.LOGPROBS.value], batch)
         gap = self.beta * (logps - self.reference_logps(logps, batch) - self._baseline(logps, batch))
         good = batch.extras[LABEL] > 0
         losses = torch.where(good, self.desirable * torch.sigmoid(-gap), self.undesirable * torch.sigmoid(gap))
         return {TERM: sum_of(losses, _real(batch))}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        logps = document_sums(outputs[Ask.LOGPROBS.value].detach(), batch).double()
+        logps = document_sums(outputs[Output.LOGPROBS.value].detach(), batch).double()
         rewards = self.beta * (logps - self.reference_logps(logps, batch))
         real, good = _real(batch), batch.extras[LABEL] > 0
         chosen, rejected = real & good, real & ~good

@@ -58,7 +58,7 @@ class OnPolicy(Algorithm):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class LabelledTokens:
     """Labelled positions of a micro-batch: ``segments`` int64 [L] is the answer of each, ``lengths`` int64
     [D] their number per answer.
     """
@@ -67,16 +67,16 @@ class Tokens:
     lengths: Tensor
 
     @staticmethod
-    def of(batch: Batch) -> Tokens:
+    def of(batch: Batch) -> LabelledTokens:
         """Build from the labels and document boundaries of ``batch``."""
         device = batch.labels.device
         sizes = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).to(device).long()
         documents = torch.repeat_interleave(torch.arange(len(sizes), device=device), sizes)
         segments = documents[batch.labels[0] != IGNORE_INDEX]
-        return Tokens(segments, torch.bincount(segments, minlength=len(sizes)))
+        return LabelledTokens(segments, torch.bincount(segments, minlength=len(sizes)))
 
 
-def of_answers(values: Tensor, where: Tokens) -> Tensor:
+def of_answers(values: Tensor, where: LabelledTokens) -> Tensor:
     """Return [D]: the value that all tokens of an answer share (``values`` [L]); 0 for an answer without
     tokens.
     """

@@ -15,7 +15,7 @@ from paceline.algorithms.pair_policy import TERM, PairPolicy, token_means
 from paceline.algorithms.pairs import document_sums, halves, real_pairs, sum_of
 from paceline.config.sections.preference import OrpoOptions
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 _RATIO, _ODDS = f"log_odds_ratio/{TERM}", f"log_odds_chosen/{TERM}"
 
@@ -46,7 +46,7 @@ class ORPO(PairPolicy):
     σ of the difference of log odds, and ``log_odds_chosen``, the difference itself.
     """
 
-    watched = (*PairPolicy.watched, _RATIO, _ODDS)
+    train_metrics = (*PairPolicy.train_metrics, _RATIO, _ODDS)
     alpha = 1.0
 
     def __init__(self, **options: object) -> None:
@@ -58,13 +58,13 @@ class ORPO(PairPolicy):
     def compared(self, logps: Tensor, batch: Batch) -> Tensor:
         return token_means(logps, batch)
 
-    def told(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         means = token_means(logps, batch)
         return means, means
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
-        logps = document_sums(outputs[Ask.LOGPROBS.value].detach(), batch).double()
+        logps = document_sums(outputs[Output.LOGPROBS.value].detach(), batch).double()
         chosen, rejected = halves(log_odds(token_means(logps, batch)))
         gap = chosen - rejected
         return {

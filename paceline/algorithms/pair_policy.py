@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairs import document_labels, document_sums, halves, real_pairs, sum_of
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 TERM, SFT_TERM = "pairs", "sft"
 _METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected")  # fmt: skip
@@ -22,11 +22,11 @@ class PairPolicy(Algorithm):
     A non-zero ``alpha`` adds α Σ_t -log π(y_chosen,t) / Σ_t 1 over the tokens of chosen answers.
 
     Metrics are means over pairs, with TRL's names: ``rewards/chosen`` and ``rewards/rejected`` (β times the
-    first result of ``told``), ``rewards/accuracies``, ``rewards/margins``, ``logps/chosen``,
+    first result of ``rewards_and_logps``), ``rewards/accuracies``, ``rewards/margins``, ``logps/chosen``,
     ``logps/rejected``.
     """
 
-    watched = tuple(f"{name}/{TERM}" for name in _METRICS)
+    train_metrics = tuple(f"{name}/{TERM}" for name in _METRICS)
     beta: float
     alpha: float
 
@@ -43,11 +43,11 @@ class PairPolicy(Algorithm):
         """
 
     @abstractmethod
-    def told(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (rewards / β, log-probabilities) for the metrics, [D] each."""
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.LOGPROBS})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.LOGPROBS})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
@@ -57,7 +57,7 @@ class PairPolicy(Algorithm):
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
-        logps = document_sums(outputs[Ask.LOGPROBS.value], batch)
+        logps = document_sums(outputs[Output.LOGPROBS.value], batch)
         found = {TERM: sum_of(self.pair_loss(*halves(self.compared(logps, batch))), real)}
         if self.alpha:
             found[SFT_TERM] = -self.alpha * sum_of(halves(logps)[0], real)
@@ -65,7 +65,9 @@ class PairPolicy(Algorithm):
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
-        rewards, logps = self.told(document_sums(outputs[Ask.LOGPROBS.value].detach(), batch).double(), batch)
+        rewards, logps = self.rewards_and_logps(
+            document_sums(outputs[Output.LOGPROBS.value].detach(), batch).double(), batch
+        )
         (chosen, rejected), (chosen_logps, rejected_logps) = halves(self.beta * rewards), halves(logps)
         values = (chosen, rejected, (chosen > rejected).double(), chosen - rejected, chosen_logps, rejected_logps)
         return {f"{name}/{TERM}": sum_of(value, real) for name, value in zip(_METRICS, values, strict=True)}

@@ -15,11 +15,19 @@ from paceline.algorithms.advantages import (
     whitened,
 )
 from paceline.algorithms.divergence import AdaptiveCoefficient, FixedCoefficient, divergence
-from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, of_answers, with_tokens
+from paceline.algorithms.on_policy import (
+    TERM,
+    LabelledTokens,
+    OnPolicy,
+    field_or,
+    frozen_roles,
+    of_answers,
+    with_tokens,
+)
 from paceline.algorithms.policy_losses import clipped_surrogate, value_loss
 from paceline.config.sections.ppo import PpoOptions
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers, Sum
 
 VALUE = "value"
@@ -40,7 +48,7 @@ class PPO(OnPolicy):
     """
 
     trains = (Role.POLICY, Role.VALUE)
-    watched = (*(f"{name}/{TERM}" for name in _POLICY), *(f"{name}/{VALUE}" for name in _VALUE))
+    train_metrics = (*(f"{name}/{TERM}" for name in _POLICY), *(f"{name}/{VALUE}" for name in _VALUE))
     uses_group_baseline = False
     extra_fields = ("return",)
 
@@ -68,10 +76,10 @@ class PPO(OnPolicy):
     # --- a rollout -------------------------------------------------------------------------------------------------
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
-        reference = [PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.has_reference else []
+        reference = [PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.has_reference else []
         return [
-            PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled"),
-            PrecomputedField("values", Role.VALUE, Ask.VALUES),
+            PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled"),
+            PrecomputedField("values", Role.VALUE, Output.VALUES),
             *reference,
         ]
 
@@ -95,7 +103,7 @@ class PPO(OnPolicy):
         """
         self.kl_coef, total = self.controller.value, answers.total
         flat = [batch for row in batches for batch in row]
-        places = [Tokens.of(batch) for batch in flat]
+        places = [LabelledTokens.of(batch) for batch in flat]
         kls = [self._divergence(batch) for batch in flat]
         # Token rewards: the KL penalty, and the answer's score at its last token
         rewards = [self._rewards(*each) for each in zip(flat, places, kls, strict=True)]
@@ -127,7 +135,7 @@ class PPO(OnPolicy):
         reference = batch.at_labels("reference").double() if self.has_reference else old
         return divergence(old, reference, self.estimator)
 
-    def _rewards(self, batch: Batch, where: Tokens, kl: Tensor) -> Tensor:
+    def _rewards(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
         """Return the token rewards, float64 [L]. Until it is replaced, ``advantage`` holds the answer's score
         at each token.
         """
@@ -137,7 +145,7 @@ class PPO(OnPolicy):
     def _statistics(
         self,
         batches: Sequence[Batch],
-        places: Sequence[Tokens],
+        places: Sequence[LabelledTokens],
         kls: Sequence[Tensor],
         advantages: Sequence[Tensor],
         returns: Sequence[Tensor],
@@ -165,8 +173,8 @@ class PPO(OnPolicy):
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.VALUES}) if role is Role.VALUE else frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.VALUES}) if role is Role.VALUE else frozenset({Output.LOGPROBS, Output.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         tokens = batch.num_labels()
@@ -174,8 +182,8 @@ class PPO(OnPolicy):
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         if role is Role.VALUE:
-            return {VALUE: self.vf_coef * self._value_losses(outputs[Ask.VALUES.value], batch)[0].sum()}
-        return {TERM: self._policy_losses(outputs[Ask.LOGPROBS.value], batch)[0].sum()}
+            return {VALUE: self.vf_coef * self._value_losses(outputs[Output.VALUES.value], batch)[0].sum()}
+        return {TERM: self._policy_losses(outputs[Output.LOGPROBS.value], batch)[0].sum()}
 
     def _policy_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return (loss [L], metric name → values [L])."""
@@ -200,10 +208,10 @@ class PPO(OnPolicy):
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         if role is Role.VALUE:
-            values = outputs[Ask.VALUES.value].detach().double()
+            values = outputs[Output.VALUES.value].detach().double()
             return {f"{n}/{VALUE}": v.double().sum() for n, v in self._value_losses(values, batch)[1].items()}
-        _, seen = self._policy_losses(outputs[Ask.LOGPROBS.value].detach(), batch)
-        seen["entropy"] = outputs[Ask.ENTROPY.value].detach()
+        _, seen = self._policy_losses(outputs[Output.LOGPROBS.value].detach(), batch)
+        seen["entropy"] = outputs[Output.ENTROPY.value].detach()
         return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:

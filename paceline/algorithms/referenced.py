@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.pairs import document_sums
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 REFERENCE = "reference_logps"  # in ``Batch.extras``: [D], log π_ref(y|x) of each answer
 
@@ -24,14 +24,14 @@ class Referenced(Algorithm):
 
     def __init__(self, reference: str) -> None:
         self.has_reference = bool(reference)
-        self.consulted = (Role.REFERENCE,) if reference in ("live", "adapter") else ()
+        self.reference_roles = (Role.REFERENCE,) if reference in ("live", "adapter") else ()
         self.frozen = (Role.REFERENCE,) if reference == "live" else ()
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.LOGPROBS})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.LOGPROBS})
 
-    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        return replace(batch, extras={**batch.extras, REFERENCE: document_sums(outputs[Ask.LOGPROBS.value], batch)})
+    def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
+        return replace(batch, extras={**batch.extras, REFERENCE: document_sums(outputs[Output.LOGPROBS.value], batch)})
 
     def reference_logps(self, logps: Tensor, batch: Batch) -> Tensor:
         """Return log π_ref [D]; 0 for a batch of fillers only."""

@@ -11,11 +11,19 @@ from torch import Tensor
 
 from paceline.algorithms.advantages import generalised_advantages, group_advantages, moments, token_rewards, whitened
 from paceline.algorithms.divergence import divergence
-from paceline.algorithms.on_policy import TERM, OnPolicy, Tokens, field_or, frozen_roles, of_answers, with_tokens
+from paceline.algorithms.on_policy import (
+    TERM,
+    LabelledTokens,
+    OnPolicy,
+    field_or,
+    frozen_roles,
+    of_answers,
+    with_tokens,
+)
 from paceline.algorithms.policy_losses import clipped_surrogate
 from paceline.config.sections.reinforce_plus_plus import ReinforcePlusPlusOptions
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
 
 _SEEN = ("entropy", "kl", "ratio", "clip_low", "clip_high", "sampling_gap")
@@ -34,7 +42,7 @@ class ReinforcePlusPlus(OnPolicy):
     (``kl_in`` ``loss``, ``kl_estimator`` ``k2``).
     """
 
-    watched = tuple(f"{name}/{TERM}" for name in _SEEN)
+    train_metrics = tuple(f"{name}/{TERM}" for name in _SEEN)
 
     def __init__(
         self,
@@ -57,8 +65,8 @@ class ReinforcePlusPlus(OnPolicy):
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         wanted = self.updates_per_rollout > 1 or (self.beta and not self.in_loss)
-        old = [PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if wanted else []
-        return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
+        old = [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")] if wanted else []
+        return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores, less their group's mean with ``group_baseline``; ``finalize_rollout`` makes
@@ -74,7 +82,7 @@ class ReinforcePlusPlus(OnPolicy):
     ) -> tuple[list[list[Batch]], Mapping[str, float]]:
         """Compute each token's return, normalised over the tokens of all ranks. Collective."""
         flat = [batch for row in batches for batch in row]
-        where = [Tokens.of(batch) for batch in flat]
+        where = [LabelledTokens.of(batch) for batch in flat]
         kls = [self._divergence(batch) for batch in flat]
         returns = [self._returns(*each) for each in zip(flat, where, kls, strict=True)]
         stats = _statistics(where, kls, returns, answers)
@@ -95,7 +103,7 @@ class ReinforcePlusPlus(OnPolicy):
             return torch.zeros_like(batch.at_labels("sampled"), dtype=torch.float64)
         return divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), self.estimator)
 
-    def _returns(self, batch: Batch, where: Tokens, kl: Tensor) -> Tensor:
+    def _returns(self, batch: Batch, where: LabelledTokens, kl: Tensor) -> Tensor:
         """Return float64 [L]. Until it is replaced, ``advantage`` holds the answer's score at each of its
         tokens.
         """
@@ -106,14 +114,14 @@ class ReinforcePlusPlus(OnPolicy):
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.LOGPROBS, Output.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: batch.num_labels()}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {TERM: self._token_losses(outputs[Ask.LOGPROBS.value], batch)[0].sum()}
+        return {TERM: self._token_losses(outputs[Output.LOGPROBS.value], batch)[0].sum()}
 
     def _token_losses(self, logprobs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return (loss [L], metric name → values [L])."""
@@ -130,8 +138,8 @@ class ReinforcePlusPlus(OnPolicy):
         return clipped.loss + self.beta * kl if self.in_loss else clipped.loss, {**seen, "sampling_gap": gap}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        _, seen = self._token_losses(outputs[Ask.LOGPROBS.value].detach(), batch)
-        seen["entropy"] = outputs[Ask.ENTROPY.value].detach()
+        _, seen = self._token_losses(outputs[Output.LOGPROBS.value].detach(), batch)
+        seen["entropy"] = outputs[Output.ENTROPY.value].detach()
         return {f"{name}/{TERM}": value.double().sum() for name, value in seen.items()}
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
@@ -140,12 +148,12 @@ class ReinforcePlusPlus(OnPolicy):
 
 
 def _statistics(
-    where: Sequence[Tokens], kls: Sequence[Tensor], returns: Sequence[Tensor], answers: RolloutAnswers
+    where: Sequence[LabelledTokens], kls: Sequence[Tensor], returns: Sequence[Tensor], answers: RolloutAnswers
 ) -> dict[str, float]:
     """Return means over all tokens of a rollout before normalisation, and the mean KL per answer. Collective."""
     own = torch.stack([moments(each) for each in returns]).sum(0).tolist()
-    learnt = sum(int((w.lengths > 0).sum()) for w in where)
-    tokens, first, second, count, kl = answers.total([*own, float(learnt), sum(float(each.sum()) for each in kls)])
+    has_loss = sum(int((w.lengths > 0).sum()) for w in where)
+    tokens, first, second, count, kl = answers.total([*own, float(has_loss), sum(float(each.sum()) for each in kls)])
     over = max(tokens, 1.0)
     spread = max(0.0, second / over - (first / over) ** 2) ** 0.5
     return {"advantage": first / over, "advantage_std": spread, "kl_answer": kl / max(count, 1.0)}

@@ -12,7 +12,7 @@ from paceline.algorithms.calibration import calibration_error, calibration_sums,
 from paceline.algorithms.pairs import halves, real_pairs, sum_of
 from paceline.config.sections.preference import RewardOptions
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 TERM, CENTER = "pairs", "center"
 _TOLD = ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std")
@@ -47,7 +47,7 @@ class Reward(Algorithm):
     """
 
     trains = (Role.REWARD,)
-    watched = tuple(
+    train_metrics = tuple(
         f"{name}/{TERM}"
         for name in ("accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_square")
     )
@@ -55,8 +55,8 @@ class Reward(Algorithm):
     def __init__(self, **options: object) -> None:
         self.center = RewardOptions.model_validate(options).center_rewards_coefficient
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.SCORES})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.SCORES})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         pairs = real_pairs(batch).sum()
@@ -64,7 +64,7 @@ class Reward(Algorithm):
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
-        chosen, rejected = halves(outputs[Ask.SCORES.value])
+        chosen, rejected = halves(outputs[Output.SCORES.value])
         margin = halves(batch.extras["margin"])[0].to(chosen)
         found = {TERM: sum_of(bradley_terry(chosen, rejected, margin), real)}
         if self.center:
@@ -73,7 +73,7 @@ class Reward(Algorithm):
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
-        chosen, rejected = (half.detach().double() for half in halves(outputs[Ask.SCORES.value]))
+        chosen, rejected = (half.detach().double() for half in halves(outputs[Output.SCORES.value]))
         values = {
             "accuracy": (chosen > rejected).to(chosen.dtype),
             "margin": chosen - rejected,
@@ -89,9 +89,9 @@ class Reward(Algorithm):
         """Return the means, the standard deviation (from the mean of squares), and the calibration error
         (from its bins).
         """
-        told = without_bins(means)
-        square = told.pop("reward_square")
-        told["reward_std"] = max(square - told["reward_mean"] ** 2, 0.0) ** 0.5
+        statistics = without_bins(means)
+        square = statistics.pop("reward_square")
+        statistics["reward_std"] = max(square - statistics["reward_mean"] ** 2, 0.0) ** 0.5
         if has_bins(means):
-            told |= {"calibration_error": calibration_error(means), **told_bins(means)}
-        return told
+            statistics |= {"calibration_error": calibration_error(means), **told_bins(means)}
+        return statistics

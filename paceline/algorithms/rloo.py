@@ -11,8 +11,8 @@ from paceline.algorithms.advantages import GROUP_EPSILON, leave_one_out
 from paceline.algorithms.divergence import divergence
 from paceline.algorithms.on_policy import (
     TERM,
+    LabelledTokens,
     OnPolicy,
-    Tokens,
     field_or,
     frozen_roles,
     num_answers,
@@ -22,7 +22,7 @@ from paceline.algorithms.on_policy import (
 from paceline.algorithms.policy_losses import Clipped, clipped_surrogate, segment_sums
 from paceline.config.sections.rloo import RlooOptions
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers
 
 _OF_TOKENS, _OF_ANSWERS = ("entropy", "sampling_gap"), ("ratio", "clip_low", "clip_high")
@@ -41,7 +41,7 @@ class RLOO(OnPolicy):
     x). The clip in later steps, ``normalize_advantages`` and ``reward_clip_range`` follow TRL.
     """
 
-    watched = tuple(f"{name}/{TERM}" for name in ("tokens", "answers", *_OF_TOKENS, *_OF_ANSWERS))
+    train_metrics = tuple(f"{name}/{TERM}" for name in ("tokens", "answers", *_OF_TOKENS, *_OF_ANSWERS))
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class RLOO(OnPolicy):
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
         wanted = self.beta or self.updates_per_rollout > 1
-        old = [PrecomputedField("old", Role.POLICY, Ask.LOGPROBS, "sampled")] if wanted else []
-        return old + ([PrecomputedField("reference", Role.REFERENCE, Ask.LOGPROBS)] if self.beta else [])
+        old = [PrecomputedField("old", Role.POLICY, Output.LOGPROBS, "sampled")] if wanted else []
+        return old + ([PrecomputedField("reference", Role.REFERENCE, Output.LOGPROBS)] if self.beta else [])
 
     def compute_advantages(self, scores: Tensor, groups: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Return advantages of the scores alone; ``finalize_rollout`` subtracts those of the KL."""
@@ -78,7 +78,7 @@ class RLOO(OnPolicy):
         The statistics are the mean KL per token and per answer.
         """
         flat = [batch for row in batches for batch in row]
-        where = [Tokens.of(batch) for batch in flat]
+        where = [LabelledTokens.of(batch) for batch in flat]
         advantages, stats = answers.advantages, {}
         if self.beta:
             kls = [self._divergences(*each) for each in zip(flat, where, strict=True)]
@@ -98,23 +98,23 @@ class RLOO(OnPolicy):
         )
         return [[next(made) for _ in row] for row in batches], stats
 
-    def _divergences(self, batch: Batch, where: Tokens) -> Tensor:
+    def _divergences(self, batch: Batch, where: LabelledTokens) -> Tensor:
         """Return log (π_old(y | x) / π_ref(y | x)) of each answer, float64 [D]."""
         kl = divergence(batch.at_labels("old").double(), batch.at_labels("reference").double(), "k1")
         return segment_sums(kl, where.segments, len(where.lengths))
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.LOGPROBS, Output.ENTROPY})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: num_answers(batch)}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {TERM: self._answer_losses(outputs[Ask.LOGPROBS.value], batch, Tokens.of(batch)).loss.sum()}
+        return {TERM: self._answer_losses(outputs[Output.LOGPROBS.value], batch, LabelledTokens.of(batch)).loss.sum()}
 
-    def _answer_losses(self, logprobs: Tensor, batch: Batch, where: Tokens) -> Clipped:
+    def _answer_losses(self, logprobs: Tensor, batch: Batch, where: LabelledTokens) -> Clipped:
         """Return the clipped loss of each document [D]; it is 0 for one without labelled tokens."""
         old = field_or(batch, "old", logprobs.detach())
         advantages = of_answers(field_or(batch, "advantage", torch.zeros_like(old)), where)
@@ -122,15 +122,15 @@ class RLOO(OnPolicy):
         return clipped_surrogate(log_ratio, advantages, epsilon_low=self.low, epsilon_high=self.high)
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        logprobs, where = outputs[Ask.LOGPROBS.value].detach(), Tokens.of(batch)
-        clipped, learnt = self._answer_losses(logprobs, batch, where), where.lengths > 0
+        logprobs, where = outputs[Output.LOGPROBS.value].detach(), LabelledTokens.of(batch)
+        clipped, has_loss = self._answer_losses(logprobs, batch, where), where.lengths > 0
         old = field_or(batch, "old", logprobs)
         seen = {
             "tokens": torch.ones_like(logprobs),
-            "answers": learnt,
-            "entropy": outputs[Ask.ENTROPY.value].detach(),
+            "answers": has_loss,
+            "entropy": outputs[Output.ENTROPY.value].detach(),
             "sampling_gap": (old - field_or(batch, "sampled", old)).abs(),
-            "ratio": clipped.ratio[learnt],
+            "ratio": clipped.ratio[has_loss],
             "clip_low": clipped.low,
             "clip_high": clipped.high,
         }

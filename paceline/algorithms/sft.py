@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.algorithms.base import Algorithm
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 TERM = "nll"
 
@@ -22,14 +22,14 @@ class SFT(Algorithm):
     not).
     """
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.NLL}) if training else frozenset({Ask.NLL, Ask.CORRECT})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.NLL}) if training else frozenset({Output.NLL, Output.CORRECT})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: batch.num_labels()}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {TERM: outputs[Ask.NLL.value]}
+        return {TERM: outputs[Output.NLL.value]}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        return {f"accuracy/{TERM}": outputs[Ask.CORRECT.value]}
+        return {f"accuracy/{TERM}": outputs[Output.CORRECT.value]}

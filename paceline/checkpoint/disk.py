@@ -65,8 +65,8 @@ def os_error(exc: OSError, where: Path, what: str = "the checkpoint cannot be wr
     if refused is not None and refused.kind == "no_inodes":
         reason, hint = refused.reason, refused.hint
     found = f"{os.strerror(exc.errno)}: {exc.filename or where}" if exc.errno else str(exc)
-    said = f"{what}: {reason}" if reason else what
-    return CheckpointError(code(f"{said}; what was published before is untouched", str(where), found, hint))
+    text = f"{what}: {reason}" if reason else what
+    return CheckpointError(code(f"{text}; what was published before is untouched", str(where), found, hint))
 
 
 def write_fresh(path: Path, blocks: Iterable[bytes | memoryview], crash: CrashPoint = never) -> FileEntry:

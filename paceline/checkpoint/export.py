@@ -37,7 +37,7 @@ from paceline.checkpoint.hub_layout import hub_entries
 from paceline.checkpoint.names import TensorName
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.store import need_space
-from paceline.checkpoint.tensorfile import Entry, write_tensors
+from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.adapters import WEIGHTS
 from paceline.protocols.roles import Role
@@ -124,16 +124,16 @@ def export_hf(
         return ExportReport(to, reader.step, dtype, len(entries), count, size, files, checked, kind)
 
 
-def _role(reader: CheckpointReader, asked: str) -> str:
-    """Return ``asked``.
+def _role(reader: CheckpointReader, requested: str) -> str:
+    """Return ``requested``.
 
     If it is the default and the checkpoint has one role only (a reward model), return that one.
     """
     roles = reader.roles()
-    return roles[0] if asked == Role.POLICY.value and asked not in roles and len(roles) == 1 else asked
+    return roles[0] if requested == Role.POLICY.value and requested not in roles and len(roles) == 1 else requested
 
 
-def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[Entry]:
+def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[TensorEntry]:
     names = [n for n in reader.names() if n.role == role and n.kind in (PARAM, BUFFER)]
     if not names:
         found = ", ".join(reader.roles()) or "none"
@@ -145,7 +145,7 @@ def _entries(reader: CheckpointReader, role: str, dtype: torch.dtype) -> list[En
         stored = reader.dtype(name.role, name.name, name.kind)
         target = dtype if stored.is_floating_point else stored
         entries.append(
-            Entry(name.name, target, reader.shape(name.role, name.name, name.kind), _cast(reader, name, target))
+            TensorEntry(name.name, target, reader.shape(name.role, name.name, name.kind), _cast(reader, name, target))
         )
     return entries
 

@@ -14,7 +14,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.disk import write_fresh
 from paceline.checkpoint.folder import ADAPTER_CONFIG, finite
 from paceline.checkpoint.reader import CheckpointReader
-from paceline.checkpoint.tensorfile import Entry
+from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
@@ -35,7 +35,7 @@ def is_adapter(reader: CheckpointReader) -> bool:
     return ADAPTER_CONFIG in reader.side_files()
 
 
-def adapter_entries(reader: CheckpointReader, entries: list[Entry]) -> list[Entry]:
+def adapter_entries(reader: CheckpointReader, entries: list[TensorEntry]) -> list[TensorEntry]:
     """Rename the tensors to the keys of peft's file.
 
     A tied weight that was trained is written under both its names, as peft expects.
@@ -53,7 +53,7 @@ def write_adapter_files(stage: Path, reader: CheckpointReader) -> None:
             write_fresh(stage / name, [reader.side_file(name)])
 
 
-def check_adapter(stage: Path, entries: list[Entry], where: Path) -> None:
+def check_adapter(stage: Path, entries: list[TensorEntry], where: Path) -> None:
     """Load the folder with peft, without a base, and compare every tensor. Raises CheckpointError."""
     from peft import PeftConfig
     from safetensors.torch import load_file
@@ -67,7 +67,9 @@ def check_adapter(stage: Path, entries: list[Entry], where: Path) -> None:
         raise CheckpointError(codes.EXPORT_LOAD_CHECK(what, str(where), f"{kind}: {', '.join(wrong[:5])}"))
 
 
-def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any], dtype: torch.dtype) -> list[Entry]:
+def merged_entries(
+    reader: CheckpointReader, role: str, config: Mapping[str, Any], dtype: torch.dtype
+) -> list[TensorEntry]:
     """Return the tensors of the full model: load or build the base, and merge the adapter into it.
 
     Raises CheckpointError ``export.base_model`` if the base is not the one that was trained on, and
@@ -111,7 +113,9 @@ def merged_entries(reader: CheckpointReader, role: str, config: Mapping[str, Any
             codes.EXPORT_TENSORS("the adapter does not fit its base", str(reader.path), str(error)[:300])
         ) from error
     return [
-        Entry(name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape), _given(t, dtype, reader.path, name))
+        TensorEntry(
+            name, dtype if t.is_floating_point() else t.dtype, tuple(t.shape), _given(t, dtype, reader.path, name)
+        )
         for name, t in (*hf.named_parameters(), *persistent_buffers(hf))
     ]
 

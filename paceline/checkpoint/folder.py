@@ -17,7 +17,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.disk import sync_folder, write_fresh
 from paceline.checkpoint.reader import CheckpointReader
 from paceline.checkpoint.strictjson import parse_object
-from paceline.checkpoint.tensorfile import Entry, write_tensors
+from paceline.checkpoint.tensorfile import TensorEntry, write_tensors
 from paceline.core.errors import CheckpointError, ConfigError
 from paceline.models.buffers import persistent_buffers
 
@@ -109,10 +109,10 @@ def scoring(config: Mapping[str, Any], reader: CheckpointReader) -> dict[str, An
     out, as for a reward model: the class reads the score at the last token that is not padding.
     """
     named = "generation_config.json"
-    said = (
+    generation = (
         parse_object(reader.side_file(named), named, max_bytes=MAX_CONFIG_BYTES) if named in reader.side_files() else {}
     )
-    pad, ends = said.get("pad_token_id"), said.get("eos_token_id")
+    pad, ends = generation.get("pad_token_id"), generation.get("eos_token_id")
     alone = pad not in (ends if isinstance(ends, list) else [ends])
     one = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "pad_token_id": pad if alone else None}
     return {**config, **one, "architectures": [SCORES]}
@@ -203,9 +203,9 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
         GenerationConfig.from_model_config(_skeleton(config).config).save_pretrained(str(stage))
 
 
-def write_weights(stage: Path, entries: list[Entry], max_shard_bytes: int) -> None:
+def write_weights(stage: Path, entries: list[TensorEntry], max_shard_bytes: int) -> None:
     """Write ``model.safetensors``, or shards of at most ``max_shard_bytes`` with the Hugging Face index."""
-    shards: list[list[Entry]] = [[]]
+    shards: list[list[TensorEntry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(e.num_bytes for e in shards[-1]) + entry.num_bytes > max_shard_bytes:
             shards.append([])
@@ -225,7 +225,7 @@ def write_weights(stage: Path, entries: list[Entry], max_shard_bytes: int) -> No
     write_fresh(stage / "model.safetensors.index.json", [json.dumps(index, indent=2).encode() + b"\n"])
 
 
-def check_load(stage: Path, entries: list[Entry], where: Path) -> None:
+def check_load(stage: Path, entries: list[TensorEntry], where: Path) -> None:
     """Load the folder as a user would, without remote code, and compare every tensor with the checkpoint."""
     model, info = _load_quietly(stage, _auto(json.loads((stage / "config.json").read_text("utf-8"))))
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -242,9 +242,9 @@ def _load_quietly(folder: Path, auto: Any) -> tuple[Any, Mapping[str, Any]]:
     """Call ``from_pretrained`` without its progress bar; return the model and the loading info."""
     from transformers.utils import logging
 
-    said: Any = logging
-    shown = said.is_progress_bar_enabled()
-    said.disable_progress_bar()
+    hf_logging: Any = logging
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
     try:
         load: Any = auto.from_pretrained
         model, info = load(
@@ -253,4 +253,4 @@ def _load_quietly(folder: Path, auto: Any) -> tuple[Any, Mapping[str, Any]]:
         return model, info
     finally:
         if shown:
-            said.enable_progress_bar()
+            hf_logging.enable_progress_bar()

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.tensorfile import Entry
+from paceline.checkpoint.tensorfile import TensorEntry
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
-def hub_entries(model: Any, entries: Sequence[Entry]) -> list[Entry]:
+def hub_entries(model: Any, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
     """Return a full model's ``entries``, named as in its class, as ``save_pretrained`` would write them.
 
     ``model`` may be on the meta device: only its class and config are used. A tensor is loaded when it is
@@ -50,16 +50,16 @@ def _layer(name: str) -> str:
     return found[1] if found else ""
 
 
-def _grouped(model: Any, entries: Sequence[Entry], key: Callable[[str], str]) -> list[Entry]:
+def _grouped(model: Any, entries: Sequence[TensorEntry], key: Callable[[str], str]) -> list[TensorEntry]:
     """Convert each group of ``entries`` by itself."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[TensorEntry]] = {}
     for entry in entries:
         groups.setdefault(key(entry.name), []).append(entry)
     made = []
     for group in groups.values():
         source = _Group(model, group)
         shapes = _reverted(model, {e.name: _empty(e) for e in group})
-        made += [Entry(name, t.dtype, tuple(t.shape), source.loader(name)) for name, t in shapes.items()]
+        made += [TensorEntry(name, t.dtype, tuple(t.shape), source.loader(name)) for name, t in shapes.items()]
     return made
 
 
@@ -68,7 +68,7 @@ class _Group:
     """Tensors that are converted together; each result is kept until it is taken once."""
 
     model: Any
-    entries: list[Entry]
+    entries: list[TensorEntry]
     ready: dict[str, Tensor] = field(default_factory=dict)
 
     def loader(self, name: str) -> Callable[[], Tensor]:
@@ -82,7 +82,7 @@ class _Group:
         return load
 
 
-def _empty(entry: Entry) -> Tensor:
+def _empty(entry: TensorEntry) -> Tensor:
     return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
 
 

@@ -62,7 +62,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         files = {name: {"bytes": e.bytes, "sha256": e.sha256} for name, e in sorted(self.files.items())}
-        said = {
+        content = {
             "format": FORMAT,
             "version": VERSION,
             "step": self.step,
@@ -72,7 +72,7 @@ class Manifest:
             "paceline_version": self.paceline_version,
             "files": files,
         }
-        return dump_object({**said, "digest": digest_of(said)}, MANIFEST)
+        return dump_object({**content, "digest": digest_of(content)}, MANIFEST)
 
     @staticmethod
     def from_bytes(data: bytes, where: str) -> Manifest:
@@ -80,9 +80,9 @@ class Manifest:
         return _manifest(parse_object(data, where, max_bytes=MAX_MANIFEST_BYTES, max_depth=4), where)
 
 
-def digest_of(said: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, Any]) -> str:
     """Return the sha256 of the manifest's content: no other file vouches for the manifest itself."""
-    return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 def is_safe_name(name: str) -> bool:

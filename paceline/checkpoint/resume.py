@@ -179,11 +179,11 @@ def _passed_over(found: Found, problem: CheckpointError, taken: Found) -> Diagno
 
 
 def _took(found: Found, hint: str | None) -> Diagnostic:
-    said = f" ('latest' says {hint})" if hint and hint != found.name else ""
+    note = f" ('latest' says {hint})" if hint and hint != found.name else ""
     if found.path.is_symlink():
-        said += f", a link to {found.path.resolve()}"
+        note += f", a link to {found.path.resolve()}"
     return codes.RESUME_CHOSEN(
-        f"resuming from {found.name}, the newest complete checkpoint{said}", str(found.path), severity=Severity.NOTE
+        f"resuming from {found.name}, the newest complete checkpoint{note}", str(found.path), severity=Severity.NOTE
     )
 
 

@@ -26,7 +26,7 @@ from paceline.checkpoint.manifest import HF_FOLDER, MANIFEST, STATE, FileEntry, 
 from paceline.checkpoint.names import TensorName, encode_place
 from paceline.checkpoint.retain import discard, prune
 from paceline.checkpoint.strictjson import dump_object
-from paceline.checkpoint.tensorfile import Entry, file_bytes, write_tensors
+from paceline.checkpoint.tensorfile import TensorEntry, file_bytes, write_tensors
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.rundir import RunDir
@@ -34,7 +34,7 @@ from paceline.core.units import human_bytes
 from paceline.protocols.shard import Shard
 
 
-class Ranks(Protocol):
+class SaveWorld(Protocol):
     """The part of ``World`` that a save needs."""
 
     @property
@@ -55,7 +55,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StagedSave:
     """The staging folder of one save, the same on every rank."""
 
     step: int
@@ -70,7 +70,7 @@ class Checkpointer:
     ``crash`` is called with the name of each point where a kill can happen; tests raise there.
     """
 
-    def __init__(self, run: RunDir, world: Ranks, keep: int | None = None, *, crash: CrashPoint = never) -> None:
+    def __init__(self, run: RunDir, world: SaveWorld, keep: int | None = None, *, crash: CrashPoint = never) -> None:
         if keep is not None and keep < 1:
             raise ValueError("keep must be at least 1")
         self._run = run
@@ -92,7 +92,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         opened = self._together(lambda: self._open_stage(step))[0]
-        stage = _Stage(step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"])
+        stage = _StagedSave(step, opened["nonce"], opened["sequence"], self._run.checkpoints / opened["folder"])
         try:
             written = self._together(lambda: self._write(stage, shards, state, files))
             self._together(lambda: self._publish(stage, written) if self._world.rank == 0 else None)
@@ -155,7 +155,7 @@ class Checkpointer:
         return {"folder": name, "nonce": nonce, "sequence": max(newest, 0) + 1}
 
     def _write(
-        self, stage: _Stage, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]
+        self, stage: _StagedSave, shards: Iterable[Shard], state: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> dict[str, list[Any]]:
         """Write this rank's files into the staging folder; return name -> [bytes, sha256]."""
         mine = list(shards)  # references only: its collectives end before any disk error
@@ -179,7 +179,7 @@ class Checkpointer:
         self._crash("files_written")
         return {name: [entry.bytes, entry.sha256] for name, entry in written.items()}
 
-    def _publish(self, stage: _Stage, written: list[dict[str, list[Any]]]) -> None:
+    def _publish(self, stage: _StagedSave, written: list[dict[str, list[Any]]]) -> None:
         """On rank 0, after all ranks agreed: write the manifest, then rename the folder into view."""
         files = {name: FileEntry(*entry) for rank_files in written for name, entry in rank_files.items()}
         manifest = Manifest(stage.step, stage.sequence, self._world.world_size, time.time(), files)
@@ -198,7 +198,7 @@ class Checkpointer:
             kept = {self._run.checkpoint(stage.step).name, *([self._protected] if self._protected else [])}
             prune(self._run.checkpoints, self._keep, kept, self._crash)
 
-    def _rename(self, stage: _Stage) -> None:
+    def _rename(self, stage: _StagedSave) -> None:
         """Rename the staging folder to its final name; an older one of that step stays usable until then."""
         final = self._run.checkpoint(stage.step)
         aside = final.with_name(replaced_name(final.name, stage.nonce))
@@ -241,15 +241,15 @@ class _Noted:
         return True
 
 
-def _entries(shards: list[Shard]) -> tuple[list[Entry], dict[str, str]]:
+def _entries(shards: list[Shard]) -> tuple[list[TensorEntry], dict[str, str]]:
     """Return the entries to write for these shards, and the offsets of blocks that are not full tensors."""
-    entries: list[Entry] = []
+    entries: list[TensorEntry] = []
     metadata = {"format": "pt"}
     for shard in shards:
         tensor = shard.tensor
         name = TensorName(shard.role, shard.kind, shard.name).encode()
         shape = tuple(tensor.shape)
-        entries.append(Entry(name, tensor.dtype, shape, _given(tensor)))
+        entries.append(TensorEntry(name, tensor.dtype, shape, _given(tensor)))
         if shape != tuple(shard.global_shape):
             metadata[name] = encode_place(tuple(shard.global_shape), tuple(shard.offsets))
     return entries, metadata

@@ -38,7 +38,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor to write: ``load`` is called once, when it is written, and may return it on any device."""
 
     name: str
@@ -62,7 +62,7 @@ class Slot:
 
 
 def write_tensors(
-    path: Path, entries: Sequence[Entry], metadata: Mapping[str, str], crash: CrashPoint = never
+    path: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str], crash: CrashPoint = never
 ) -> FileEntry:
     """Write a new safetensors file, with at most one tensor in memory beyond those that ``load`` refers to.
 
@@ -72,7 +72,7 @@ def write_tensors(
     return write_fresh(path, _blocks(ordered, metadata), crash)
 
 
-def file_bytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
+def file_bytes(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> int:
     """Return the size that the file will have."""
     return len(_header(entries, metadata)) + sum(e.num_bytes for e in entries)
 
@@ -132,7 +132,7 @@ def read_rows(file: BinaryIO, slot: Slot, first: int, count: int) -> Tensor:
     return tensor
 
 
-def _blocks(entries: Sequence[Entry], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+def _blocks(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     yield _header(entries, metadata)
     for entry in entries:
         tensor = entry.load().detach()
@@ -143,7 +143,7 @@ def _blocks(entries: Sequence[Entry], metadata: Mapping[str, str]) -> Iterator[b
         yield _bytes_of(tensor.contiguous().cpu())
 
 
-def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for entry in entries:

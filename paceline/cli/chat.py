@@ -17,7 +17,7 @@ def chat(
     run: RunFolder,
     prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and end.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Answer every line by itself.")] = False,
+    each_alone: Annotated[bool, typer.Option("--forget", help="Answer every line by itself.")] = False,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Longest answer in tokens [default: the run's generation.max_new_tokens].")
     ] = None,
@@ -45,4 +45,4 @@ def chat(
         "--top-k": top_k,
     }
     options = [part for name, value in given.items() if value is not None for part in (name, str(value))]
-    become("paceline.generation.chat", str(run), *options, *(["--forget"] if forget else []))
+    become("paceline.generation.chat", str(run), *options, *(["--forget"] if each_alone else []))

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import codes
-from paceline.cli.asked import Asked
 from paceline.cli.joined import alone, drives_a_node, on_its_node
+from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.options import LauncherOption
 from paceline.cli.process import become
 from paceline.cli.report import reported
@@ -88,8 +88,8 @@ def main_command(
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
     if started_by(os.environ) is None:
-        raise typer.Exit(start(config, settings, Asked(algorithm=algorithm, resume=resume), one_process=True))
-    arguments = outside_arguments(config, settings, Asked(algorithm=algorithm, resume=resume))
+        raise typer.Exit(start(config, settings, LaunchOptions(algorithm=algorithm, resume=resume), one_process=True))
+    arguments = outside_arguments(config, settings, LaunchOptions(algorithm=algorithm, resume=resume))
     become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
 
 
@@ -124,7 +124,7 @@ def run_distributed_command(
     """Start the processes of this node and wait for them; run the same command on the other nodes."""
     check_mode(mode)
     settings = [*(overrides or ()), *deepspeed_settings(deepspeed_config)]
-    asked = Asked(
+    options = LaunchOptions(
         nproc_per_node,
         nnodes,
         node_rank,
@@ -134,9 +134,9 @@ def run_distributed_command(
         resume,
         "torchrun" if use_torchrun else launcher,
     )
-    if not drives_a_node(asked):
+    if not drives_a_node(options):
         alone("scripts/run_distributed.py")
-    raise typer.Exit(start(config, settings, on_its_node(asked)))
+    raise typer.Exit(start(config, settings, on_its_node(options)))
 
 
 def prepare_datasets_command(overrides: OverridesArgument = None, config: ConfigOption = Path("config.yaml")) -> None:
@@ -181,7 +181,7 @@ def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
     command.
     """
 
-    def told(text: str) -> str:
+    def in_their_words(text: str) -> str:
         if name != "main.py":
             return re.sub(r"(?<![\w-])--nproc(?![\w-])", "--nproc_per_node", text)
         text = re.sub(rf"--launcher(?: [a-z0-9]+)?{_END}", "scripts/run_distributed.py", text)
@@ -189,7 +189,12 @@ def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
         text = re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES}) (\S+?){_END}", _as_key, text)
         return re.sub(rf"(?<!torchrun )--({_NPROC}|{_PLACES})(?![\w-])", _as_key, text)
 
-    return replace(finding, where=told(finding.where), what=told(finding.what), hint=told(finding.hint))
+    return replace(
+        finding,
+        where=in_their_words(finding.where),
+        what=in_their_words(finding.what),
+        hint=in_their_words(finding.hint),
+    )
 
 
 def _as_key(found: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import ConfigFile, Overrides, load
-from paceline.cli.report import tell
+from paceline.cli.report import print_diagnostics
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -35,5 +35,5 @@ def show(
     from paceline.config.show import render_show
 
     loaded = load(config, overrides)
-    tell(loaded.notes)
+    print_diagnostics(loaded.notes)
     typer.echo(json.dumps(loaded.config.to_json(), indent=2, ensure_ascii=False) if as_json else render_show(loaded))

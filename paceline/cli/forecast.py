@@ -9,7 +9,7 @@ from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.plan.cost.report import Forecast
-    from paceline.plan.hardware.catalogue import Cluster
+    from paceline.plan.hardware.catalogue import AcceleratorCluster
     from paceline.plan.plan import Plan
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj", "dense", "fc1", "fc2", "c_attn", "c_proj", "c_fc", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")  # fmt: skip
@@ -34,7 +34,7 @@ def forecast_of_model(
     from paceline.core.tables import ALGORITHMS
     from paceline.plan.cost.from_plan import adapter_work
     from paceline.plan.cost.report import forecast
-    from paceline.plan.cost.search import Ask
+    from paceline.plan.cost.search import SearchSpec
     from paceline.plan.hardware.catalogue import cluster_of
     from paceline.plan.model.catalogue import model_shape
     from paceline.plan.parts import AdapterSpec, Quantization
@@ -72,11 +72,12 @@ def forecast_of_model(
         quantization = Quantization(bits) if bits else None
         adapter = adapter_work(shape, AdapterSpec(lora, 2 * lora, target_modules=ALL_LINEAR, quantization=quantization))
     return forecast(
-        model, Ask(shape, cluster_of(hardware), seq_len, rows or 0, adapter, algorithm=algorithm, tokens=tokens or 0.0)
+        model,
+        SearchSpec(shape, cluster_of(hardware), seq_len, rows or 0, adapter, algorithm=algorithm, tokens=tokens or 0.0),
     )
 
 
-def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
+def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast | None:
     """Forecast a config's job along with the layout its plan has chosen.
 
     ``cluster`` None means this machine, corrected by its ledger. None on a CPU, an unlisted card, or for a
@@ -84,28 +85,28 @@ def forecast_of_plan(plan: Plan, cluster: Cluster | None) -> Forecast | None:
     """
     from paceline.cli.lengths import epoch_lengths
     from paceline.core.tables import CHOOSERS
-    from paceline.plan.cost.from_plan import ask_of, cluster_of_hardware, of_length, planned_candidate
+    from paceline.plan.cost.from_plan import cluster_of_hardware, of_length, planned_candidate, search_spec_of
     from paceline.plan.cost.report import forecast
     from paceline.plan.hardware.probe import Hardware
 
     if plan.device != "cuda":
         return None
-    learnt = (1.0, 1.0)
+    corrections = (1.0, 1.0)
     if cluster is None:
         from paceline.cli.ledger import corrections_here
         from paceline.plan.hardware.probe import probe_hardware
 
         probed: Hardware = probe_hardware()
         cluster = cluster_of_hardware(probed, plan.num_nodes)
-        learnt = corrections_here(probed)
-    ask = ask_of(plan, cluster, learnt) if cluster else None
-    if ask is None:
+        corrections = corrections_here(probed)
+    spec = search_spec_of(plan, cluster, corrections) if cluster else None
+    if spec is None:
         return None
-    ask = of_length(ask, plan, epoch_lengths(plan.config))
+    spec = of_length(spec, plan, epoch_lengths(plan.config))
     name = str(plan.config.model.name_or_path or plan.shape.model_type if plan.shape else "model")
     chooser = CHOOSERS.get(plan.config.training.distributed_strategy)
     by_size = chooser is not None and not chooser.searches
-    return forecast(name, ask, planned_candidate(plan, ask), plan.strategy_reason if by_size else "")
+    return forecast(name, spec, planned_candidate(plan, spec), plan.strategy_reason if by_size else "")
 
 
 def needs_one_subject(model: str | None) -> None:

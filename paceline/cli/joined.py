@@ -16,31 +16,31 @@ from paceline.launch.managers import manager_of, standing, started_by, whole
 from paceline.launch.ports import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from paceline.cli.asked import Asked
+    from paceline.cli.launch_options import LaunchOptions
 
 _LATER_SECONDS = 2.0
 
 
-def rehearsed(asked: Asked) -> Asked:
-    """Return ``asked`` with the processes that the surrounding launcher has started.
+def rehearsed(options: LaunchOptions) -> LaunchOptions:
+    """Return ``options`` with the processes that the surrounding launcher has started.
 
     Used by commands that start nothing (``plan``, ``--dry-run``). Exits all ranks but 0, which alone prints.
     Raises ConfigError where the options ask for other processes.
     """
     here = standing(os.environ)
-    if here.size == 1 or drives_a_node(asked):
-        return on_its_node(asked)
-    refuse_own_processes(asked, here.size)
+    if here.size == 1 or drives_a_node(options):
+        return on_its_node(options)
+    refuse_own_processes(options, here.size)
     if here.rank != 0:
         raise SystemExit(int(ExitCode.OK))
     nodes = max(1, here.size // here.local_size)
     # A rank may derive another port from the job's id
     port = whole(os.environ.get("MASTER_PORT", "")) or DEFAULT_PORT
     address, port_of_nodes = (here.host or None, port) if nodes > 1 else (None, None)
-    return replace(asked, nproc=here.local_size, nnodes=nodes, master_addr=address, master_port=port_of_nodes)
+    return replace(options, nproc=here.local_size, nnodes=nodes, master_addr=address, master_port=port_of_nodes)
 
 
-def join(config: Path, overrides: Sequence[str], asked: Asked, local_rank: int | None = None) -> None:
+def join(config: Path, overrides: Sequence[str], options: LaunchOptions, local_rank: int | None = None) -> None:
     """Become one rank of the job when a launcher has started several processes; otherwise return.
 
     Raises ConfigError when the command asks for processes of its own in each of them.
@@ -50,22 +50,22 @@ def join(config: Path, overrides: Sequence[str], asked: Asked, local_rank: int |
     from paceline.launch.spec import WORKER_MODULE
 
     size = standing(os.environ).size
-    if size == 1 or drives_a_node(asked):
+    if size == 1 or drives_a_node(options):
         return
-    refuse_own_processes(asked, size)
-    arguments = outside_arguments(config, overrides, _of_the_config(asked))
+    refuse_own_processes(options, size)
+    arguments = outside_arguments(config, overrides, _of_the_config(options))
     become(WORKER_MODULE, *arguments, *(["--local-rank", str(local_rank)] if local_rank is not None else []))
 
 
-def on_its_node(asked: Asked) -> Asked:
-    """Return ``asked`` with ``node_rank`` when a launcher has started this command once per node.
+def on_its_node(options: LaunchOptions) -> LaunchOptions:
+    """Return ``options`` with ``node_rank`` when a launcher has started this command once per node.
 
     Unchanged when ``node_rank`` is given already.
     """
-    if asked.node_rank is not None or not drives_a_node(asked):
-        return asked
+    if options.node_rank is not None or not drives_a_node(options):
+        return options
     here = standing(os.environ)
-    return replace(asked, node_rank=here.rank, master_addr=asked.master_addr or here.host or None)
+    return replace(options, node_rank=here.rank, master_addr=options.master_addr or here.host or None)
 
 
 def alone(what: str) -> None:
@@ -78,18 +78,18 @@ def alone(what: str) -> None:
         raise _said_once(codes.LAUNCH_MANY_TIMES(says, what, f"{size} processes", hint))
 
 
-def drives_a_node(asked: Asked) -> bool:
+def drives_a_node(options: LaunchOptions) -> bool:
     """Whether this command runs once on each of ``nnodes`` nodes and launches that node's ranks itself."""
     here = standing(os.environ)
-    return (asked.nnodes or 1) > 1 and asked.nnodes == here.size and here.local_size == 1
+    return (options.nnodes or 1) > 1 and options.nnodes == here.size and here.local_size == 1
 
 
-def refuse_own_processes(asked: Asked, size: int) -> None:
+def refuse_own_processes(options: LaunchOptions, size: int) -> None:
     """Raise ConfigError when the options ask for processes, but a launcher has started ``size`` already."""
-    given = {"--nproc": asked.nproc, "--nnodes": asked.nnodes, "--node-rank": asked.node_rank}
+    given = {"--nproc": options.nproc, "--nnodes": options.nnodes, "--node-rank": options.node_rank}
     named = [f"{name} {value}" for name, value in given.items() if value is not None]
-    if asked.launcher is not None:
-        named.append(f"--launcher {asked.launcher}")
+    if options.launcher is not None:
+        named.append(f"--launcher {options.launcher}")
     if not named:
         return
     launcher = started_by(os.environ)
@@ -110,9 +110,9 @@ def _said_once(finding: Diagnostic) -> BaseException:
     return SystemExit(int(ExitCode.CONFIG))
 
 
-def _of_the_config(asked: Asked) -> Asked:
+def _of_the_config(options: LaunchOptions) -> LaunchOptions:
     """Drop the launch options, which a rank reads from its environment."""
-    return replace(asked, nproc=None, nnodes=None, node_rank=None, master_addr=None, master_port=None)
+    return replace(options, nproc=None, nnodes=None, node_rank=None, master_addr=None, master_port=None)
 
 
 def _one_task(launcher: str | None) -> str:

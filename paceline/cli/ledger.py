@@ -86,7 +86,7 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
         speeds = [step.tokens_per_second for step in settled if step.tokens_per_second > 0]
         hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
         expected = predictions(plan, hardware)
-        entry = ledger.Entry(
+        entry = ledger.LedgerEntry(
             time=datetime.now().isoformat(timespec="seconds"),
             machine=machine_name(hardware),
             model=str(plan.config.model.name_or_path or "from scratch"),

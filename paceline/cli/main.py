@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from paceline import __version__
 from paceline.cli import codes
-from paceline.cli.report import reported, tell
+from paceline.cli.report import print_diagnostics, reported
 from paceline.core.errors import ExitCode
 from paceline.launch.ending import ended
 from paceline.launch.outlet import redacted
@@ -100,7 +100,7 @@ def refuse(verb: str) -> int:
     near = get_close_matches(verb, VERBS, n=1)
     kind = "option before the verb" if verb.startswith("-") else "verb"
     hint = f"paceline {near[0]}" if near else f"one of: {', '.join(VERBS)}"
-    tell([codes.CLI_UNKNOWN_VERB(f"there is no such {kind}", "command line", verb, hint)])
+    print_diagnostics([codes.CLI_UNKNOWN_VERB(f"there is no such {kind}", "command line", verb, hint)])
     return int(ExitCode.CONFIG)
 
 

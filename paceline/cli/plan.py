@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import Overrides, load, load_to_start
-from paceline.cli.report import tell
+from paceline.cli.report import print_diagnostics
 from paceline.core.tables import ALGORITHMS
 
 if TYPE_CHECKING:
-    from paceline.cli.simulate import Simulated
+    from paceline.cli.simulate import SimulationResult
     from paceline.plan.cost.report import Forecast
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
@@ -70,7 +70,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")]
 
 
 @dataclass(frozen=True)
-class Told:
+class PlanOutput:
     """The output: text for a person, the same as JSON, and the forecast if there is one."""
 
     text: str
@@ -112,21 +112,21 @@ def plan(
         from paceline.cli.forecast import forecast_of_model
 
         found = forecast_of_model(model, hardware, seq_len, rows, lora, bits, algorithm, tokens)
-        told = _of_model(found, str(model), lora, bits, simulate)
+        output = _of_model(found, str(model), lora, bits, simulate)
     else:
-        told = _of_config(config, overrides, nproc, nnodes, hardware, model, simulate, imports)
+        output = _of_config(config, overrides, nproc, nnodes, hardware, model, simulate, imports)
     # Print it, and draw the forecast
     if as_json:
-        typer.echo(json.dumps(told.data, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(output.data, indent=2, ensure_ascii=False))
     else:
-        typer.echo(told.text, nl=False)
-    if picture is not None and told.forecast is not None:
+        typer.echo(output.text, nl=False)
+    if picture is not None and output.forecast is not None:
         from paceline.watch.forecast_picture import draw
 
-        typer.echo(f"picture: {draw(told.forecast, picture)}", err=True)
+        typer.echo(f"picture: {draw(output.forecast, picture)}", err=True)
 
 
-def _of_model(found: Forecast, model: str, lora: int | None, bits: int | None, simulate: bool) -> Told:
+def _of_model(found: Forecast, model: str, lora: int | None, bits: int | None, simulate: bool) -> PlanOutput:
     from paceline.plan.cost.report import text
 
     simulated = None
@@ -135,7 +135,7 @@ def _of_model(found: Forecast, model: str, lora: int | None, bits: int | None, s
         from paceline.plan.model.catalogue import named_config
 
         simulated = simulated_model(found, named_config(model), lora, bits)
-    return _told(text(found), found.to_json(), simulated, found)
+    return _output(text(found), found.to_json(), simulated, found)
 
 
 def _of_config(
@@ -147,10 +147,10 @@ def _of_config(
     model: str | None,
     simulate: bool,
     imports: bool,
-) -> Told:
-    from paceline.cli.asked import Asked
+) -> PlanOutput:
     from paceline.cli.forecast import forecast_of_plan, needs_one_subject
     from paceline.cli.joined import rehearsed
+    from paceline.cli.launch_options import LaunchOptions
     from paceline.cli.ledger import expected_here
     from paceline.launch.before.planned import planned
     from paceline.plan.cost.report import text
@@ -158,24 +158,28 @@ def _of_config(
     from paceline.plan.hardware.catalogue import cluster_of
 
     needs_one_subject(model)
-    asked = Asked(nproc=nproc, nnodes=nnodes)
+    options = LaunchOptions(nproc=nproc, nnodes=nnodes)
     loaded = (
-        load(path, overrides, asked.flags()) if hardware else load_to_start(path, overrides, rehearsed(asked).flags())
+        load(path, overrides, options.flags())
+        if hardware
+        else load_to_start(path, overrides, rehearsed(options).flags())
     )
     cluster = cluster_of(hardware) if hardware else None
     made, warnings = planned(loaded, cluster=cluster, imports=imports)
     forecast = forecast_of_plan(made, cluster)
-    tell((*loaded.notes, *warnings))
+    print_diagnostics((*loaded.notes, *warnings))
     simulated = None
     if simulate:
         from paceline.cli.simulate import simulated_config
 
         simulated = simulated_config(loaded.config, made, forecast, cluster)
-    said = explain(made) + ("\n" + text(forecast) if forecast else "" if cluster else expected_here(made))
-    return _told(said, made.to_json() | ({"forecast": forecast.to_json()} if forecast else {}), simulated, forecast)
+    page = explain(made) + ("\n" + text(forecast) if forecast else "" if cluster else expected_here(made))
+    return _output(page, made.to_json() | ({"forecast": forecast.to_json()} if forecast else {}), simulated, forecast)
 
 
-def _told(said: str, data: dict[str, Any], simulated: Simulated | None, forecast: Forecast | None) -> Told:
+def _output(
+    page: str, data: dict[str, Any], simulated: SimulationResult | None, forecast: Forecast | None
+) -> PlanOutput:
     if simulated is None:
-        return Told(said, data, forecast)
-    return Told(f"{said}\n{simulated.text()}", data | {"simulation": simulated.to_json()}, forecast)
+        return PlanOutput(page, data, forecast)
+    return PlanOutput(f"{page}\n{simulated.text()}", data | {"simulation": simulated.to_json()}, forecast)

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli.options import ConfigFile, Overrides, load
 from paceline.cli.process import call
-from paceline.cli.report import tell
+from paceline.cli.report import print_diagnostics
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,7 +41,7 @@ def prepare_data(config: Path, overrides: Sequence[str], cache: Path | None = No
     from paceline.launch.environ import cache_folder
 
     loaded = load(config, overrides)
-    tell(loaded.notes)
+    print_diagnostics(loaded.notes)
     place = str(cache) if cache is not None else loaded.config.data.cache_dir or str(cache_folder(os.environ))
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         described = Path(folder) / "config.json"

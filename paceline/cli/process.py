@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.launch.ending import Ended
+from paceline.launch.ending import EndedBySignal
 from paceline.launch.spec import module_argv
 
 ENTERED = "paceline.launch.entered"  # handles signals while the module is imported
@@ -48,6 +48,6 @@ def call(module: str, *arguments: str) -> int:
         except SystemExit as stop:
             child.terminate()
             child.wait()
-            if isinstance(stop, Ended):
-                stop.said = True  # by the child
+            if isinstance(stop, EndedBySignal):
+                stop.reported = True  # by the child
             raise

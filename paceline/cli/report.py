@@ -10,19 +10,19 @@ from typing import Any
 from paceline.cli import codes
 from paceline.core.diagnostics import Diagnostic, render_all
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.launch.ending import READER_GONE, Ended, reader_gone
+from paceline.launch.ending import READER_GONE, EndedBySignal, reader_gone
 
 
 def reported(run: Callable[[], Any]) -> int:
     """Call ``run`` and return its exit code; report anything it raises on stderr."""
     try:
         return _as_code(run())
-    except Ended:
+    except EndedBySignal:
         raise  # the decorator ``ended`` reports the signal
     except SystemExit as stop:
         return _as_code(stop.code)
     except PacelineError as error:
-        tell(error.diagnostics)
+        print_diagnostics(error.diagnostics)
         return int(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -32,7 +32,7 @@ def reported(run: Callable[[], Any]) -> int:
         return READER_GONE
     except OSError as error:
         where = str(error.filename or "")
-        tell(
+        print_diagnostics(
             [
                 codes.CLI_SYSTEM(
                     f"the system refused: {error.strerror or error}",
@@ -44,11 +44,11 @@ def reported(run: Callable[[], Any]) -> int:
         )
         return int(ExitCode.CONFIG)
     except Exception as error:
-        tell([_defect(error)])
+        print_diagnostics([_defect(error)])
         return int(ExitCode.FAILED)
 
 
-def tell(diagnostics: Iterable[Diagnostic]) -> None:
+def print_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
     """Print findings on stderr."""
     text = render_all(diagnostics)
     if text:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from paceline.plan.cost.report import Forecast
     from paceline.plan.cost.search import Candidate
     from paceline.plan.cost.simulation import Compared
-    from paceline.plan.hardware.catalogue import Cluster
+    from paceline.plan.hardware.catalogue import AcceleratorCluster
     from paceline.plan.plan import Plan
 
 
-class Simulated:
+class SimulationResult:
     """A plan's terms, simulated and in closed form, with the reason for any that were not simulated."""
 
     def __init__(self, layout: str, rows: list[Compared], reason: str) -> None:
@@ -43,7 +43,7 @@ class Simulated:
         return f"Simulation of {self.layout}\n{table(self.rows, self.reason)}"
 
 
-def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) -> Simulated:
+def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) -> SimulationResult:
     """Simulate ``plan`` on fake tensors and compare it with ``candidate``, its closed form.
 
     Raises ConfigError (``plan.no_torch``) without torch.
@@ -52,7 +52,7 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
 
     layout = f"{plan.strategy}, {plan.mesh}, micro-batch {plan.batch.micro_batch} of {plan.seq_len} tokens"
     reason = why_not(plan)
-    answer = {} if reason else _ask({"plan": plan.to_json(), "config": dict(config)})
+    answer = {} if reason else _run_child({"plan": plan.to_json(), "config": dict(config)})
     if "missing" in answer:
         raise ConfigError(
             codes.PLAN_NO_TORCH(
@@ -63,19 +63,19 @@ def simulated_plan(plan: Plan, config: Mapping[str, Any], candidate: Candidate) 
             )
         )
     reason = reason or answer.get("failed", "") or partly(plan)
-    return Simulated(layout, compare(plan, candidate, answer), reason)
+    return SimulationResult(layout, compare(plan, candidate, answer), reason)
 
 
-def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
+def _run_child(job: Mapping[str, Any]) -> dict[str, Any]:
     from paceline.cli.process import reach_package
     from paceline.launch.spec import module_argv
 
     reach_package()
     with tempfile.TemporaryDirectory() as folder:
-        asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
-        asked.write_text(json.dumps(job), encoding="utf-8")
+        request, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
+        request.write_text(json.dumps(job), encoding="utf-8")
         environ = {**without_secrets(os.environ), "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(module_argv("paceline.simulate", str(asked), str(answer)), env=environ, capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(module_argv("paceline.simulate", str(request), str(answer)), env=environ, capture_output=True, text=True)  # fmt: skip
         if not answer.exists():
             last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
             return {"failed": f"the simulation died with exit code {done.returncode}: {''.join(last)}"[:300]}
@@ -83,21 +83,23 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
         return found
 
 
-def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster: Cluster | None) -> Simulated:
+def simulated_config(
+    config: Config, plan: Plan, forecast: Forecast | None, cluster: AcceleratorCluster | None
+) -> SimulationResult:
     """Simulate a config's plan; the closed form is the forecast's, or an estimate for this machine's CPU.
 
     Raises ConfigError when the plan has no closed form, or the model's config is not available.
     """
-    from paceline.plan.cost.from_plan import ask_of, cluster_of_cpu, planned_candidate
+    from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
     from paceline.plan.hardware.probe import probe_hardware
     from paceline.plan.model.catalogue import known_models, named_config
     from paceline.plan.model.config_json import model_config
 
-    candidate = told.own if told else None
+    candidate = forecast.own if forecast else None
     if candidate is None:
         hardware = probe_hardware(os.environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
-        ask = ask_of(plan, cluster or cluster_of_cpu(hardware, plan.world_size // plan.num_nodes))
-        candidate = planned_candidate(plan, ask) if ask else None
+        spec = search_spec_of(plan, cluster or cluster_of_cpu(hardware, plan.world_size // plan.num_nodes))
+        candidate = planned_candidate(plan, spec) if spec else None
     if candidate is None:
         raise ConfigError(
             codes.PLAN_NO_CLOSED_FORM(
@@ -114,16 +116,18 @@ def simulated_config(config: Config, plan: Plan, told: Forecast | None, cluster:
     return simulated_plan(plan, found, candidate)
 
 
-def simulated_model(told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None) -> Simulated:
+def simulated_model(
+    forecast: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None
+) -> SimulationResult:
     """Simulate the fastest layout of a forecast that fits and that torch can simulate."""
-    from paceline.plan.cost.from_plan import ask_of, planned_candidate
+    from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
     from paceline.plan.cost.simulation import why_not
 
-    ranked = sorted((c for c in told.rows if c.fits), key=lambda c: c.step) or list(told.rows)
-    plans = [(c, _plan_of(c, told, config, lora, bits)) for c in ranked]
+    ranked = sorted((c for c in forecast.rows if c.fits), key=lambda c: c.step) or list(forecast.rows)
+    plans = [(c, _plan_of(c, forecast, config, lora, bits)) for c in ranked]
     candidate, plan = next(((c, p) for c, p in plans if not why_not(p)), plans[0])
-    ask = ask_of(plan, told.ask.cluster)
-    closed = (planned_candidate(plan, ask) if ask else None) or candidate
+    spec = search_spec_of(plan, forecast.spec.cluster)
+    closed = (planned_candidate(plan, spec) if spec else None) or candidate
     found = simulated_plan(plan, config, closed)
     if candidate is not ranked[0]:
         left = f"{ranked[0].strategy}, which is faster: {why_not(plans[0][1])}"
@@ -132,7 +136,7 @@ def simulated_model(told: Forecast, config: Mapping[str, Any], lora: int | None,
 
 
 def _plan_of(
-    candidate: Candidate, told: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None
+    candidate: Candidate, forecast: Forecast, config: Mapping[str, Any], lora: int | None, bits: int | None
 ) -> Plan:
     from paceline.config.schema import Config
     from paceline.plan.cost.report import settings
@@ -141,12 +145,12 @@ def _plan_of(
 
     values: dict[str, Any] = {
         "model": {"config": dict(config), "tokenizer": "none"},
-        "data": {"train": "none.jsonl", "max_length": told.ask.seq_len},
+        "data": {"train": "none.jsonl", "max_length": forecast.spec.seq_len},
         "training": settings(candidate),
     }
     if lora is not None:
         values["lora"] = {"r": lora, **({"quantization_bit": bits} if bits else {})}
-    cluster = told.ask.cluster
+    cluster = forecast.spec.cluster
     return make_plan(
         Job(Config.model_validate(values), cluster.hardware(), cluster.cards, cluster.nodes, "torchrun", "none")
     )

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from paceline.cli.asked import Asked
+from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.options import load_to_start
-from paceline.cli.report import tell
+from paceline.cli.report import print_diagnostics
 from paceline.core.errors import ConfigError
 from paceline.core.private import written_for
 from paceline.core.rundir import RunDir
@@ -28,7 +28,12 @@ T = TypeVar("T")
 
 
 def start(
-    config_file: Path, overrides: Sequence[str], asked: Asked, *, dry_run: bool = False, one_process: bool = False
+    config_file: Path,
+    overrides: Sequence[str],
+    options: LaunchOptions,
+    *,
+    dry_run: bool = False,
+    one_process: bool = False,
 ) -> int:
     """Run a training to its end and return its exit code. Raises ConfigError before any process starts.
 
@@ -36,32 +41,32 @@ def start(
     """
     from paceline.launch.before.beforehand import check_bytes
     from paceline.launch.claim import check_claim, claim
-    from paceline.launch.spec import roomy_heap, worker_argv
+    from paceline.launch.spec import malloc_settings, worker_argv
     from paceline.launch.start import launch, launcher_for, make_specs
     from paceline.plan.explain import explain
     from paceline.plan.hardware.probe import cpu_count
 
     # Everything that can be refused is refused here, before any process starts or a file is written
-    loaded = load_to_start(config_file, overrides, asked.flags())
+    loaded = load_to_start(config_file, overrides, options.flags())
     if one_process and loaded.config.launch.nproc is None:
-        asked = replace(asked, nproc=1)
-        loaded = load_to_start(config_file, overrides, asked.flags())
-    plan, warnings = planned(loaded, launcher=asked.launcher)
+        options = replace(options, nproc=1)
+        loaded = load_to_start(config_file, overrides, options.flags())
+    plan, warnings = planned(loaded, launcher=options.launcher)
     if refused := at_start(warnings):
         raise ConfigError(*refused)
     cluster = cluster_of(loaded.config, plan)
-    launcher, cores = launcher_for(cluster, asked.launcher), cpu_count()
+    launcher, cores = launcher_for(cluster, options.launcher), cpu_count()
     make_specs(launcher, worker_argv(), cluster, environ=os.environ, cores=cores)  # raises if it cannot start
     training = loaded.config.training
     run_dir, resume = RunDir.at(plan.run_dir), bool(training.resume_from_checkpoint)
     if cluster.node_rank == 0:
         check_claim(run_dir, overwrite=training.overwrite_output_dir, resume=resume)
     # Print the plan; a dry run ends here
-    tell((*loaded.notes, *warnings))
+    print_diagnostics((*loaded.notes, *warnings))
     print(explain(plan), end="", flush=True)
-    settings = roomy_heap(os.environ) if plan.device == "cpu" else {}
+    settings = malloc_settings(os.environ) if plan.device == "cpu" else {}
     if dry_run:  # no plan.json is written: the printed commands read the YAML
-        arguments = outside_arguments(config_file, overrides, replace(asked, node_rank=None))
+        arguments = outside_arguments(config_file, overrides, replace(options, node_rank=None))
         print_commands(launcher, worker_argv(*arguments), cluster, cores, settings)
         return 0
     # Verify the checkpoint to resume from, and claim the run directory
@@ -77,9 +82,9 @@ def start(
                 resume=resume,
                 redact=Redactor.of(os.environ),
             )
-        tell(notes)
+        print_diagnostics(notes)
     # Start the workers, wait for them, and record the run
-    worker = worker_argv(*worker_arguments(config_file, overrides, asked, plan))
+    worker = worker_argv(*worker_arguments(config_file, overrides, options, plan))
     code = with_lines(
         lambda: launch(
             worker, cluster, launcher=launcher, environ=os.environ, cores=cores, settings=settings, run_dir=run_dir
@@ -101,7 +106,7 @@ def with_lines(do: Callable[[], T], provenance: Mapping[str, Source]) -> T:
         raise ConfigError(*merged((), error.diagnostics, provenance)) from error
 
 
-def worker_arguments(config_file: Path, overrides: Sequence[str], asked: Asked, plan: Plan) -> list[str]:
+def worker_arguments(config_file: Path, overrides: Sequence[str], options: LaunchOptions, plan: Plan) -> list[str]:
     """Return the arguments of the workers.
 
     On one node they read our plan.json. On several nodes each worker reads the YAML, and rank 0 broadcasts
@@ -109,12 +114,12 @@ def worker_arguments(config_file: Path, overrides: Sequence[str], asked: Asked, 
     """
     if plan.num_nodes == 1:
         return ["--plan", str(RunDir.at(plan.run_dir).plan_json)]
-    return outside_arguments(config_file, overrides, replace(asked, node_rank=None))
+    return outside_arguments(config_file, overrides, replace(options, node_rank=None))
 
 
-def outside_arguments(config_file: Path, overrides: Sequence[str], asked: Asked) -> list[str]:
+def outside_arguments(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> list[str]:
     """Return the arguments of a worker that reads the YAML itself."""
-    settings = [*overrides, *(f"{key}={value}" for key, value in asked.flags().items())]
+    settings = [*overrides, *(f"{key}={value}" for key, value in options.flags().items())]
     return ["--config", str(config_file), *(part for setting in settings for part in ("--set", setting))]
 
 

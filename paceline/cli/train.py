@@ -55,10 +55,10 @@ def train(
     Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
     """
     from paceline.cli.joined import join, on_its_node, rehearsed
-    from paceline.cli.start import Asked, start
+    from paceline.cli.start import LaunchOptions, start
 
-    asked = Asked(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
+    options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
     if not dry_run:
-        join(config, overrides or [], asked, local_rank)
-    asked = rehearsed(asked) if dry_run else on_its_node(asked)
-    raise typer.Exit(start(config, overrides or [], asked, dry_run=dry_run))
+        join(config, overrides or [], options, local_rank)
+    options = rehearsed(options) if dry_run else on_its_node(options)
+    raise typer.Exit(start(config, overrides or [], options, dry_run=dry_run))

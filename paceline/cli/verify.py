@@ -14,7 +14,7 @@ import typer
 from paceline.cli import codes
 from paceline.cli.options import ConfigFile, Overrides, load
 from paceline.cli.process import reach_package
-from paceline.cli.report import tell
+from paceline.cli.report import print_diagnostics
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.launch.spec import module_argv
@@ -63,18 +63,18 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
 
     # Plan the given job, and derive both sides from it with a shrunken model
     plan, warnings = planned(loaded, needs_room=False)  # the full model need not fit
-    tell((*loaded.notes, *warnings))
+    print_diagnostics((*loaded.notes, *warnings))
     small = model_config(loaded.config.model, os.environ)
-    asked, reference = sides(plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder))
+    requested, reference = sides(plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder))
     tolerance = TOLERANCES[plan.precision.compute]
     typer.echo(
         f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps} steps in {plan.precision.compute}, "
-        f"{_size(asked.config['model']['config'])}"
+        f"{_size(requested.config['model']['config'])}"
     )
     # Train both, and compare their parameters
     _train(reference, folder)
-    _train(asked, folder)
-    verdict = judge(_compare(reference, asked, "param"), tolerance)
+    _train(requested, folder)
+    verdict = judge(_compare(reference, requested, "param"), tolerance)
     typer.echo(verdict.text, nl=False)
     report: dict[str, Any] = {
         "strategy": plan.strategy,
@@ -85,10 +85,12 @@ def _verify(loaded: Any, folder: Path, against: str, steps: int, probe: bool, *,
     agree = verdict.agrees
     # Train on one global batch under several splits, and compare the averaged gradients (Adam's exp_avg)
     if probe:
-        cuts = probes(asked, str(folder))
-        for cut in cuts:
-            _train(cut, folder)
-        probed = judge_probe({cut.name: _compare(cuts[0], cut, "exp_avg") for cut in cuts[1:]}, tolerance, cuts[0].name)
+        splits = probes(requested, str(folder))
+        for split in splits:
+            _train(split, folder)
+        probed = judge_probe(
+            {split.name: _compare(splits[0], split, "exp_avg") for split in splits[1:]}, tolerance, splits[0].name
+        )
         typer.echo(probed.text, nl=False)
         report["probe"] = probed.to_json()
         agree = agree and probed.agrees

@@ -16,7 +16,7 @@ from paceline.config.sections.types import to_bool, to_number, to_text, to_texts
 from paceline.core.tables import ALGORITHMS
 
 
-class Refused(Exception):
+class NoTranslation(Exception):
     """A value without a translation: ``what`` is wrong, and ``hint`` is what to write instead."""
 
     def __init__(self, what: str, hint: str) -> None:
@@ -54,7 +54,7 @@ SKIP = _Skip()  # the alias is valid but sets nothing
 def _ratio(value: Any) -> float:
     ratio = _number(value)
     if not 0 <= ratio < 1:
-        raise Refused(
+        raise NoTranslation(
             "warmup_ratio is a share of all steps, from 0 to below 1",
             "warmup_ratio: 0.1, or warmup_steps: 100 for a number of steps",
         )
@@ -65,14 +65,14 @@ def _number(value: Any) -> float:
     try:
         return to_number(value)
     except PydanticCustomError as exc:
-        raise Refused(exc.message(), "a number") from None
+        raise NoTranslation(exc.message(), "a number") from None
 
 
 def _flag(value: Any) -> bool:
     try:
         return to_bool(value)
     except PydanticCustomError as exc:
-        raise Refused(exc.message(), "true or false") from None
+        raise NoTranslation(exc.message(), "true or false") from None
 
 
 def _true_sets(result: Any) -> Callable[[Any], Any]:
@@ -83,12 +83,12 @@ def _stage(value: Any) -> Any:
     stages = {"rm": "reward", **{name: name for name in ALGORITHMS.names()}}
     name = str(value).lower()
     if name == "pt":
-        raise Refused(
+        raise NoTranslation(
             "stage: pt (pre-training) is SFT with loss on all tokens",
             "stage: sft, and under data: train_on: all, format: text",
         )
     if name not in stages:
-        raise Refused(f"stage is one of {', '.join(stages)}", "stage: sft")
+        raise NoTranslation(f"stage is one of {', '.join(stages)}", "stage: sft")
     return stages[name]
 
 
@@ -101,19 +101,19 @@ def _pref_loss(value: Any) -> Any:
     if name in _OF_THEIR_OWN:
         return Learnt(name)
     if name in ("kto", "kto_pair"):
-        raise Refused(f"{name}: KTO learns from answers labelled one by one, not from pairs", "stage: kto, with rows of prompt, completion and label")  # fmt: skip
+        raise NoTranslation(f"{name}: KTO learns from answers labelled one by one, not from pairs", "stage: kto, with rows of prompt, completion and label")  # fmt: skip
     return value
 
 
 def _finetuning(value: Any) -> Any:
     name = str(value).lower()
     if name == "freeze":
-        raise Refused(
+        raise NoTranslation(
             "finetuning_type: freeze (some layers trained in full) is not built",
             "finetuning_type: lora, or full; lora.modules_to_save trains named modules in full",
         )
     if name not in ("full", "lora"):
-        raise Refused("finetuning_type is full or lora", "finetuning_type: full")
+        raise NoTranslation("finetuning_type is full or lora", "finetuning_type: full")
     return {} if name == "lora" else None
 
 
@@ -140,12 +140,12 @@ def _lora_target(value: Any) -> Any:
 def _quantization_method(value: Any) -> Any:
     if str(value).lower() in ("bnb", "bitsandbytes"):
         return SKIP
-    raise Refused("weights are quantised by bitsandbytes alone", "quantization_method: bnb")
+    raise NoTranslation("weights are quantised by bitsandbytes alone", "quantization_method: bnb")
 
 
 def _new_adapter(value: Any) -> Any:
     if _flag(value):
-        raise Refused(
+        raise NoTranslation(
             "create_new_adapter merges an adapter into the base and starts another: these are two steps here",
             "`paceline export RUN --merge --to DIR`, then model.name_or_path: DIR",
         )
@@ -163,7 +163,7 @@ def _token_list(value: Any) -> tuple[str, ...]:
 def _optimizer(value: Any) -> Any:
     name = str(value).strip().lower()
     if name == "adamw_hf":
-        raise Refused(
+        raise NoTranslation(
             "Transformers has removed its own AdamW, which placed epsilon otherwise than torch's",
             "optimizer: adamw_torch",
         )

@@ -192,6 +192,6 @@ def _example(path: str) -> str:
     name = path.rsplit(".", 1)[-1]
     default = info.get_default(call_default_factory=False)
     if nested_model(info) is not None or default is None or default == () or default == {}:
-        said = str(info.description).rstrip(".")
-        return f"{name}: …, or remove the line ({said[0].lower() if said[1:2].islower() else said[0]}{said[1:]})"
+        description = str(info.description).rstrip(".")
+        return f"{name}: …, or remove the line ({description[0].lower() if description[1:2].islower() else description[0]}{description[1:]})"
     return f"{name}: {shown(path, list(default) if isinstance(default, tuple) else default)} (the default), or remove the line"

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from paceline.config import codes
-from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, Refused
+from paceline.config.aliases import ALIASES, SECTION_ALIASES, SKIP, Alias, NoTranslation
 from paceline.config.nearest import MOST_UNKNOWN
 from paceline.config.recognised import RECOGNISED
 from paceline.config.schema import SECTIONS, field_of, is_text, nested_model, takes_mapping
@@ -207,9 +207,11 @@ class Collector:
         value = node.data()
         try:
             translated = alias.value(value) if alias.value is not None and value is not None else value
-        except (Refused, PydanticCustomError) as exc:
+        except (NoTranslation, PydanticCustomError) as exc:
             what, hint = (
-                (exc.what, exc.hint) if isinstance(exc, Refused) else (f"{name} {exc.message()}", f"see {alias.to}")
+                (exc.what, exc.hint)
+                if isinstance(exc, NoTranslation)
+                else (f"{name} {exc.message()}", f"see {alias.to}")
             )
             self._problem(codes.CONFIG_VALUE, what, source.place(), f"{name}: {shown(name, value)}", hint)
             return

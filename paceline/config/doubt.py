@@ -41,8 +41,8 @@ def _section(place: str, file: str, starts: Sequence[tuple[int, str]]) -> str:
         before = bisect_right(starts, (int(line), "\U0010ffff")) - 1
         section = starts[before][1] if before >= 0 else ""
     else:
-        told = re.match(r"(?:command line |environment PACELINE_)?([A-Za-z]+)(?:\.|__)", place)
-        section = told[1].lower() if told else ""
+        match = re.match(r"(?:command line |environment PACELINE_)?([A-Za-z]+)(?:\.|__)", place)
+        section = match[1].lower() if match else ""
     return section if section in SECTIONS else ANYWHERE
 
 

@@ -118,8 +118,8 @@ def load_config(
     problems += rules(config, provenance) if rules else ()
     held = list(held_secrets(config.to_json(), provenance, environ or {}))
     notes = [note for collector in collectors for note in collector.notes]
-    told = (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes)
-    loaded = Loaded(config, provenance, told, path)
+    all_notes = (*notes, *launched.notes, *foreign.notes, *merged.notes, *code_notes)
+    loaded = Loaded(config, provenance, all_notes, path)
     if found := [masked(problem) for problem in _in_order([*problems, *held])]:
         if held or not top:  # never pass on a secret; and a file that cannot be parsed has no valid part
             raise ConfigError(*found)

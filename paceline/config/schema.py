@@ -12,8 +12,10 @@ from pydantic.fields import FieldInfo
 
 from paceline.config import codes
 from paceline.config.sections.data import DataSection
+from paceline.config.sections.generation import GenerationSection
+from paceline.config.sections.launch import LaunchSection
+from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
-from paceline.config.sections.small import GenerationSection, LaunchSection, LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.sections.types import Section

@@ -106,9 +106,9 @@ def read_code(folder: Path) -> RemoteCode:
         if maps:
             parts.append((path.name, json.dumps(maps, sort_keys=True)))
             elsewhere |= {text.partition("--")[0] for item in maps for text in _texts(item) if "--" in text}
-    said = json.dumps(sorted(parts)).encode()
+    content = json.dumps(sorted(parts)).encode()
     newest = [f"{name} (changed {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))})" for when, name in sorted(found, reverse=True)]  # fmt: skip
-    return RemoteCode(hashlib.sha256(said).hexdigest(), tuple(newest), tuple(sorted(elsewhere)))
+    return RemoteCode(hashlib.sha256(content).hexdigest(), tuple(newest), tuple(sorted(elsewhere)))
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

@@ -91,8 +91,8 @@ def _digest(file: Path, memo: Path) -> str:
 def recall(note: Path) -> dict[str, Any] | None:
     """Return what ``remember`` wrote; None if it is missing or damaged."""
     try:
-        said = json.loads(note.read_text("utf-8"))
-        value, check = said["value"], said["check"]
+        stored = json.loads(note.read_text("utf-8"))
+        value, check = stored["value"], stored["check"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return value if isinstance(value, dict) and check == digest_of(value) else None

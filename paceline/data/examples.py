@@ -26,7 +26,7 @@ class RowReader:
 
     def __init__(self, shape: Shape, reading: Reading) -> None:
         self._shape, self._kind = shape, reading.kind
-        all_learnt = reading.kind.learnt(reading.train_on) == "all"
+        all_learnt = reading.kind.trained_tokens(reading.train_on) == "all"
         self._fields = FieldReader(shape, keeps_rows=reading.kind.keeps_rows, all_learnt=all_learnt)
 
     @property

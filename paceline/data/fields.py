@@ -92,8 +92,8 @@ class FieldReader:
                 continue
             reason = _OF_TURNS.get(name)
             if name in _WEIGHTS:
-                learnt = self._all_learnt or role in ("assistant", "gpt", "chatgpt", "bot", "model")
-                if value not in ((1,) if learnt else (0, 1)):  # True is 1, false 0
+                trained = self._all_learnt or role in ("assistant", "gpt", "chatgpt", "bot", "model")
+                if value not in ((1,) if trained else (0, 1)):  # True is 1, false 0
                     lost.setdefault("turn_weight", f"{place}: '{name}' is {str(value)[:20]}")
             elif reason is not None:
                 lost.setdefault(reason, f"{place}: '{name}'")

@@ -88,7 +88,9 @@ class RowError(Exception):
         self.detail = detail
 
 
-def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None) -> Shape:
+def detect(
+    rows: Sequence[Row], *, where: str, requested: str = "auto", mapping: Mapping[str, str] | None = None
+) -> Shape:
     """Detect a data set's shape from its first rows.
 
     Raises DataError if no format fits, several do, or a configured column is missing.
@@ -96,10 +98,10 @@ def detect(rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Map
     found = list(dict.fromkeys(name for row in rows for name in row))
     columns = _mapped(mapping or {}, found, where)
     # A configured format decides; a preference data set cannot be used here.
-    if asked == "preference":
+    if requested == "preference":
         raise DataError(_preference(found, where))
-    if asked != "auto":
-        return _asked(asked, columns, found, where)
+    if requested != "auto":
+        return _requested(requested, columns, found, where)
     if {"chosen", "rejected"} <= set(found) and not mapping and not _answered(rows, columns):
         raise DataError(_unknown(found, where))
     # Without a configured format exactly one structured format, or plain text, must fit.
@@ -144,19 +146,19 @@ def _mapped(mapping: Mapping[str, str], found: Sequence[str], where: str) -> dic
     return {**{name: name for name in known if name in found and name not in taken}, **mapping}
 
 
-def _asked(asked: str, columns: dict[str, str], found: Sequence[str], where: str) -> Shape:
-    must, _ = COLUMNS[asked]
+def _requested(requested: str, columns: dict[str, str], found: Sequence[str], where: str) -> Shape:
+    must, _ = COLUMNS[requested]
     columns = dict(columns)
     pair = next((p for p in PAIRS if set(p) <= set(found)), None)
-    if asked == "prompt_completion" and pair and not set(must) <= set(columns):
+    if requested == "prompt_completion" and pair and not set(must) <= set(columns):
         columns = {"prompt": pair[0], "completion": pair[1], **columns}
     for wanted, other in (("messages", "conversations"), ("conversations", "messages")):
         if must == (wanted,) and wanted not in columns and other in columns:
             columns[wanted] = columns[other]
     missing = [name for name in must if name not in columns]
     if missing:
-        raise DataError(_missing(missing, found, where, f"format: {asked}"))
-    return Shape(asked, columns)
+        raise DataError(_missing(missing, found, where, f"format: {requested}"))
+    return Shape(requested, columns)
 
 
 def _candidates(rows: Sequence[Row], columns: dict[str, str]) -> list[Shape]:
@@ -208,10 +210,10 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
 
 
-def _missing(missing: Sequence[str], found: Sequence[str], where: str, asked: str, name: str = "") -> Diagnostic:
+def _missing(missing: Sequence[str], found: Sequence[str], where: str, requested: str, name: str = "") -> Diagnostic:
     near = difflib.get_close_matches(missing[0], found, n=1)
     hint = f"columns: {{{name or missing[0]}: {near[0] if near else 'NAME_IN_YOUR_FILE'}}} (beside path:)"
-    what = f"there is no column '{', '.join(missing)}' ({asked})"
+    what = f"there is no column '{', '.join(missing)}' ({requested})"
     return codes.DATA_COLUMN_MISSING(what, where, f"columns {_listed(found)}", hint)
 
 

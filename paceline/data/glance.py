@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.data.examples import Reading, RowReader
-from paceline.data.looking import LOOKED_AT, Looked
+from paceline.data.looking import LOOKED_AT, DatasetHead
 from paceline.data.problems import LENGTH_REASONS, Problem, Tally, refusal
 
 
-def refused_rows(looked: Looked, reading: Reading) -> list[Diagnostic]:
+def refused_rows(looked: DatasetHead, reading: Reading) -> list[Diagnostic]:
     """Return the errors of the first rows by reason, for a config that refuses bad rows."""
     reader, refused = RowReader(looked.shape, reading), dict[str, Tally]()
     for row in looked.head:

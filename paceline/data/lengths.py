@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m paceline.data.lengths", description="How long an epoch is.")
     parser.add_argument("--config-json", required=True, help="the effective config as JSON")
     parser.add_argument("--cache", required=True, help="where prepared data is kept")
-    asked = parser.parse_args(argv)
-    config = Config.from_json(json.loads(Path(asked.config_json).read_text("utf-8")))
-    found = lengths_of(config, Path(asked.cache).expanduser())
+    options = parser.parse_args(argv)
+    config = Config.from_json(json.loads(Path(options.config_json).read_text("utf-8")))
+    found = lengths_of(config, Path(options.cache).expanduser())
     print(json.dumps(None if found is None else {"rows": found[0], "tokens": found[1]}))
     return 0
 

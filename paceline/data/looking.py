@@ -35,7 +35,7 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class Looked:
+class DatasetHead:
     """A data set with its detected shape: ``head`` the first rows, ``rows`` all rows (the head first)."""
 
     shape: Shape
@@ -57,7 +57,7 @@ def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[DataSet]:
     return found
 
 
-def look(data_set: DataSet, reading: Reading) -> Looked:
+def look(data_set: DataSet, reading: Reading) -> DatasetHead:
     """Read the first rows and detect their shape. Raises DataError if there are none, or no format fits."""
     section = data_set.section
     rows = iter(read_rows(data_set.located, section.split))
@@ -71,8 +71,8 @@ def look(data_set: DataSet, reading: Reading) -> Looked:
     values = [r.value for r in head if r.value is not None]
     if not values:
         raise DataError(*_no_rows(data_set, head))
-    shape = reading.kind.detect(values, where=section.path, asked=section.format, mapping=section.columns)
-    return Looked(shape, head, itertools.chain(head, rows))
+    shape = reading.kind.detect(values, where=section.path, requested=section.format, mapping=section.columns)
+    return DatasetHead(shape, head, itertools.chain(head, rows))
 
 
 def _no_rows(data_set: DataSet, head: list[RawRow]) -> tuple[Diagnostic, ...]:

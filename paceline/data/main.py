@@ -48,11 +48,11 @@ class Bar:
             TextColumn("{task.description}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[text]}"),
         )
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("preparing", total=1.0, said="")
-        self._said = time.monotonic()
+        self._task = self._bar.add_task("preparing", total=1.0, text="")
+        self._printed = time.monotonic()
 
     def __enter__(self) -> Bar:
         self._bar.start()
@@ -63,13 +63,13 @@ class Bar:
 
     def __call__(self, progress: PrepareProgress) -> None:
         """Show the progress."""
-        said = rate(progress)
+        text = rate(progress)
         stage = _STAGES[progress.stage]
-        self._bar.update(self._task, description=stage, completed=progress.fraction or 0.0, said=said)
-        if not self._console.is_terminal and time.monotonic() - self._said > 10:
-            self._said = time.monotonic()
+        self._bar.update(self._task, description=stage, completed=progress.fraction or 0.0, text=text)
+        if not self._console.is_terminal and time.monotonic() - self._printed > 10:
+            self._printed = time.monotonic()
             done = f" {progress.fraction:.0%}" if progress.fraction is not None else ""
-            self._console.print(f"{stage}{done} {said}".rstrip(), highlight=False)
+            self._console.print(f"{stage}{done} {text}".rstrip(), highlight=False)
 
 
 def rate(progress: PrepareProgress) -> str:

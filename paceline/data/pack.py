@@ -88,12 +88,12 @@ def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
                 free, bins = seq_len, np.arange(num_bins, num_bins + wanted, dtype=np.int64)
                 num_bins += wanted
             # Fill them with as many documents of this length as fit; the last bin may stay partly filled.
-            placed = min(last - first, len(bins) * per_bin)
-            bin_of[first : first + placed] = np.repeat(bins, per_bin)[:placed]
-            full, rest = divmod(placed, per_bin)
+            packed = min(last - first, len(bins) * per_bin)
+            bin_of[first : first + packed] = np.repeat(bins, per_bin)[:packed]
+            full, rest = divmod(packed, per_bin)
             _put(room, free - per_bin * length, bins[:full])
             _put(room, free - rest * length, bins[full : full + 1])
-            first += placed
+            first += packed
     return bin_of, num_bins
 
 

@@ -81,16 +81,16 @@ def prepare(
     refused. Two processes that prepare the same data set do the work once. Raises DataError with every reason
     known at that point.
     """
-    say: Report = report or (lambda progress: None)
+    report_progress: Report = report or (lambda progress: None)
     train, evaluation = sets_of(data)
     setup = setup_of(data, model, kind)
-    say(PrepareProgress("fingerprint"))
+    report_progress(PrepareProgress("fingerprint"))
     key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
     settled = _settled(
         store,
         key,
-        lambda: say(PrepareProgress("waiting")),
+        lambda: report_progress(PrepareProgress("waiting")),
         lambda: build(
             store,
             key,
@@ -100,14 +100,16 @@ def prepare(
             data,
             seed=seed,
             num_proc=_num_proc(data.num_proc, [*train, *evaluation]),
-            report=say,
+            report=report_progress,
         ),
     )
     prepared = opened(store, key, settled.meta, data, from_cache=settled.from_cache)
     # Add what is known only now: the training data's own fingerprint, a damaged cache, too long documents.
     alone = key_of(data, setup, train, [], seed, cache_dir)
     prepared = replace(prepared, train_fingerprint=alone, definition=definition())
-    say(PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens))
+    report_progress(
+        PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens)
+    )
     if settled.damage:
         what = "the prepared data in the cache was damaged and has been made anew"
         hint = "if it happens again: data.cache_dir on another disk"
@@ -121,7 +123,7 @@ def prepare(
 
 def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
-    return Setup(tokenizer_spec(model), kind.learnt(data.train_on), data.max_length, data.on_too_long, kind)
+    return Setup(tokenizer_spec(model), kind.trained_tokens(data.train_on), data.max_length, data.on_too_long, kind)
 
 
 @dataclass(frozen=True)
@@ -228,10 +230,10 @@ def _identity(data_set: DataSet, cache_dir: Path) -> list[Any]:
     return [content, names, section.format, section.split, section.max_rows, sorted(dict(section.columns).items())]
 
 
-def _num_proc(asked: int | None, sets: list[DataSet]) -> int:
+def _num_proc(requested: int | None, sets: list[DataSet]) -> int:
     """Return the number of tokenizing processes: as configured, else as many as have enough work."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = sum(f.stat().st_size for s in sets for f in s.located.files)
     return max(1, min(cpus, size // _BYTES_A_PROCESS))

@@ -32,14 +32,14 @@ class Meter:
     def __init__(self, total_bytes: int, report: Report) -> None:
         self._total = total_bytes
         self._report = report
-        self._started = self._said = time.monotonic()
+        self._started = self._reported = time.monotonic()
 
     def update(self, rows: int, consumed: int, tokens: int) -> None:
         """Report the state after ``rows`` rows."""
         now = time.monotonic()
-        if now - self._said < 0.1:
+        if now - self._reported < 0.1:
             return
-        self._said = now
+        self._reported = now
         elapsed = now - self._started
         fraction = min(consumed / self._total, 1.0) if self._total else None
         eta = elapsed * (1 - fraction) / fraction if fraction else None

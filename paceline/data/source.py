@@ -121,11 +121,11 @@ class PackedSource:
             before = among[(position - among.start - 1) % len(among)] if position in among else -1
             previous = bins.bin(before)[-1] if before >= 0 else -1
             for document in self.document_ids(epoch, [position]):
-                documents.append(self._swapped(document, int(previous)))
+                documents.append(self._with_answer_of(document, int(previous)))
                 previous = document
         return build_batch(documents, ids, sum(position in among for position in positions))
 
-    def _swapped(self, document: int, other: int) -> NDArray[np.int32]:
+    def _with_answer_of(self, document: int, other: int) -> NDArray[np.int32]:
         """Join the prompt of ``document`` (before its first label) and ``other``'s answer, up to ``seq_len``.
 
         A filler stays a filler.

@@ -35,7 +35,7 @@ def decode_labels(coded: I32) -> tuple[I32, I32]:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentBlock:
     """A block of documents to write (``coded`` is flat; the other arrays have one entry per document)."""
 
     coded: I32
@@ -75,7 +75,7 @@ class TableWriter:
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
 
-    def write(self, block: Documents) -> None:
+    def write(self, block: DocumentBlock) -> None:
         """Append a block."""
         import pyarrow as pa
 

@@ -137,8 +137,8 @@ class Encoder:
         if self.template:
             turns = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
             encoded = self.encode([Example(messages=turns)])[0]
-            learnt = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
-            stops |= {i: None for i in learnt[-2:] if i in self._special_ids}
+            trained = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
+            stops |= {i: None for i in trained[-2:] if i in self._special_ids}
         return tuple(stops)
 
     def _tokens(self, texts: list[str], *, chat: bool) -> list[tuple[NDArray[np.int32], Any]]:
@@ -171,10 +171,10 @@ class Encoder:
             for start, end in spans:
                 first, last = _token_range(encoding, start, end)
                 labelled[first : last + 1] = True
-        learnt = np.flatnonzero(labelled)
-        ended = any(int(i) in self._special_ids for i in ids[learnt[-2:]])
-        if self._eos is not None and len(learnt) and not ended:
-            ids, labelled = ids[: learnt[-1] + 1], labelled[: learnt[-1] + 1]
+        trained = np.flatnonzero(labelled)
+        ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
+        if self._eos is not None and len(trained) and not ended:
+            ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
             ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
         return Encoded(ids, labelled)
 
@@ -184,8 +184,8 @@ class Encoder:
             return self._text(messages), None
         if self.marked:
             text, marks = self._jinja(messages, mask=True)
-            learnt = sum(m["role"] == "assistant" for m in messages[learn_from:])
-            marks = marks[len(marks) - learnt :] if learn_from else marks
+            trained = sum(m["role"] == "assistant" for m in messages[learn_from:])
+            marks = marks[len(marks) - trained :] if learn_from else marks
             return text, [self._closed(text, (int(a), int(b))) for a, b in marks]
         text = self._text(messages)
         turns = [n for n, m in enumerate(messages) if m["role"] == "assistant" and n >= learn_from]

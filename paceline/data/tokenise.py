@@ -22,7 +22,7 @@ from paceline.data.hashing import text_key
 from paceline.data.kinds.base import RowKind
 from paceline.data.kinds.documents import DOCUMENTS
 from paceline.data.problems import Problem, Tally
-from paceline.data.table import Documents, encode_labels
+from paceline.data.table import DocumentBlock, encode_labels
 from paceline.data.template import CostlyTemplateError, Encoded, Encoder
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
 
@@ -71,7 +71,7 @@ class ChunkResult(NamedTuple):
     """The result of a chunk: usable documents, skipped and truncated rows, and unread fields by name."""
 
     dataset: int
-    block: Documents
+    block: DocumentBlock
     skipped: list[Problem]
     truncated: list[Problem]
     read: int
@@ -154,9 +154,9 @@ def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem 
     return None
 
 
-def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]], columns: Sequence[str]) -> Documents:
+def _block(dataset: int, documents: list[tuple[ChunkRow, Example, Encoded]], columns: Sequence[str]) -> DocumentBlock:
     coded = [encode_labels(e.input_ids, e.labelled) for _, _, e in documents]
-    return Documents(
+    return DocumentBlock(
         coded=np.concatenate(coded) if coded else np.empty(0, np.int32),
         lengths=np.array([len(c) for c in coded], np.int32),
         num_labels=np.array([int(e.labelled[1:].sum()) for _, _, e in documents], np.int32),

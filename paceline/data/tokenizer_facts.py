@@ -29,18 +29,18 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
     """
     if not rendered(formats):
         return []
-    said, kind = _object(folder / "tokenizer_config.json"), ""
-    kind = str(said.get("tokenizer_class") or "")
+    tokenizer_config, kind = _object(folder / "tokenizer_config.json"), ""
+    kind = str(tokenizer_config.get("tokenizer_class") or "")
     whether = {
-        "code of its own": bool(said.get("auto_map")),
-        "no eos_token in its config": not said.get("eos_token"),
+        "code of its own": bool(tokenizer_config.get("auto_map")),
+        "no eos_token in its config": not tokenizer_config.get("eos_token"),
         "no tokenizer.json": learns_answers and not (folder / "tokenizer.json").is_file(),
         f"class {kind}": bool(kind) and not kind.endswith("Fast") and kind not in _FAST,
     }
-    return [why for why, is_so in whether.items() if is_so] + list(_of_template(folder, model, said))
+    return [why for why, is_so in whether.items() if is_so] + list(_of_template(folder, model, tokenizer_config))
 
 
-def _of_template(folder: Path, model: ModelSection, said: Mapping[str, Any]) -> Iterator[str]:
+def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Any]) -> Iterator[str]:
     try:
         # The template that will be used: from the config, the folder, or the tokenizer's config.
         template = template_text(model.chat_template)
@@ -49,22 +49,22 @@ def _of_template(folder: Path, model: ModelSection, said: Mapping[str, Any]) -> 
     except (DataError, OSError, ValueError):  # reported by data.look
         return
     if template is None:
-        own = said.get("chat_template")
+        own = tokenizer_config.get("chat_template")
         if own is not None and not isinstance(own, str):
             yield "several chat templates"
         template = own if isinstance(own, str) else ""
-    missing = [mark for mark in END_MARKS if mark in template and not _knows(folder, model, said, mark)]
+    missing = [mark for mark in END_MARKS if mark in template and not _knows(folder, model, tokenizer_config, mark)]
     if missing:
         yield f"{', '.join(missing)} in the chat template"
     if model.chat_template not in BUILTIN_TEMPLATES and not ends_soon(template):
         yield "what the chat template computes"
 
 
-def _knows(folder: Path, model: ModelSection, said: Mapping[str, Any], token: str) -> bool:
+def _knows(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Any], token: str) -> bool:
     if token in (*model.add_tokens, *model.add_special_tokens):
         return True
     text = json.dumps(token)
-    if text in json.dumps(said.get("added_tokens_decoder")):
+    if text in json.dumps(tokenizer_config.get("added_tokens_decoder")):
         return True
     file = folder / "tokenizer.json"
     return file.is_file() and text in read_text(file)
@@ -115,16 +115,16 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
 
     None if the files do not show it.
     """
-    whole, said = _object(folder / "tokenizer.json"), _object(folder / "tokenizer_config.json")
+    whole, tokenizer_config = _object(folder / "tokenizer.json"), _object(folder / "tokenizer_config.json")
     try:
         vocabulary = whole["model"]["vocab"]
         known = dict(vocabulary) if isinstance(vocabulary, dict) else {item[0]: i for i, item in enumerate(vocabulary)}
         # Tokens added by the tokenizer's own files.
         known |= {token["content"]: token["id"] for token in whole.get("added_tokens") or ()}
-        known |= {token["content"]: int(i) for i, token in (said.get("added_tokens_decoder") or {}).items()}
+        known |= {token["content"]: int(i) for i, token in (tokenizer_config.get("added_tokens_decoder") or {}).items()}
         # Special tokens and the config's tokens that are not known yet get new ids.
-        named = [value for key, value in said.items() if key.endswith("_token") and value is not None]
-        named += said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
+        named = [value for key, value in tokenizer_config.items() if key.endswith("_token") and value is not None]
+        named += tokenizer_config.get("additional_special_tokens") or tokenizer_config.get("extra_special_tokens") or []
         texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in named}
         new = (texts | {*model.add_tokens, *model.add_special_tokens}) - set(known)
         return max(len(known), max(known.values()) + 1) + len(new)

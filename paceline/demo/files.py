@@ -21,7 +21,7 @@ class Material:
     """The files written, and the held-out questions in the order of their file."""
 
     root: Path
-    asked: tuple[Question, ...] = ()
+    questions: tuple[Question, ...] = ()
 
     @property
     def train(self) -> Path:
@@ -40,9 +40,9 @@ class Material:
         return self.root / "demo.yaml"
 
     def is_whole(self) -> bool:
-        """Whether all files exist and contain the questions ``asked``."""
+        """Whether all files exist and contain the questions ``questions``."""
         files = (self.train, self.held_out, self.tokenizer)
-        return all(f.exists() for f in files) and self.held_out.read_text("utf-8") == conversations(self.asked)
+        return all(f.exists() for f in files) and self.held_out.read_text("utf-8") == conversations(self.questions)
 
 
 def make_material(
@@ -56,11 +56,11 @@ def make_material(
     num_held_out: int = HELD_OUT_QUESTIONS,
 ) -> Material:
     """Write everything that training needs below ``run``. Raises OSError."""
-    asked = held_out(seed, num_held_out)
-    material = Material(run / "material", tuple(asked))
+    questions = held_out(seed, num_held_out)
+    material = Material(run / "material", tuple(questions))
     write_tokenizer(material.tokenizer)
-    write_questions(material.held_out, asked)
-    write_questions(material.train, training(seed, num_train, {q.word for q in asked}))
+    write_questions(material.held_out, questions)
+    write_questions(material.train, training(seed, num_train, {q.word for q in questions}))
     text = yaml_text(run, material, seed=seed, steps=steps, save_steps=save_steps, schedule=schedule)
     material.yaml.write_text(text, encoding="utf-8")
     return material

@@ -21,7 +21,7 @@ Measure = Callable[[RunDir, HalfWay], list[Number]]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AlgorithmDemo:
     """The parts of one algorithm's demo.
 
     words    what is about to happen, for people
@@ -38,10 +38,10 @@ class Recipe:
     lay: Callable[[Path, HalfWay, int], None]
     yaml: Yaml
     measure: Measure
-    asks: bool = True
+    asks_questions: bool = True
 
 
-def demo_further(recipe: Recipe, options: argparse.Namespace, console: Console, root: Path) -> int:
+def demo_further(recipe: AlgorithmDemo, options: argparse.Namespace, console: Console, root: Path) -> int:
     """Run ``recipe`` from the half-trained model, with all files below ``root``; return the exit code."""
     steps = options.steps or recipe.steps
     start = half_way(options, console, root)
@@ -56,13 +56,13 @@ def demo_further(recipe: Recipe, options: argparse.Namespace, console: Console, 
     seconds = dict(start.seconds)
     train = [*paceline("train"), str(yaml), "--nproc", str(options.nproc)]
     seconds["training"] = timed(console, "Training", train)
-    if recipe.asks:
-        ask = answering(run, start.material.held_out, initial=True)
-        seconds["answers"] = timed(console, "Answering", ask, quiet=True)
+    if recipe.asks_questions:
+        ask_questions = answering(run, start.material.held_out, initial=True)
+        seconds["answers"] = timed(console, "Answering", ask_questions, quiet=True)
     seconds["plot"] = timed(console, "Drawing the plot", [*paceline("plot"), str(run.root)], quiet=True)
     numbers = recipe.measure(run, start)
     write_numbers(root / "numbers.json", recipe.algorithm, numbers, seconds)
-    _show(console, root, run, yaml, start, numbers, seconds, recipe.asks)
+    _show(console, root, run, yaml, start, numbers, seconds, recipe.asks_questions)
     return verdict(console, numbers, shortened=steps < recipe.steps)
 
 
@@ -74,14 +74,14 @@ def _show(
     start: HalfWay,
     numbers: list[Number],
     seconds: dict[str, float],
-    asked: bool,
+    with_questions: bool,
 ) -> None:
     """Print the tables, the times, and where the files are."""
     console.print()
-    if asked:
+    if with_questions:
         answers = read_answers(run)
         before, after = answers[0], answers[-1]
-        console.print(numbers_table(before, after, [q.kind for q in start.material.asked]))
+        console.print(numbers_table(before, after, [q.kind for q in start.material.questions]))
         console.print(answers_table(before["rows"], after["rows"]))
         way = "  ".join(f"{a['step']}: {a['exact_match']:.0%}" for a in answers)
         console.print(f"Exact match on the way:  {way}", highlight=False)

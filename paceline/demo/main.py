@@ -16,7 +16,7 @@ from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.private import written_for
 from paceline.demo import codes
 from paceline.demo.files import STEPS
-from paceline.demo.further import Recipe, demo_further
+from paceline.demo.further import AlgorithmDemo, demo_further
 from paceline.demo.preferences import DPO, REWARD
 from paceline.demo.rewards import GRPO, PPO
 from paceline.demo.sft import demo_sft
@@ -26,7 +26,7 @@ from paceline.launch.outlet import redacted, terminal
 from paceline.plan.algorithms.sft import SFT
 
 DEFAULT = Path("outputs/demo")
-RECIPES: Mapping[str, Recipe] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}
+RECIPES: Mapping[str, AlgorithmDemo] = {recipe.algorithm: recipe for recipe in (DPO, REWARD, GRPO, PPO)}
 ALGORITHMS = (SFT.name, *RECIPES)
 
 

@@ -23,7 +23,7 @@ class Pair:
     rejected: str
 
 
-def swapped(answer: str, rng: random.Random) -> str:
+def swap_letters(answer: str, rng: random.Random) -> str:
     """Swap two adjacent letters: ``nomel`` → ``nmoel``; the answer itself if all letters are equal."""
     places = [i for i in range(len(answer) - 1) if answer[i] != answer[i + 1]]
     if not places:
@@ -51,7 +51,7 @@ def stuttered(answer: str, rng: random.Random) -> str:
     return answer[: i + 1] + answer[i] + answer[i + 2 :]
 
 
-SPOILED: Sequence[Callable[[str, random.Random], str]] = (swapped, replaced, stuttered)
+SPOILED: Sequence[Callable[[str, random.Random], str]] = (swap_letters, replaced, stuttered)
 
 
 def pairs_of(questions: Iterable[Question], seed: int) -> list[Pair]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.core.rundir import RunDir
 from paceline.demo.files import quoted
-from paceline.demo.further import Measure, Recipe, Yaml
+from paceline.demo.further import AlgorithmDemo, Measure, Yaml
 from paceline.demo.numbers import Number
 from paceline.demo.pairs import pairs_of, write_pairs
 from paceline.demo.questions import training
@@ -28,9 +28,9 @@ def lay_pairs(root: Path, start: HalfWay, seed: int, *, count: int) -> None:
     """
     folder = root / "material"
     folder.mkdir(parents=True, exist_ok=True)
-    asked = start.material.asked
-    write_pairs(folder / "pairs.jsonl", pairs_of(training(seed, count, {q.word for q in asked}), seed))
-    write_pairs(folder / "held_out_pairs.jsonl", pairs_of(list(asked) * HELD_OUT_EACH, seed + 1))
+    questions = start.material.questions
+    write_pairs(folder / "pairs.jsonl", pairs_of(training(seed, count, {q.word for q in questions}), seed))
+    write_pairs(folder / "held_out_pairs.jsonl", pairs_of(list(questions) * HELD_OUT_EACH, seed + 1))
 
 
 def _yaml(
@@ -95,16 +95,16 @@ def reward_yaml(root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, 
 
 def dpo_numbers(run: RunDir, start: HalfWay) -> list[Number]:
     """Return how often the chosen answer gained more than the rejected one, and exact match."""
-    answers, told = read_answers(run), _held_out(run, "rewards/accuracies")
+    answers, measured = read_answers(run), _held_out(run, "rewards/accuracies")
     before, after = float(answers[0]["exact_match"]), float(answers[-1]["exact_match"])
-    ranked = Number("held-out pairs: the right answer gained more", None, told[-1], RANKED)
+    ranked = Number("held-out pairs: the right answer gained more", None, measured[-1], RANKED)
     return [ranked, Number("exact match on held-out questions", before, after, before)]
 
 
 def reward_numbers(run: RunDir, start: HalfWay) -> list[Number]:
     """Return how often the right answer of held-out pairs gets the higher score."""
-    told = _held_out(run, "accuracy")
-    return [Number("held-out pairs of equal length ranked right", told[0], told[-1], RANKED)]
+    measured = _held_out(run, "accuracy")
+    return [Number("held-out pairs of equal length ranked right", measured[0], measured[-1], RANKED)]
 
 
 def _held_out(run: RunDir, name: str) -> list[float]:
@@ -112,16 +112,20 @@ def _held_out(run: RunDir, name: str) -> list[float]:
     return [e.metrics[f"eval_{name}"] for _, e in sorted(load_history(run).evals.items())]
 
 
-def _recipe(algorithm: str, steps: int, what: str, yaml: Yaml, measure: Measure, *, asks: bool) -> Recipe:
+def _recipe(
+    algorithm: str, steps: int, what: str, yaml: Yaml, measure: Measure, *, asks_questions: bool
+) -> AlgorithmDemo:
     """Return a recipe with as many pairs as its steps take, so that every pair is used once."""
     count = PAIRS * steps
     words = f"{what} {count:,} pairs of answers of the same length; it is tested on questions about other words."
-    return Recipe(algorithm, words, steps, partial(lay_pairs, count=count), yaml, measure, asks=asks)
+    return AlgorithmDemo(
+        algorithm, words, steps, partial(lay_pairs, count=count), yaml, measure, asks_questions=asks_questions
+    )
 
 
 _HOLDS = "Direct preference optimisation: the model learns to hold right answers for likelier than wrong ones."
 _SCORES = (
     "A reward model: the half-way model's body with a new head, which learns to score right answers above wrong ones."
 )
-DPO = _recipe("dpo", 80, _HOLDS, dpo_yaml, dpo_numbers, asks=True)
-REWARD = _recipe("reward", 300, _SCORES, reward_yaml, reward_numbers, asks=False)
+DPO = _recipe("dpo", 80, _HOLDS, dpo_yaml, dpo_numbers, asks_questions=True)
+REWARD = _recipe("reward", 300, _SCORES, reward_yaml, reward_numbers, asks_questions=False)

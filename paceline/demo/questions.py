@@ -98,7 +98,7 @@ def made_up_word(rng: random.Random) -> str:
     return "".join(letters)
 
 
-def ask(kind: Kind, word: str, rng: random.Random) -> Question | None:
+def make_question(kind: Kind, word: str, rng: random.Random) -> Question | None:
     """Return a question about ``word``, or None if the prompt would contain the answer (``bob``)."""
     prompt, answer = rng.choice(kind.wordings).format(word), kind.solve(word)
     return None if answer in prompt else Question(kind.name, word, prompt, answer)
@@ -113,7 +113,7 @@ def held_out(seed: int, count: int) -> list[Question]:
     used: set[str] = set()
     while len(questions) < count:
         word = real.pop() if real else made_up_word(rng)
-        question = ask(kinds[len(questions) % len(kinds)], word, rng)
+        question = make_question(kinds[len(questions) % len(kinds)], word, rng)
         if question is not None and word not in used:
             used.add(word)
             questions.append(question)
@@ -126,7 +126,7 @@ def training(seed: int, count: int, forbidden_words: set[str]) -> list[Question]
     kinds = list(KINDS.values())
     questions: list[Question] = []
     while len(questions) < count:
-        question = ask(rng.choice(kinds), made_up_word(rng), rng)
+        question = make_question(rng.choice(kinds), made_up_word(rng), rng)
         if question is not None and question.word not in forbidden_words:
             questions.append(question)
     return questions

@@ -37,7 +37,7 @@ def share(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str], kind: str | N
 def show(console: Console, run: RunDir, material: Material, seconds: Mapping[str, float]) -> float:
     """Print everything; return exact match after training."""
     answers = read_answers(run)
-    kinds = [q.kind for q in material.asked]
+    kinds = [q.kind for q in material.questions]
     before, after = answers[0], answers[-1]
     console.print(numbers_table(before, after, kinds))
     console.print(answers_table(before["rows"], after["rows"]))

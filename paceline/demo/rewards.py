@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.core.rundir import RunDir
 from paceline.demo.files import quoted
-from paceline.demo.further import Recipe
+from paceline.demo.further import AlgorithmDemo
 from paceline.demo.numbers import Number
 from paceline.demo.report import read_answers
 from paceline.demo.start import HalfWay
@@ -90,7 +90,7 @@ def exact_match_gain(run: RunDir, start: HalfWay) -> list[Number]:
 
 
 _TOLD = "from here on the model is told only whether an answer is right."
-GRPO = Recipe(
+GRPO = AlgorithmDemo(
     "grpo",
     f"Group relative policy optimisation: {GROUP} answers to each of {ANSWERS // GROUP} questions a step; {_TOLD}",
     600,
@@ -98,7 +98,7 @@ GRPO = Recipe(
     grpo_yaml,
     exact_match_gain,
 )
-PPO = Recipe(
+PPO = AlgorithmDemo(
     "ppo",
     f"Proximal policy optimisation: an answer to each of {ANSWERS} questions a step, and a second model that learns to value each letter; {_TOLD}",
     300,

@@ -39,7 +39,7 @@ def introduce(console: Console, run: RunDir, material: Material, options: argpar
     """Print what is about to happen."""
     train = len(material.train.read_text(encoding="utf-8").splitlines())
     console.print(
-        f"A Llama of 0.4 M parameters learns letter puzzles from nothing: {train:,} questions to learn from, {len(material.asked)} others to be asked "
+        f"A Llama of 0.4 M parameters learns letter puzzles from nothing: {train:,} questions to learn from, {len(material.questions)} others to be asked "
         f"(about words that occur in none of the first). {options.nproc} processes, {options.steps or STEPS} steps. Everything goes to {run.root}.\n",
         highlight=False,
     )

@@ -168,8 +168,8 @@ def _answer_batch(model: Any, tokenizer: Any, prompts: Sequence[list[int]], samp
 
 def _end_tokens(model: Any, tokenizer: Any) -> list[int] | None:
     """Return every token that ends an answer: the tokenizer's, the model's, and the template's."""
-    said = getattr(model.generation_config, "eos_token_id", None)
-    ends = {tokenizer.eos_token_id, *(said if isinstance(said, (list, tuple)) else [said])}
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, *(eos if isinstance(eos, (list, tuple)) else [eos])}
     template = str(tokenizer.chat_template or "")
     for word in ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"):
         if word in template:

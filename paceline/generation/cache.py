@@ -55,7 +55,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             self._show()
 
 
-def roomy_cache(config: Any, room: int) -> DynamicCache:
+def preallocated_cache(config: Any, room: int) -> DynamicCache:
     """Return a cache for a model of ``config``, with full-attention layers preallocated for ``room`` tokens.
 
     Other layers (sliding windows, states) are Transformers' own.

@@ -122,15 +122,15 @@ def converse(
         if text == "/new":
             history = list(opening)
         elif text:
-            asked = [*history, {"role": "user", "content": text}]
+            messages = [*history, {"role": "user", "content": text}]
             try:
-                said = answer(model, tokenizer, [asked], sampling)[0]
+                reply = answer(model, tokenizer, [messages], sampling)[0]
             except ConfigError as error:
                 print(error, file=sys.stderr)
                 continue
-            print(f"model> {said}" if interactive else said, flush=True)
+            print(f"model> {reply}" if interactive else reply, flush=True)
             if remember and interactive:
-                history = [*asked, {"role": "assistant", "content": said}]
+                history = [*messages, {"role": "assistant", "content": reply}]
 
 
 if __name__ == "__main__":

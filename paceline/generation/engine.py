@@ -51,7 +51,7 @@ class Completion:
     ended: bool
 
 
-class Engine(Protocol):
+class GenerationEngine(Protocol):
     """Answer requests, in their order.
 
     Collective if ranks share the model: every rank calls it, if need be without requests.

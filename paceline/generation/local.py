@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.generation import codes
-from paceline.generation.cache import roomy_cache, select_rows
-from paceline.generation.choose import choose
+from paceline.generation.cache import preallocated_cache, select_rows
 from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.generation.sampling import choose
 
 _THIN = 0.75  # fraction of rows still generating at which finished ones are removed from the batch
 
@@ -186,7 +186,7 @@ def cache_for(hf: Any, room: int) -> Any:
     """
     from transformers.cache_utils import DynamicLayer
 
-    cache = roomy_cache(hf.config, room)
+    cache = preallocated_cache(hf.config, room)
     layers: list[Any] = cache.layers
     strange = [type(layer).__name__ for layer in layers if not isinstance(layer, DynamicLayer)]
     if strange:

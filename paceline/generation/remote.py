@@ -45,13 +45,13 @@ class Server:
 
     def model(self) -> str:
         """Return the name of the served model. Raises if there are several."""
-        served = self.ask("GET", "/v1/models").get("data")
+        served = self.request("GET", "/v1/models").get("data")
         names = [m["id"] for m in served if isinstance(m, dict) and "id" in m] if isinstance(served, list) else []
         if len(names) != 1:
             raise self.wrong("/v1/models", f"models: {', '.join(map(str, names)) or 'none'}", f"{_KEY}.model: NAME")
         return str(names[0])
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
     ) -> dict[str, Any]:
         """Return the JSON object that the server answers with ({} for an empty body).
@@ -80,7 +80,7 @@ class Server:
 
     def _read(self, path: str, response: httpx.Response) -> dict[str, Any]:
         if response.status_code != 200:
-            said = " ".join(response.text.split())[:300]
+            text = " ".join(response.text.split())[:300]
             what = "the server that writes answers refused a call"
             hint = "the server's own log says why"
             if response.status_code == 404:
@@ -89,7 +89,7 @@ class Server:
                 hint = f"{_KEY}.api_key_env: the environment variable that holds the key"
             where = f"{_KEY}.url"
             raise PacelineError(
-                codes.ROLLOUT_SERVER_STATUS(what, where, f"{response.status_code} from {self.url}{path}: {said}", hint)
+                codes.ROLLOUT_SERVER_STATUS(what, where, f"{response.status_code} from {self.url}{path}: {text}", hint)
             )  # fmt: skip
         if not response.content:
             return {}
@@ -153,7 +153,7 @@ class ServerEngine:
             "skip_special_tokens": False, "return_token_ids": True, "return_tokens_as_token_ids": True,
         }  # fmt: skip
         path = "/v1/completions"
-        found = self.server.ask("POST", path, body)
+        found = self.server.request("POST", path, body)
         try:
             (choice,) = found["choices"]
             logs = choice["logprobs"]

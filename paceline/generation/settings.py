@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.config.sections.small import GenerationSection
+from paceline.config.sections.generation import GenerationSection
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.generation import codes
@@ -22,16 +22,18 @@ def sampling_of(path: Path, given: Mapping[str, float | None]) -> Sampling:
     Raises ConfigError.
     """
     run = run_of(path)
-    said = {} if run is None else _section(run)
-    asked = {name: value for name, value in given.items() if value is not None}
+    stored = {} if run is None else _section(run)
+    requested = {name: value for name, value in given.items() if value is not None}
     try:
-        chosen = GenerationSection.model_validate({**said, **asked})
+        chosen = GenerationSection.model_validate({**stored, **requested})
     except ValidationError as error:
         at, what = ".".join(map(str, error.errors()[0]["loc"])), str(error.errors()[0]["msg"])
-        where = f"--{at.replace('_', '-')}" if at in asked else f"{run.config_json if run else path}: generation.{at}"
+        where = (
+            f"--{at.replace('_', '-')}" if at in requested else f"{run.config_json if run else path}: generation.{at}"
+        )
         hint = "e.g. --max-new-tokens 128 --temperature 0.7 --top-p 0.9 --top-k 50"
         raise ConfigError(
-            codes.GENERATION_OPTIONS(f"{at}: {what[:1].lower()}{what[1:]}", where, str({**said, **asked}.get(at)), hint)
+            codes.GENERATION_OPTIONS(f"{at}: {what[:1].lower()}{what[1:]}", where, str({**stored, **requested}.get(at)), hint)
         ) from error  # fmt: skip
     return Sampling(chosen.max_new_tokens, chosen.temperature, chosen.top_p, chosen.top_k)
 

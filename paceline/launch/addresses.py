@@ -76,14 +76,14 @@ def check_address(cluster: Cluster, *, named: bool) -> list[Diagnostic]:
     return []
 
 
-def await_node_0(cluster: Cluster, say: Callable[[str], None], wait_seconds: float = _WAIT_SECONDS) -> None:
+def await_node_0(cluster: Cluster, report: Callable[[str], None], wait_seconds: float = _WAIT_SECONDS) -> None:
     """On a node other than 0 with a loopback address: wait until node 0's first worker runs on this machine.
 
     Raises ConfigError (``launch.master_addr``) if it does not start in ``wait_seconds``.
     """
     if cluster.node_rank == 0 or cluster.num_nodes == 1 or not is_loopback(cluster.master_addr):
         return
-    say(
+    report(
         f"node {cluster.node_rank} waits for node 0 at {cluster.master_addr}:{cluster.master_port}, which must be started on this machine"
     )
     deadline = time.monotonic() + wait_seconds

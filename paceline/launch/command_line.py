@@ -32,7 +32,7 @@ NEEDS = {"fsdp_": "use_fsdp", "zero": "use_deepspeed", "offload_": "use_deepspee
 
 
 @dataclass(frozen=True)
-class Told:
+class LauncherOptions:
     """``options``: the command's options by name; the value is None for a flag."""
 
     options: dict[str, str | None] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Told:
 DEFAULT_FILE = Path(os.path.expanduser("~/.cache/huggingface/accelerate/default_config.yaml"))
 
 
-def accelerate_told(lines: Sequence[Sequence[str]]) -> Told:
+def accelerate_options(lines: Sequence[Sequence[str]]) -> LauncherOptions:
     """Return the options of the first of these command lines that is ``accelerate launch``.
 
     Empty if none is.
@@ -65,8 +65,8 @@ def accelerate_told(lines: Sequence[Sequence[str]]) -> Told:
     for words in lines:
         begin = _begin(words)
         if begin:
-            return Told(_options(words[begin:]))
-    return Told()
+            return LauncherOptions(_options(words[begin:]))
+    return LauncherOptions()
 
 
 def ancestors() -> list[list[str]]:

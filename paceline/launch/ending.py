@@ -21,10 +21,10 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasat
 READER_GONE = 141  # 128 + SIGPIPE: a shell's exit code for a program whose reader (head, less) has exited
 
 
-class Ended(SystemExit):
-    """A signal ended this program; ``said``: the message has already been printed."""
+class EndedBySignal(SystemExit):
+    """A signal ended this program; ``reported``: the message has already been printed."""
 
-    said = False
+    reported = False
 
 
 def ended(main: Callable[P, int]) -> Callable[P, int]:
@@ -50,9 +50,9 @@ def _answered(main: Callable[[], int]) -> int:
     try:
         try:
             code = main()
-        except Ended as signalled:
-            if not signalled.said:
-                signalled.said = True
+        except EndedBySignal as signalled:
+            if not signalled.reported:
+                signalled.reported = True
                 print(f"ended by {signal.Signals(int(str(signalled.code)) - 128).name}", file=sys.stderr)
             sys.stdout.flush()
             raise
@@ -92,4 +92,4 @@ def _install() -> dict[int, Any]:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise Ended(128 + number)
+    raise EndedBySignal(128 + number)

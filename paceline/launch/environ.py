@@ -11,7 +11,7 @@ from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.launch import codes
 from paceline.launch.addresses import is_loopback
-from paceline.launch.command_line import accelerate_told, ancestors
+from paceline.launch.command_line import accelerate_options, ancestors
 from paceline.launch.managers import started_by as started_by
 from paceline.launch.managers import whole
 
@@ -79,20 +79,20 @@ def _accelerate(
     if "ACCELERATE_MIXED_PRECISION" not in environ:
         return {}
     # Options that accelerate ignores for lack of another one.
-    told = accelerate_told(ancestors() if above is None else above)
-    for option, needs in told.thrown_away().items():
+    command = accelerate_options(ancestors() if above is None else above)
+    for option, needs in command.thrown_away().items():
         what = f"accelerate launch throws --{option} away, since --{needs} is not given"
         notes.append(config_codes.LAUNCH_NO_EFFECT(what, "accelerate launch", f"--{option}", f"--{needs}", Severity.WARNING))  # fmt: skip
-    asked = told.options.get("num_processes")
-    several = whole(asked or "") > 1
+    num_processes = command.options.get("num_processes")
+    several = whole(num_processes or "") > 1
     # Several processes were requested, but accelerate started a single one.
     simple = "ACCELERATE_USE_CPU" in environ and not environ.get("RANK") and started_by(environ) is None
     if simple and (several or environ.get("MASTER_ADDR")):
-        many = f"--num_processes {asked}" if several else "more than one process"
+        many = f"--num_processes {num_processes}" if several else "more than one process"
         what = f"accelerate launch was asked for {many}, and has started one: without --multi_gpu, --use_fsdp or --use_deepspeed it never starts more"
         hint = "accelerate launch --multi_gpu --num_processes 2 main.py … (on CPUs too), torchrun --nproc_per_node 2 main.py …"
         notes.append(codes.LAUNCH_ONE_PROCESS(what, "accelerate launch", many, hint, Severity.WARNING))
-    return {name: value for name, value in told.not_handed_on().items() if name not in environ}
+    return {name: value for name, value in command.not_handed_on().items() if name not in environ}
 
 
 def _deepspeed_timeout(environ: Mapping[str, str], overrides: dict[str, str], notes: list[Diagnostic]) -> None:

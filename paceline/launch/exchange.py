@@ -19,7 +19,7 @@ class Caller:
     """A connected worker.
 
     ``code``: the exit code it announced; ``finding``: its error; ``gone``: it closed the connection;
-    ``told``: it was sent another rank's failure; ``codes``: for torchrun's agent, the exit codes of its
+    ``notified``: it was sent another rank's failure; ``codes``: for torchrun's agent, the exit codes of its
     ranks.
     """
 
@@ -28,7 +28,7 @@ class Caller:
     code: int | None = None
     finding: Diagnostic | None = None
     gone: bool = False
-    told: bool = False
+    notified: bool = False
     codes: dict[int, int] = field(default_factory=dict)
 
 
@@ -76,13 +76,13 @@ class Exchange:
         if self._folder is not None and sum(rank != AGENT for rank in self.callers) >= self._expected:
             self._forget()
 
-    def tell(self, word: Word) -> None:
+    def send(self, word: Word) -> None:
         """Send ``word`` once to every connected worker that has no error of its own."""
         for link, rank in self._who.items():
             caller = self.callers[rank]
-            if rank == AGENT or caller.told or caller.gone or caller.finding is not None:
+            if rank == AGENT or caller.notified or caller.gone or caller.finding is not None:
                 continue
-            caller.told = True
+            caller.notified = True
             with contextlib.suppress(OSError):  # it has exited meanwhile
                 link.send(encoded(word.to_json()))
 

@@ -67,7 +67,7 @@ class Exit:
         return Exit(rank, pid, None, signal_name(-code), cause, out_of_memory, error)
 
 
-class Record:
+class LaunchRecord:
     """What a node's launcher writes into the run directory.
 
     A directory that was deleted is not created again.
@@ -86,7 +86,7 @@ class Record:
             return []
         refused = []
         with written_into(self.run.root):
-            for write in (self._exits, self._last_words, self._result):
+            for write in (self._exits, self._error_event, self._result):
                 try:
                     write(exits, exit_code, root)
                 except OSError as exc:
@@ -112,7 +112,7 @@ class Record:
             staged.unlink(missing_ok=True)
             raise
 
-    def _last_words(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:
+    def _error_event(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:
         if root is None or root.finding is None or root.code >= 0:
             return
         log = RunLog(self.run, root.rank, self._redact)

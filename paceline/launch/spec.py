@@ -82,7 +82,7 @@ def thread_count(environ: Mapping[str, str], cores: int, nproc: int) -> dict[str
     return {"OMP_NUM_THREADS": str(max(1, cores // nproc))}
 
 
-def roomy_heap(environ: Mapping[str, str]) -> dict[str, str]:
+def malloc_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Return glibc's malloc setting for workers that train on a CPU: no per-thread cache of small blocks.
 
     The remainder of an aligned allocation then merges with the block when it is freed, so that a block of the

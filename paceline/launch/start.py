@@ -12,10 +12,10 @@ from paceline.core.rundir import RunDir
 from paceline.launch import codes, others, single, spawn, torchrun
 from paceline.launch.addresses import await_node_0
 from paceline.launch.ports import check_cluster, resolve_port
-from paceline.launch.record import Record
+from paceline.launch.record import LaunchRecord
 from paceline.launch.secret import handed_out
 from paceline.launch.spec import Cluster, LaunchSpec
-from paceline.launch.supervise import run, say_to_stderr
+from paceline.launch.supervise import report_to_stderr, run
 from paceline.runlog.redact import Redactor
 
 
@@ -40,18 +40,18 @@ LAUNCHERS: Mapping[str, Specs] = {
 OFFERED = tuple(name for name in LAUNCHERS if name != ALONE)
 
 
-def launcher_for(cluster: Cluster, asked: str | None = None) -> str:
-    """Return the launcher: ``asked`` if given, else ``single`` for one process and ``spawn`` for more.
+def launcher_for(cluster: Cluster, requested: str | None = None) -> str:
+    """Return the launcher: ``requested`` if given, else ``single`` for one process and ``spawn`` for more.
 
     Raises ConfigError for an unknown launcher.
     """
-    if asked is None:
+    if requested is None:
         return ALONE if cluster.world_size == 1 else "spawn"
-    if asked not in OFFERED:
-        near = difflib.get_close_matches(asked, OFFERED, n=1)
+    if requested not in OFFERED:
+        near = difflib.get_close_matches(requested, OFFERED, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(OFFERED)}"
-        raise ConfigError(codes.LAUNCH_UNKNOWN(f"no launcher is called '{asked}'", "--launcher", asked, hint))
-    return asked
+        raise ConfigError(codes.LAUNCH_UNKNOWN(f"no launcher is called '{requested}'", "--launcher", requested, hint))
+    return requested
 
 
 def make_specs(
@@ -81,7 +81,7 @@ def launch(
     environ: Mapping[str, str],
     cores: int,
     settings: Mapping[str, str] | None = None,
-    say: Callable[[str], None] = say_to_stderr,
+    report: Callable[[str], None] = report_to_stderr,
     run_dir: RunDir | None = None,
 ) -> int:
     """Start ``worker`` (see ``spec.worker_argv``) on this node and wait; return the exit code.
@@ -92,14 +92,14 @@ def launch(
     if launcher != ALONE:
         cluster = resolve_port(cluster)
     if cluster.num_nodes > 1:
-        say(f"node {cluster.node_rank} of {cluster.num_nodes} meets the others at {cluster.master_addr}:{cluster.master_port}; address and port are the same on every node")  # fmt: skip
-        await_node_0(cluster, say)
+        report(f"node {cluster.node_rank} of {cluster.num_nodes} meets the others at {cluster.master_addr}:{cluster.master_port}; address and port are the same on every node")  # fmt: skip
+        await_node_0(cluster, report)
     specs = make_specs(launcher, worker, cluster, environ=environ, cores=cores, settings=settings)
     threads = specs[0].env_additions.get("OMP_NUM_THREADS")
     if threads:
-        say(
+        report(
             f"OMP_NUM_THREADS={threads}: {cores} cores shared by {cluster.nproc} processes (set it yourself to change this)"
         )
-    record = Record(run_dir, cluster.node_rank, Redactor.of(environ)) if run_dir is not None else None
+    record = LaunchRecord(run_dir, cluster.node_rank, Redactor.of(environ)) if run_dir is not None else None
     with handed_out(environ, cluster.num_nodes, cluster.world_size) as secret:
-        return run(specs, environ={**environ, **secret}, say=say, record=record)
+        return run(specs, environ={**environ, **secret}, report=report, record=record)

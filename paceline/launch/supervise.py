@@ -35,7 +35,7 @@ from paceline.launch.exchange import Exchange
 from paceline.launch.exits import CALM, ECHOES, Failure, killed_diagnostic, overall_code, root_of
 from paceline.launch.line import AGENT, SOCKET, Word
 from paceline.launch.memory_kills import MemoryKills
-from paceline.launch.record import Exit, Record
+from paceline.launch.record import Exit, LaunchRecord
 from paceline.launch.spec import LaunchSpec
 
 WORD_SECONDS = 1.2  # for the other ranks to record which rank was killed, and exit
@@ -58,7 +58,7 @@ STALE = (
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def say_to_stderr(text: str) -> None:
+def report_to_stderr(text: str) -> None:
     """Print one line for the user at the terminal."""
     print(text, file=sys.stderr, flush=True)
 
@@ -67,15 +67,15 @@ def run(
     specs: Sequence[LaunchSpec],
     *,
     environ: Mapping[str, str],
-    say: Callable[[str], None] = say_to_stderr,
-    record: Record | None = None,
+    report: Callable[[str], None] = report_to_stderr,
+    record: LaunchRecord | None = None,
 ) -> int:
     """Start ``specs`` and wait; return the exit code.
 
     ``environ``: what the children inherit; ``record``: where their exits are recorded. Raises ConfigError if
     a process cannot be started; those already started are ended first.
     """
-    return _Supervisor(specs, environ, say, record).run()
+    return _Supervisor(specs, environ, report, record).run()
 
 
 class _Supervisor:
@@ -83,18 +83,18 @@ class _Supervisor:
         self,
         specs: Sequence[LaunchSpec],
         environ: Mapping[str, str],
-        say: Callable[[str], None],
-        record: Record | None,
+        report: Callable[[str], None],
+        record: LaunchRecord | None,
     ) -> None:
         self._specs = tuple(specs)
         self._environ = {key: value for key, value in environ.items() if key not in STALE}
-        self._say = say
+        self._report = report
         self._record = record
         self._mark = uuid.uuid4().hex
         self._children: dict[int, subprocess.Popen] = {}  # by position in specs
         self._codes: dict[int, int] = {}
         self._stop_signal: int | None = None
-        self._asked: set[int] = set()  # pids that got SIGTERM
+        self._stopped_pids: set[int] = set()  # pids that got SIGTERM
         self._ended: set[int] = set()  # pids that we killed since another rank had failed
         self._led: set[int] = set()  # agents whose workers got SIGTERM
         self._kill_now = False
@@ -104,7 +104,7 @@ class _Supervisor:
         self._word_at = 0.0
         self._memory = MemoryKills()
         self._out_of_memory: dict[int, bool | None] = {}  # by rank
-        self._watched = 0.0
+        self._checked_at = 0.0
         self._exchange = Exchange(sum(spec.ranks for spec in self._specs))
 
     def run(self) -> int:
@@ -163,12 +163,12 @@ class _Supervisor:
                 continue
             if caller.finding is not None and caller.code is not None and caller.code not in (*CALM, *ECHOES):
                 self._fails(Failure(rank, caller.code, time.monotonic(), caller.finding))
-            elif caller.gone and caller.code is None and self._behind_agent() and not caller.told:
+            elif caller.gone and caller.code is None and self._behind_agent() and not caller.notified:
                 what = f"the process of rank {rank} is gone without a word"
                 hint = "what torchrun's agent says of it, and the rank's log"
                 self._fails(Failure(rank, -signal.SIGKILL, time.monotonic(), codes.LAUNCH_RANK_GONE(what, f"rank {rank}", hint=hint)))  # fmt: skip
-        if time.monotonic() - self._watched > WATCH_SECONDS:
-            self._watched = time.monotonic()
+        if time.monotonic() - self._checked_at > WATCH_SECONDS:
+            self._checked_at = time.monotonic()
             for pid in (*(c.pid for c in self._children.values()), *(c.pid for c in self._exchange.callers.values())):
                 self._memory.watch(pid)
 
@@ -191,7 +191,7 @@ class _Supervisor:
             if code < 0:
                 self._out_of_memory[rank] = self._memory.killed(child.pid) if code == -signal.SIGKILL else None
                 finding = killed_diagnostic(rank, code, self._out_of_memory[rank], self._log(rank))
-                self._say(finding.render())
+                self._report(finding.render())
                 self._fails(Failure(rank, code, time.monotonic(), finding))
             elif code not in ECHOES:
                 self._fails(Failure(rank, code, time.monotonic()))
@@ -214,7 +214,7 @@ class _Supervisor:
             what, hint = f"rank {named.rank} ended with exit code {named.code}", "see that rank's log"
             finding = named.finding or codes.LAUNCH_RANK_FAILED(what, f"rank {named.rank}", hint=hint)
             self._word, self._word_at = Word(named.rank, named.answer, finding), time.monotonic()
-        self._exchange.tell(self._word)
+        self._exchange.send(self._word)
         late = time.monotonic() - self._word_at > WORD_SECONDS
         for position, child in self._running():
             rank = self._specs[position].rank
@@ -225,7 +225,7 @@ class _Supervisor:
             if late:
                 processes.send_group(child.pid, signal.SIGKILL)
             elif rank not in self._exchange.callers:
-                self._ask(child.pid)
+                self._stop_child(child.pid)
 
     def _end_led(self, agent: int, late: bool) -> None:
         """Kill the workers of an agent that were told and stayed."""
@@ -245,11 +245,11 @@ class _Supervisor:
                 elif child.pid not in self._led:  # an agent without workers yet: end it before it starts any
                     workers = [child.pid]
             for pid in workers:
-                self._ask(pid)
+                self._stop_child(pid)
 
-    def _ask(self, pid: int) -> None:
-        if pid not in self._asked:
-            self._asked.add(pid)
+    def _stop_child(self, pid: int) -> None:
+        if pid not in self._stopped_pids:
+            self._stopped_pids.add(pid)
             processes.send(pid, signal.SIGTERM)
 
     def _end_stragglers(self) -> None:
@@ -270,7 +270,7 @@ class _Supervisor:
                 if STACKS is not None and child.pid not in self._ended and self._specs[position].rank in self._exchange.callers:  # fmt: skip
                     processes.send(child.pid, STACKS)
                 self._ended.add(child.pid)
-                self._ask(child.pid)
+                self._stop_child(child.pid)
 
     def _running(self) -> list[tuple[int, subprocess.Popen]]:
         return [(position, child) for position, child in self._children.items() if position not in self._codes]
@@ -282,7 +282,7 @@ class _Supervisor:
         return str(self._record.run.rank_log(rank)) if self._record is not None else ""
 
     def _killed(self) -> int:
-        self._say("stopped at once; what was not saved before is lost")
+        self._report("stopped at once; what was not saved before is lost")
         for child in self._children.values():
             if child.poll() is None:
                 self._ended.add(child.pid)
@@ -296,7 +296,7 @@ class _Supervisor:
             return root.answer
         code = overall_code(self._codes, stop_signal=self._stop_signal)
         if self._stop_signal is not None and code == 128 + self._stop_signal:
-            self._say("ended before the workers had started their steps: nothing was saved by this start")
+            self._report("ended before the workers had started their steps: nothing was saved by this start")
         return code
 
     def _end(self, code: int) -> int:
@@ -306,10 +306,10 @@ class _Supervisor:
         root = self._as_the_agent_says(root_of(self._failures)) if code not in CALM else None
         refused = self._record.write(self._exits(), code, root)
         for finding in refused:
-            self._say(finding.render())
+            self._report(finding.render())
         path = self._record.run.exits(self._record.node_rank)
         if root is not None and path.is_file() and not refused:
-            self._say(f"exit code {code}, by rank {root.rank}; how each rank ended: {path}")
+            self._report(f"exit code {code}, by rank {root.rank}; how each rank ended: {path}")
         return code
 
     def _as_the_agent_says(self, root: Failure | None) -> Failure | None:
@@ -327,14 +327,16 @@ class _Supervisor:
         for position, spec in enumerate(self._specs):
             # Behind an agent the ranks' exit codes come from its message.
             if spec.rank is None:
-                told = callers[AGENT].codes if AGENT in callers else {}
-                for rank in sorted({*told, *callers} - {AGENT}):
+                agent_codes = callers[AGENT].codes if AGENT in callers else {}
+                for rank in sorted({*agent_codes, *callers} - {AGENT}):
                     caller = callers.get(rank)
-                    code = told.get(rank, caller.code if caller else None)
+                    code = agent_codes.get(rank, caller.code if caller else None)
                     exits.append(Exit.of(rank, caller.pid if caller else 0, code, finding=caller.finding if caller else None))  # fmt: skip
                 continue
             child, caller = self._children[position], callers.get(spec.rank)
-            by_us = child.pid in self._asked | self._ended and spec.rank not in {one.rank for one in self._failures}
+            by_us = child.pid in self._stopped_pids | self._ended and spec.rank not in {
+                one.rank for one in self._failures
+            }
             finding = caller.finding if caller is not None else None
             memory = self._out_of_memory.get(spec.rank)
             exits.append(
@@ -357,6 +359,6 @@ class _Supervisor:
         if self._stop_signal is None:
             self._stop_signal = number
             more = "; Ctrl-C again ends at once" if number == signal.SIGINT else ""
-            self._say(f"stopping after this step, with a checkpoint{more}")
+            self._report(f"stopping after this step, with a checkpoint{more}")
         elif number == signal.SIGINT:
             self._kill_now = True

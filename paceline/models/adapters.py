@@ -330,12 +330,12 @@ def _transposed(hf: Any, module: str) -> bool:
     return not isinstance(hf.get_submodule(module), nn.Linear)
 
 
-def _targets(spec: Mapping[str, Any], hf: Any, said: str, what: str = "peft finds nothing to adapt") -> Diagnostic:
+def _targets(spec: Mapping[str, Any], hf: Any, message: str, what: str = "peft finds nothing to adapt") -> Diagnostic:
     linear = sorted({n.rpartition(".")[2] for n, m in hf.named_modules() if isinstance(m, nn.Linear)})
     return codes.MODELS_ADAPTER_TARGETS(
         what,
         "lora.target_modules",
-        f"{', '.join(spec['target_modules'])}: {said.splitlines()[0][:200]}",
+        f"{', '.join(spec['target_modules'])}: {message.splitlines()[0][:200]}",
         f"all-linear, or some of {', '.join(linear[:12])}",
     )
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import codes
+from paceline.models.attention_context import PackedSequenceInfo, record_of, sequence_info_of
 from paceline.models.context_attention import context_attention
 from paceline.models.documents import CpuDocuments, documents_generic, documents_padded, scores_attention
-from paceline.models.layout import Layout, layout_of, record_of
 from paceline.models.precision import product_dtype
 from paceline.plan.model.supported import obstacle
 
-PACKED = "paceline"
+PACKED_ATTENTION = "paceline"
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -42,21 +42,21 @@ class AttentionChoice:
 
 
 def choose_attention(
-    asked: str, hf_config: Mapping[str, object], device: str, supports_backend: bool
+    requested: str, hf_config: Mapping[str, object], device: str, supports_backend: bool
 ) -> AttentionChoice:
-    """Choose the attention of a model. ``asked`` is ``attn_implementation``: ``auto``, ``paceline``, or a
+    """Choose the attention of a model. ``requested`` is ``attn_implementation``: ``auto``, ``paceline``, or a
     Transformers name.
 
     Raises ConfigError ``models.attention_not_packable`` when ``paceline`` is set and the model's documents
     cannot be kept apart.
     """
-    if asked not in ("auto", PACKED):
+    if requested not in ("auto", PACKED_ATTENTION):
         return AttentionChoice(
-            "padded", asked, f"{asked} was asked for: Transformers' own function, one padded row a document"
+            "padded", requested, f"{requested} was asked for: Transformers' own function, one padded row a document"
         )
     obstacle = _obstacle(hf_config, supports_backend)
     if obstacle is not None:
-        if asked == PACKED:
+        if requested == PACKED_ATTENTION:
             raise ConfigError(
                 codes.MODELS_ATTENTION_NOT_PACKABLE(
                     what="packed attention cannot keep the documents of this model apart",
@@ -68,10 +68,12 @@ def choose_attention(
         return AttentionChoice("padded", "auto", f"{obstacle}: one padded row a document")
     if device == "cuda":
         return AttentionChoice(
-            "packed", PACKED, "packed: variable-length flash attention in bf16/fp16, one padded SDPA call in fp32"
+            "packed",
+            PACKED_ATTENTION,
+            "packed: variable-length flash attention in bf16/fp16, one padded SDPA call in fp32",
         )
     return AttentionChoice(
-        "packed", PACKED, "packed: one causal flash call a document (no variable-length kernel on a CPU)"
+        "packed", PACKED_ATTENTION, "packed: one causal flash call a document (no variable-length kernel on a CPU)"
     )
 
 
@@ -88,8 +90,8 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, sdpa_mask)
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
 def placeholder_mask(device: torch.device) -> Tensor:
@@ -112,7 +114,7 @@ def packed_attention(
     Outside of a root module's packed forward (generation with a cache) this is transformers' SDPA.
     """
     # ``qkv`` may be recording a probe; without a layout no packed forward is running (generation).
-    layout, record = layout_of(module), record_of(module)
+    layout, record = sequence_info_of(module), record_of(module)
     if record is not None:
         record.update(scaling=scaling, dropout=dropout, **kwargs)
     if layout is None:
@@ -147,7 +149,7 @@ def document_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
+    layout: PackedSequenceInfo,
     *,
     scale: float,
     dropout: float = 0.0,
@@ -170,7 +172,7 @@ def document_attention(
     )
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, scale: float) -> Tensor:
     """torch's variable-length flash attention (CUDA, bf16 and fp16)."""
     from torch.nn.attention.varlen import varlen_attn
 

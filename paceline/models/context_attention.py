@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.models.attention_context import PackedSequenceInfo
 from paceline.models.context_parallel import ULYSSES, shared_heads
 from paceline.models.documents import _flash, _flash_backward, scores_attention
-from paceline.models.layout import Layout
 from paceline.models.precision import product_dtype
 from paceline.models.regions import Group, block_of, exchange, gather
 
@@ -33,7 +33,7 @@ def context_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
+    layout: PackedSequenceInfo,
     *,
     sinks: Tensor | None = None,
     **options: Any,
@@ -55,7 +55,7 @@ def _ulysses(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
+    layout: PackedSequenceInfo,
     group: Group,
     *,
     sinks: Tensor | None,
@@ -70,7 +70,7 @@ def _ulysses(
 
 
 def _allgather(
-    inner: Inner, query: Tensor, key: Tensor, value: Tensor, layout: Layout, group: Group, **options: Any
+    inner: Inner, query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, group: Group, **options: Any
 ) -> Tensor:
     fetched, width = gather(torch.cat([key, value], dim=-1), group, _TOKENS, partial=True), key.shape[-1]
     key, value = fetched[..., :width], fetched[..., width:]
@@ -85,7 +85,13 @@ def _allgather(
     if tail < size:
         own = slice(start + tail, start + size)
         pieces.append(
-            inner(query[:, :, tail:], key[:, :, own], value[:, :, own], Layout.over(rest, query.device), **options)
+            inner(
+                query[:, :, tail:],
+                key[:, :, own],
+                value[:, :, own],
+                PackedSequenceInfo.over(rest, query.device),
+                **options,
+            )
         )
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=_TOKENS)
 

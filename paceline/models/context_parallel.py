@@ -50,7 +50,7 @@ class ContextParallel:
         return ContextBatch(**{**values, **cut}, context=self)
 
 
-def placer(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callable[[Batch], Batch]:
+def batch_sharder(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callable[[Batch], Batch]:
     """Return the function that turns a micro-batch into what a rank of ``mesh`` computes: its block of the
     tokens under context parallelism, else the whole batch, padded so that sequence parallelism can split it.
 

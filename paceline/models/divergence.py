@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.core.errors import ConfigError
 from paceline.models import codes
-from paceline.models.head_kernels import Gradients, HeadShape, Products, as_given
+from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
 from paceline.models.heads import Head
 from paceline.models.precision import compute_copy
 from paceline.protocols.batch import IGNORE_INDEX, Batch
@@ -40,19 +40,19 @@ def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[
     if beta == 0.0:
         q = log_q.exp()
         found = (q * (log_q - log_p)).sum(-1)
-        slopes = p.sub_(q)
+        dlogits = p.sub_(q)
     elif beta == 1.0:
         gap = log_p.sub_(log_q)
         found = (p * gap).sum(-1)
-        slopes = p.mul_(gap.sub_(found[:, None]))
+        dlogits = p.mul_(gap.sub_(found[:, None]))
     else:
         log_m = torch.logaddexp(log_p + math.log1p(-beta), log_q + math.log(beta))
         of_teacher = (log_q.exp() * log_q.sub_(log_m)).sum(-1)
         gap = log_p.sub_(log_m)
         of_student = (p * gap).sum(-1)
         found = beta * of_teacher + (1.0 - beta) * of_student
-        slopes = p.mul_(gap.sub_(of_student[:, None])).mul_(1.0 - beta)
-    return found, slopes.div_(how.temperature)
+        dlogits = p.mul_(gap.sub_(of_student[:, None])).mul_(1.0 - beta)
+    return found, dlogits.div_(how.temperature)
 
 
 class LentHead:
@@ -87,7 +87,7 @@ class LentHead:
         if not self._head.fused:
             return TeacherRows(self._head, hidden, None)
         weight, bias = self._weights(hidden.device)
-        return TeacherRows(self._head, hidden, Products(hidden, weight, bias, self._head.shape))
+        return TeacherRows(self._head, hidden, ChunkedLogits(hidden, weight, bias, self._head.shape))
 
     def _weights(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         weight, bias = self._head.linear.weight, self._head.linear.bias
@@ -104,7 +104,7 @@ class LentHead:
 class TeacherRows:
     """The teacher's logits [r, V] at some positions, computed on demand."""
 
-    def __init__(self, head: Head, hidden: Tensor, products: Products | None) -> None:
+    def __init__(self, head: Head, hidden: Tensor, products: ChunkedLogits | None) -> None:
         self._head, self._hidden, self._products = head, hidden, products
 
     @torch.no_grad()
@@ -134,8 +134,8 @@ class FusedDivergence(torch.autograd.Function):
         how: Divergence,
     ) -> Tensor:
         """Return an fp32 scalar from the student's hidden [L, H] and its head's weight and bias."""
-        head = Products(hidden, weight, bias, shape)
-        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
+        head = ChunkedLogits(hidden, weight, bias, shape)
+        gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
         total = _sum(head, teacher, how, gradients)
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = (hidden.dtype, weight.dtype)
@@ -153,21 +153,21 @@ def divergence_sum(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape, teacher: TeacherRows, how: Divergence
 ) -> Tensor:
     """The value of ``FusedDivergence``, without gradients."""
-    return _sum(Products(hidden, weight, bias, shape), teacher, how, None)
+    return _sum(ChunkedLogits(hidden, weight, bias, shape), teacher, how, None)
 
 
-def _sum(head: Products, teacher: TeacherRows, how: Divergence, gradients: Gradients | None) -> Tensor:
+def _sum(head: ChunkedLogits, teacher: TeacherRows, how: Divergence, gradients: ChunkedGrads | None) -> Tensor:
     head.rows = max(1, head.rows // _WIDE_TENSORS)
-    total = head.hidden.new_zeros((), dtype=head.wide)
+    total = head.hidden.new_zeros((), dtype=head.accum_dtype)
     for rows in head.chunks():
         logits, other = head.logits(rows), teacher.logits(rows)
         common = min(logits.shape[1], other.shape[1])
-        found, slopes = divergence_rows(logits[:, :common], other[:, :common], how)
+        found, dlogits = divergence_rows(logits[:, :common], other[:, :common], how)
         total += found.sum()
         if gradients is not None:
-            slope = head.slope(logits)
-            logits[:, :common], logits[:, common:] = slopes, 0.0
-            gradients.add(rows, logits.mul_(slope))
+            dlogits_draw = head.dlogits_draw(logits)
+            logits[:, :common], logits[:, common:] = dlogits, 0.0
+            gradients.add(rows, logits.mul_(dlogits_draw))
     return total
 
 
@@ -178,15 +178,15 @@ class _OfLogits(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, teacher: Tensor, how: Divergence) -> Tensor:
         """Return an fp32 scalar."""
         common = min(student.shape[1], teacher.shape[1])
-        found, slopes = divergence_rows(student[:, :common], teacher[:, :common], how)
-        ctx.save_for_backward(torch.nn.functional.pad(slopes, (0, student.shape[1] - common)))
+        found, dlogits = divergence_rows(student[:, :common], teacher[:, :common], how)
+        ctx.save_for_backward(torch.nn.functional.pad(dlogits, (0, student.shape[1] - common)))
         return found.sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Return the gradient of the student's logits; the teacher gets none."""
-        (slopes,) = ctx.saved_tensors
-        return slopes * grad, None, None
+        (dlogits,) = ctx.saved_tensors
+        return dlogits * grad, None, None
 
 
 class Comparison:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.models.layout import Layout
+from paceline.models.attention_context import PackedSequenceInfo
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -96,7 +96,7 @@ def documents_generic(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
+    layout: PackedSequenceInfo,
     *,
     scale: float,
     dropout: float = 0.0,
@@ -170,7 +170,7 @@ def scores_attention(
 
 
 def documents_padded(
-    query: Tensor, key: Tensor, value: Tensor, layout: Layout, *, scale: float, dropout: float = 0.0
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedSequenceInfo, *, scale: float, dropout: float = 0.0
 ) -> Tensor:
     """One causal SDPA call on [D, heads, longest, width]: for accelerators, where one call per document would
     be bound by kernel launches.

@@ -216,7 +216,7 @@ class HFModelFactory:
         with torch.random.fork_rng(devices=[]):  # missing parameters: equal on all ranks
             torch.manual_seed(self._seed)
             try:
-                hf, said = auto.from_pretrained(
+                hf, loading_info = auto.from_pretrained(
                     name,
                     config=self._load_config(),
                     revision=self._model.revision or "main",
@@ -229,13 +229,13 @@ class HFModelFactory:
             except (OSError, ValueError, RuntimeError, SafetensorError) as error:
                 raise ConfigError(_no_weights(name, error)) from error
         # Refuse what a checkpoint would silently lose, or the model silently initialize.
-        lost = sorted(set(said.get("unexpected_keys") or ()))
+        lost = sorted(set(loading_info.get("unexpected_keys") or ()))
         if lost and not self.frozen and self.role not in SCALAR_ROLES:
             raise ConfigError(_lost(name, lost))
         fresh = (
             {f"{HEAD}.weight"} if self.role in SCALAR_ROLES and not self.frozen else set()
         )  # initialized from the seed if the weights are a language model's and the head is trained
-        missing = sorted(set(said.get("missing_keys", ())) - fresh)
+        missing = sorted(set(loading_info.get("missing_keys", ())) - fresh)
         if missing:
             raise ConfigError(_missing(name, missing))
         # Make room for the tokenizer's new tokens.

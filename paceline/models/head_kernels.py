@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.models.precision import compute_copy, low_dtype, product_dtype
+from paceline.models.precision import activation_dtype, compute_copy, product_dtype
 
 CHUNK_BYTES = 64 * 2**20
-_CACHE_BYTES = 2**20  # bytes of ``wide`` logits per block of elementwise work on a CPU
+_CACHE_BYTES = 2**20  # bytes of ``accum_dtype`` logits per block of elementwise work on a CPU
 _TINY = 1e-30  # below this a probability is inaccurate: the row's loss is computed from its logits
 
 
@@ -33,22 +33,22 @@ class HeadShape:
     chunk_bytes: int = CHUNK_BYTES
 
 
-class Products:
+class ChunkedLogits:
     """The head's matrix products of one call; operands are upcast where the CPU has no instructions for their
     dtype (see ``precision``).
 
-    ``product`` is the dtype of the products, ``wide`` that of logits and sums (fp32, or fp64 for fp64 input).
+    ``product`` is the dtype of the products, ``accum_dtype`` that of logits and sums (fp32, or fp64 for fp64 input).
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, shape: HeadShape) -> None:
         copy = compute_copy(weight)
-        self.product = product_dtype(low_dtype(weight), hidden.device)
+        self.product = product_dtype(activation_dtype(weight), hidden.device)
         self.weight = copy.to(self.product)
         self.bias = None if bias is None else compute_copy(bias).to(self.product)
         self.hidden = hidden.to(self.product)
-        self.wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        self.accum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self.shape = shape
-        self.rows = self._fitting(self.wide)
+        self.rows = self._fitting(self.accum_dtype)
 
     def _fitting(self, dtype: torch.dtype) -> int:
         """Return how many rows of logits of ``dtype`` fit the byte budget."""
@@ -63,18 +63,18 @@ class Products:
 
     def blocks(self, rows: slice, raw: Tensor, *, cached: bool = True) -> Iterator[tuple[slice, Tensor]]:
         """Yield (rows of the call, their part of a chunk's ``raw``), as many rows as fit the budget in
-        ``wide``.
+        ``accum_dtype``.
 
         On a CPU and with ``cached``: few enough rows to stay in the processor's cache.
         """
         cached = cached and raw.device.type == "cpu"
-        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if cached else self._fitting(self.wide)
+        step = max(1, _CACHE_BYTES // (4 * raw.shape[1])) if cached else self._fitting(self.accum_dtype)
         for start in range(0, rows.stop - rows.start, step):
             part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
             yield part, raw[start : start + step]
 
     def logits(self, rows: slice, out: Tensor | None = None) -> Tensor:
-        """Return logits [rows, V] in ``wide``; ``out`` (in ``product``) is a buffer for the product."""
+        """Return logits [rows, V] in ``accum_dtype``; ``out`` (in ``product``) is a buffer for the product."""
         return self.finish(self.raw(rows, out))
 
     def raw(self, rows: slice, out: Tensor | None = None) -> Tensor:
@@ -84,15 +84,15 @@ class Products:
         return raw if self.bias is None else raw.add_(self.bias)
 
     def finish(self, raw: Tensor) -> Tensor:
-        """Return logits in ``wide``; overwrites and returns ``raw`` itself if it has that dtype."""
-        logits = raw.to(self.wide)
+        """Return logits in ``accum_dtype``; overwrites and returns ``raw`` itself if it has that dtype."""
+        logits = raw.to(self.accum_dtype)
         if self.shape.scale != 1.0:
             logits.mul_(self.shape.scale)
         if self.shape.softcap is not None:
             logits.div_(self.shape.softcap).tanh_().mul_(self.shape.softcap)
         return logits
 
-    def slope(self, logits: Tensor) -> Tensor | float:
+    def dlogits_draw(self, logits: Tensor) -> Tensor | float:
         """Return d logit / d (h·w + b) at these final logits."""
         if self.shape.softcap is None:
             return self.shape.scale
@@ -104,20 +104,20 @@ class Products:
         return self.hidden.new_empty(rows, self.weight.shape[0])
 
 
-class Gradients:
+class ChunkedGrads:
     """The gradients of hidden [L, H], weight [V, H] and bias [V] that are needed, accumulated over chunks of
     dLoss/d(h·w + b).
 
-    hidden's is in ``product``, weight's and bias's are in ``wide``.
+    hidden's is in ``product``, weight's and bias's are in ``accum_dtype``.
     """
 
-    def __init__(self, head: Products, needed: tuple[bool, ...], weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, head: ChunkedLogits, needed: tuple[bool, ...], weight: Tensor, bias: Tensor | None) -> None:
         self.head = head
         self.hidden = torch.zeros_like(head.hidden) if needed[0] else None
         # the first chunk overwrites it; zeros if there is no chunk
         make = torch.empty_like if head.hidden.shape[0] else torch.zeros_like
-        self.weight = make(weight, dtype=head.wide) if needed[1] else None
-        self.bias = torch.zeros_like(bias, dtype=head.wide) if needed[2] and bias is not None else None
+        self.weight = make(weight, dtype=head.accum_dtype) if needed[1] else None
+        self.bias = torch.zeros_like(bias, dtype=head.accum_dtype) if needed[2] and bias is not None else None
 
     def add(self, rows: slice, grad: Tensor) -> None:
         """Add the contribution of one chunk; ``grad`` is dLoss/d(h·w + b) [rows, V]."""
@@ -162,23 +162,23 @@ class FusedNll(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
     ) -> tuple[Tensor, Tensor]:
         """Return an fp32 scalar (fp64 for fp64 input) and an int64 scalar."""
-        head = Products(hidden, weight, bias, shape)
-        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
-        total = hidden.new_zeros((), dtype=head.wide)
-        right = labels.new_zeros(())
+        head = ChunkedLogits(hidden, weight, bias, shape)
+        gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
+        total = hidden.new_zeros((), dtype=head.accum_dtype)
+        num_correct = labels.new_zeros(())
         head.rows = head._fitting(head.product)
         buffer = head.buffer()
         for rows in head.chunks():
             raw = head.raw(rows, buffer)
-            for part, block in head.blocks(rows, raw, cached=head.product != head.wide):
+            for part, block in head.blocks(rows, raw, cached=head.product != head.accum_dtype):
                 nll, hits = _to_gradient_(head, part, block, labels[part], correct)
                 total += nll
-                right += hits
+                num_correct += hits
             gradients.add(rows, raw)
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = (hidden.dtype, weight.dtype)
-        ctx.mark_non_differentiable(right)
-        return total, right
+        ctx.mark_non_differentiable(num_correct)
+        return total, num_correct
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -190,25 +190,25 @@ class FusedNll(torch.autograd.Function):
 
 
 def _to_gradient_(
-    head: Products, rows: slice, raw: Tensor, labels: Tensor, correct: bool
+    head: ChunkedLogits, rows: slice, raw: Tensor, labels: Tensor, correct: bool
 ) -> tuple[Tensor, Tensor | int]:
     """Turn ``raw`` = h·w + b of these rows into dLoss/d(raw) in place; return their summed loss and number of
     correct argmaxes.
     """
     logits, target = head.finish(raw), labels[:, None]
     hits = (logits.argmax(-1) == labels).sum() if correct else 0
-    slope = head.slope(logits)
+    dlogits_draw = head.dlogits_draw(logits)
     # dNLL/dlogits = p - onehot, times d logit / d raw.
     nll = _softmax_(head, rows, logits, target)
     logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
-    if not (isinstance(slope, float) and slope == 1.0):
-        logits.mul_(slope)
+    if not (isinstance(dlogits_draw, float) and dlogits_draw == 1.0):
+        logits.mul_(dlogits_draw)
     if logits is not raw:
         raw.copy_(logits)
     return nll, hits
 
 
-def _softmax_(head: Products, rows: slice, logits: Tensor, target: Tensor) -> Tensor:
+def _softmax_(head: ChunkedLogits, rows: slice, logits: Tensor, target: Tensor) -> Tensor:
     """Turn logits into probabilities in place; return Σ -log p(target).
 
     The loss is read off the probability, which saves a pass over [rows, V]; where that is too small to be
@@ -231,12 +231,12 @@ def nll_sums(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, correct: bool
 ) -> tuple[Tensor, Tensor]:
     """The values of ``FusedNll``, without gradients."""
-    head = Products(hidden, weight, bias, shape)
-    total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
+    head = ChunkedLogits(hidden, weight, bias, shape)
+    total, num_correct = hidden.new_zeros((), dtype=head.accum_dtype), labels.new_zeros(())
     buffer = head.buffer()
     for rows in head.chunks():
         logits = head.logits(rows, buffer)
         total += (torch.logsumexp(logits, -1) - logits.gather(1, labels[rows, None]).squeeze(1)).sum()
         if correct:
-            right += (logits.argmax(-1) == labels[rows]).sum()
-    return total, right
+            num_correct += (logits.argmax(-1) == labels[rows]).sum()
+    return total, num_correct

@@ -21,7 +21,7 @@ from paceline.models.head_kernels import CHUNK_BYTES, FusedNll, HeadShape, nll_s
 from paceline.models.regions import local
 from paceline.models.token_stats import TokenStats, Wanted
 from paceline.protocols.batch import IGNORE_INDEX
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 
 class _Output:
@@ -155,13 +155,13 @@ class Head:
             raw = torch.tanh(raw / self.shape.softcap) * self.shape.softcap
         return own.shape == raw.shape and torch.allclose(own, raw, rtol=1e-4, atol=1e-5)
 
-    def __call__(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
-        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the required outputs (see ``Ask``)."""
+    def __call__(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
+        """hidden [1, T, H], labels int64 [1, T] (already shifted) -> the required outputs (see ``Output``)."""
         flat, wanted = hidden.flatten(0, 1), labels.flatten()
         places = (wanted != IGNORE_INDEX).nonzero().squeeze(1)
         if places.numel() != wanted.numel():
             flat, wanted = flat.index_select(0, places), wanted.index_select(0, places)
-        return self._fused(flat, wanted, ask) if self.fused else self._generic(flat, wanted, ask)
+        return self._fused(flat, wanted, required) if self.fused else self._generic(flat, wanted, required)
 
     def weights(self) -> tuple[Tensor, Tensor | None]:
         """Return this rank's weight [V, H] and bias [V] of the linear layer as plain tensors; call inside a
@@ -180,24 +180,24 @@ class Head:
         logits = self._own(hidden) / self._temperature if self._temperature != 1.0 else self._own(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def _fused(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
+    def _fused(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
         weight, bias = self.weights()
         out: dict[str, Tensor] = {}
-        if Ask.LOGPROBS in ask or Ask.ENTROPY in ask:
-            wanted = Wanted(Ask.ENTROPY in ask, Ask.CORRECT in ask, torch.is_grad_enabled())
-            logp, entropy, right = self.vocabulary.stats(hidden, weight, bias, labels, self.shape, wanted)
+        if Output.LOGPROBS in required or Output.ENTROPY in required:
+            wanted = Wanted(Output.ENTROPY in required, Output.CORRECT in required, torch.is_grad_enabled())
+            logp, entropy, num_correct = self.vocabulary.stats(hidden, weight, bias, labels, self.shape, wanted)
             out = {
-                Ask.LOGPROBS.value: logp,
-                Ask.ENTROPY.value: entropy,
-                Ask.NLL.value: -logp.sum(),
-                Ask.CORRECT.value: right,
+                Output.LOGPROBS.value: logp,
+                Output.ENTROPY.value: entropy,
+                Output.NLL.value: -logp.sum(),
+                Output.CORRECT.value: num_correct,
             }
         else:
-            nll, right = self.vocabulary.nll(hidden, weight, bias, labels, self.shape, Ask.CORRECT in ask)
-            out = {Ask.NLL.value: nll, Ask.CORRECT.value: right}
-        return {one.value: out[one.value] for one in ask}
+            nll, num_correct = self.vocabulary.nll(hidden, weight, bias, labels, self.shape, Output.CORRECT in required)
+            out = {Output.NLL.value: nll, Output.CORRECT.value: num_correct}
+        return {one.value: out[one.value] for one in required}
 
-    def _generic(self, hidden: Tensor, labels: Tensor, ask: frozenset[Ask]) -> dict[str, Tensor]:
+    def _generic(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
         """Compute in chunks through the class's own head; each chunk is recomputed in the backward."""
         rows = self.chunk_rows
         pieces = []
@@ -208,14 +208,14 @@ class Head:
             pieces.append(
                 checkpoint(self._stats, *part, use_reentrant=False) if torch.is_grad_enabled() else self._stats(*part)
             )
-        logp, entropy, right = (torch.cat([p[i] for p in pieces]) for i in range(3))
+        logp, entropy, num_correct = (torch.cat([p[i] for p in pieces]) for i in range(3))
         if not labels.numel():
-            logp, entropy, right = logp * 0.0, entropy * 0.0, right * 0
+            logp, entropy, num_correct = logp * 0.0, entropy * 0.0, num_correct * 0
         nll = -logp.sum()
         if not labels.numel():
             logp, entropy = logp[:0], entropy[:0]
-        out = {Ask.LOGPROBS: logp, Ask.ENTROPY: entropy, Ask.NLL: nll, Ask.CORRECT: right.sum()}
-        return {one.value: out[one] for one in ask}
+        out = {Output.LOGPROBS: logp, Output.ENTROPY: entropy, Output.NLL: nll, Output.CORRECT: num_correct.sum()}
+        return {one.value: out[one] for one in required}
 
     def _stats(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logs = torch.log_softmax(self.own_logits(hidden), dim=-1)

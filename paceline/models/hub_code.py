@@ -13,7 +13,7 @@ def refuse_hub_attention(config: Any, name: str) -> None:
     """Raise ConfigError ``sec.attention_kernel`` if the Hugging Face ``config`` of model ``name`` names an
     attention as ``org/repository``, which Transformers would download and run.
     """
-    found = [asked for asked in _asked(config) if "/" in asked]
+    found = [name for name in _kernel_names(config) if "/" in name]
     if found:
         what = "the model's config.json asks for an attention that is code of the hub"
         hint = (
@@ -22,10 +22,10 @@ def refuse_hub_attention(config: Any, name: str) -> None:
         raise ConfigError(rules_codes.SEC_ATTENTION_KERNEL(what, "model.name_or_path", f"{name}: {found[0]}", hint))
 
 
-def _asked(config: Any) -> Iterator[str]:
+def _kernel_names(config: Any) -> Iterator[str]:
     """Yield the attention implementations of a config and of its sub-configs (text, vision, …)."""
     named = getattr(config, "_attn_implementation", None)
     yield from map(str, named.values() if isinstance(named, Mapping) else [named])
     for inner in getattr(config, "sub_configs", None) or ():
         if getattr(config, inner, None) is not None:
-            yield from _asked(getattr(config, inner))
+            yield from _kernel_names(getattr(config, inner))

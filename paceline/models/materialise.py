@@ -22,7 +22,7 @@ from paceline.core.errors import PacelineError
 from paceline.models import codes
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
-from paceline.models.swap import swapped
+from paceline.models.replace_forward import replace_forward
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.runtime.world import World
 
@@ -52,15 +52,15 @@ def copy_decisions(root: Any, source: Any | None, world: World) -> None:
     """Apply rank 0's decisions about ``source``'s modules to ``root``. Collective; ``source`` is None on the
     other ranks.
     """
-    said = world.broadcast_json(None if source is None else _decisions(source))
+    decisions = world.broadcast_json(None if source is None else _decisions(source))
     modules = dict(root.hf.named_modules())
-    for name, (kernel, values) in said["kernels"].items():
+    for name, (kernel, values) in decisions["kernels"].items():
         swap_kernel(modules[name], kernel, values)
-    root._head.fused, root._head.reason = said["head"]
+    root._head.fused, root._head.reason = decisions["head"]
     if root.adapter is not None:
-        root.adapter = replace(root.adapter, base=said["base"])
-    if said["generation"] is not None:
-        root.hf.generation_config = type(root.hf.generation_config).from_dict(said["generation"])
+        root.adapter = replace(root.adapter, base=decisions["base"])
+    if decisions["generation"] is not None:
+        root.hf.generation_config = type(root.hf.generation_config).from_dict(decisions["generation"])
 
 
 def _decisions(source: Any) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def swap_kernel(module: nn.Module, kernel: str, values: Mapping[str, Any]) -> No
     """Swap ``module`` to one of the kernels of ``kernels_of``."""
     kind = {"norm": FusedRMSNorm, "attention": FusedAttention, "mlp": FusedSwiGLU}[kernel]
     if not isinstance(module, kind):
-        module.__class__ = swapped(kind, type(module))
+        module.__class__ = replace_forward(kind, type(module))
     for name, value in values.items():
         setattr(module, name, value)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.models.swap import swapped
+from paceline.models.replace_forward import replace_forward
 
 LEAST_GAIN = 1e-3
 
@@ -90,7 +90,7 @@ def fuse_norms(model: nn.Module) -> int:
         offset = verdicts[key]
         if offset is not None:
             module.paceline_eps, module.paceline_offset = eps, offset
-            module.__class__ = swapped(FusedRMSNorm, kind)
+            module.__class__ = replace_forward(FusedRMSNorm, kind)
             count += 1
     return count
 

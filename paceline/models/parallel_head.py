@@ -3,7 +3,7 @@ logits.
 
 Each rank has rows [start, start + V/n) of the head's weight and the same hidden states and labels. A chunk
 costs a max and a sum all-reduce of a few numbers per row (Shoeybi et al. 2019, section 3). Values are equal
-on all ranks; the gradient of the hidden states is this rank's part of a sum: ``regions.enter`` before the
+on all ranks; the gradient of the hidden states is this rank's part of a sum: ``regions.copy_to_tp`` before the
 call all-reduces it. Arguments as in ``head_kernels``.
 """
 
@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.models.head_kernels import Gradients, HeadShape, Products, as_given
-from paceline.models.regions import Group, enter
+from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
+from paceline.models.regions import Group, copy_to_tp
 from paceline.models.token_stats import Wanted
 
 
@@ -30,7 +30,7 @@ class _Rows:
     sums: Tensor  # log Σ exp(logit)
     picked: Tensor  # the label's logit
     spread: Tensor | None  # Σ p · logit
-    right: Tensor  # int64 scalar: rows whose argmax is the label
+    num_correct: Tensor  # int64 scalar: rows whose argmax is the label
     target: Tensor
     inside: Tensor
 
@@ -49,21 +49,21 @@ class VocabularyPart:
     ) -> tuple[Tensor, Tensor]:
         """Return (Σ -log p(label), number of correct argmaxes). Collective over the group."""
         if torch.is_grad_enabled():
-            entered = enter(hidden, self.group)
+            entered = copy_to_tp(hidden, self.group)
             return ParallelNll.apply(entered, weight, bias, labels, shape, correct, self)  # type: ignore[no-any-return, no-untyped-call]
-        head = Products(hidden, weight, bias, shape)
-        total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
+        head = ChunkedLogits(hidden, weight, bias, shape)
+        total, num_correct = hidden.new_zeros((), dtype=head.accum_dtype), labels.new_zeros(())
         for rows in head.chunks():
             found = self.rows(head.logits(rows), labels[rows], correct=correct)
             total += (found.sums - found.picked).sum()
-            right += found.right
-        return total, right
+            num_correct += found.num_correct
+        return total, num_correct
 
     def stats(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (log p(label) [L], entropy [L], number of correct argmaxes). Collective over the group."""
-        entered = enter(hidden, self.group)
+        entered = copy_to_tp(hidden, self.group)
         return ParallelStats.apply(entered, weight, bias, labels, shape, wanted, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def rows(self, logits: Tensor, labels: Tensor, *, correct: bool, entropy: bool = False) -> _Rows:
@@ -84,14 +84,14 @@ class VocabularyPart:
             parts.append(weights.mul_(logits).sum(-1))
         joint = torch.stack(parts)
         dist.all_reduce(joint, group=self.group)
-        right = labels.new_zeros(())
+        num_correct = labels.new_zeros(())
         # The argmax: the lowest column among the ranks that hold the maximum.
         if correct:
             first = (place + self.start).masked_fill(top != peak, torch.iinfo(place.dtype).max)
             dist.all_reduce(first, dist.ReduceOp.MIN, group=self.group)
-            right = (first == labels).sum()
+            num_correct = (first == labels).sum()
         spread = joint[2] / joint[0] if entropy else None
-        return _Rows(joint[0].log() + peak, joint[1], spread, right, target, inside)
+        return _Rows(joint[0].log() + peak, joint[1], spread, num_correct, target, inside)
 
 
 def _minus_onehot_(p: Tensor, target: Tensor, inside: Tensor, by: Tensor) -> None:
@@ -114,22 +114,22 @@ class ParallelNll(torch.autograd.Function):
         part: VocabularyPart,
     ) -> tuple[Tensor, Tensor]:
         """Return an fp32 scalar (fp64 for fp64 input) and an int64 scalar, equal on all ranks."""
-        head = Products(hidden, weight, bias, shape)
-        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
-        total, right = hidden.new_zeros((), dtype=head.wide), labels.new_zeros(())
+        head = ChunkedLogits(hidden, weight, bias, shape)
+        gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
+        total, num_correct = hidden.new_zeros((), dtype=head.accum_dtype), labels.new_zeros(())
         for rows in head.chunks():
             logits = head.logits(rows)
             found = part.rows(logits, labels[rows], correct=correct)
             total += (found.sums - found.picked).sum()
-            right += found.right
-            slope = head.slope(logits)
+            num_correct += found.num_correct
+            dlogits_draw = head.dlogits_draw(logits)
             p = logits.sub_(found.sums[:, None]).exp_()
             _minus_onehot_(p, found.target, found.inside, torch.ones_like(found.sums))
-            gradients.add(rows, p.mul_(slope))
+            gradients.add(rows, p.mul_(dlogits_draw))
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = (hidden.dtype, weight.dtype)
-        ctx.mark_non_differentiable(right)
-        return total, right
+        ctx.mark_non_differentiable(num_correct)
+        return total, num_correct
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -155,33 +155,33 @@ class ParallelStats(torch.autograd.Function):
         part: VocabularyPart,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return fp32 [L] (fp64 for fp64 input), the same, and an int64 scalar, equal on all ranks."""
-        head = Products(hidden, weight, bias, shape)
-        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
-        right = labels.new_zeros(())
+        head = ChunkedLogits(hidden, weight, bias, shape)
+        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
+        num_correct = labels.new_zeros(())
         for rows in head.chunks():
             found = part.rows(head.logits(rows), labels[rows], correct=wanted.correct, entropy=wanted.entropy)
             sums[rows], logp[rows] = found.sums, found.picked - found.sums
-            right += found.right
+            num_correct += found.num_correct
             if found.spread is not None:
                 spread[rows] = found.sums - found.spread
         ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
         ctx.shape, ctx.start = shape, part.start
-        ctx.mark_non_differentiable(right)
+        ctx.mark_non_differentiable(num_correct)
         ctx.set_materialize_grads(False)
-        return logp, spread, right
+        return logp, spread, num_correct
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
         """Compute the logits again, a chunk at a time."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
-        head = Products(hidden, weight, bias, ctx.shape)
-        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
+        head = ChunkedLogits(hidden, weight, bias, ctx.shape)
+        gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
         if grad_logp is None:
             grad_logp = torch.zeros_like(sums)
         width = weight.shape[0]
         for rows in head.chunks():
             logits = head.logits(rows)
-            slope = head.slope(logits)
+            dlogits_draw = head.dlogits_draw(logits)
             logs = logits.sub_(sums[rows, None])
             p = logs.exp()
             g = p * -grad_logp[rows, None]
@@ -189,5 +189,5 @@ class ParallelStats(torch.autograd.Function):
             _minus_onehot_(g, local.clamp(0, width - 1), (local >= 0) & (local < width), -grad_logp[rows])
             if grad_entropy is not None:
                 g.sub_(p.mul_(logs.add_(spread[rows, None])).mul_(grad_entropy[rows, None]))
-            gradients.add(rows, g.mul_(slope))
+            gradients.add(rows, g.mul_(dlogits_draw))
         return *as_given(gradients.all(), hidden.dtype, weight.dtype), None, None, None, None

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.models.swap import based_on, swapped
+from paceline.models.replace_forward import replace_base, replace_forward
 
 _COPY, _DTYPE = "_paceline_copy", "_paceline_dtype"
 
@@ -39,7 +39,7 @@ def compute_copy(parameter: Tensor) -> Tensor:
     return parameter if copy is None else copy
 
 
-def low_dtype(parameter: Tensor) -> torch.dtype:
+def activation_dtype(parameter: Tensor) -> torch.dtype:
     """Return the dtype of the activations around this parameter; the parameter's own if its module was not
     swapped.
     """
@@ -47,7 +47,7 @@ def low_dtype(parameter: Tensor) -> torch.dtype:
     return dtype
 
 
-class LowLinear(torch.autograd.Function):
+class LowPrecisionLinear(torch.autograd.Function):
     """x [.., in] and copy in low precision, master weight [out, in] in fp32 -> [.., out] in low precision;
     fp32 gradients to the masters.
     """
@@ -74,7 +74,7 @@ class LowLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None
 
 
-class LowEmbedding(torch.autograd.Function):
+class LowPrecisionEmbedding(torch.autograd.Function):
     """Rows of the copy; the gradient is a dense fp32 [V, H] for the master."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class LowEmbedding(torch.autograd.Function):
         """Look up in the copy."""
         ctx.save_for_backward(ids)
         ctx.rows, ctx.padding_idx = weight.shape[0], padding_idx
-        return F.embedding(ids, compute_copy(weight)).to(low_dtype(weight))
+        return F.embedding(ids, compute_copy(weight)).to(activation_dtype(weight))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -98,8 +98,8 @@ class ComputeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
-        dtype = low_dtype(self.weight)
-        return LowLinear.apply(input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device))  # type: ignore[no-untyped-call]
+        dtype = activation_dtype(self.weight)
+        return LowPrecisionLinear.apply(input.to(dtype), self.weight, self.bias, product_dtype(dtype, input.device))  # type: ignore[no-untyped-call]
 
 
 class ComputeEmbedding(nn.Embedding):
@@ -107,7 +107,7 @@ class ComputeEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """int64 [..] -> [.., H] in the copy's dtype."""
-        return LowEmbedding.apply(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)  # type: ignore[no-untyped-call]
+        return LowPrecisionEmbedding.apply(input, self.weight, -1 if self.padding_idx is None else self.padding_idx)  # type: ignore[no-untyped-call]
 
 
 class ComputeLayerNorm(nn.LayerNorm):
@@ -126,12 +126,12 @@ class ComputeConv1D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., in] -> [.., out] in the copy's dtype."""
-        copy: Tensor = LowCast.apply(self.weight)  # type: ignore[no-untyped-call]
-        bias: Tensor = LowCast.apply(self.bias)  # type: ignore[no-untyped-call]
-        return (torch.matmul(x.to(copy.dtype), copy) + bias).to(low_dtype(self.weight))
+        copy: Tensor = LowPrecisionCast.apply(self.weight)  # type: ignore[no-untyped-call]
+        bias: Tensor = LowPrecisionCast.apply(self.bias)  # type: ignore[no-untyped-call]
+        return (torch.matmul(x.to(copy.dtype), copy) + bias).to(activation_dtype(self.weight))
 
 
-class LowCast(torch.autograd.Function):
+class LowPrecisionCast(torch.autograd.Function):
     """The copy of a master as a differentiable value: gradients go to the master in fp32."""
 
     @staticmethod
@@ -145,7 +145,7 @@ class LowCast(torch.autograd.Function):
         return grad.float()
 
 
-class LowPrecision:
+class LowPrecisionCopies:
     """The low-precision copies of one model and the class swaps that read them.
 
     ``cached`` is False if some module with parameters of its own has an unknown class: such a model runs
@@ -236,7 +236,7 @@ def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | 
     if isinstance(
         module, nn.Embedding
     ):  # a subclass that post-processes the rows (Gemma scales them): replace its base class
-        return lambda m: _become(m, based_on(kind, ComputeEmbedding))
+        return lambda m: _become(m, replace_base(kind, ComputeEmbedding))
     if kind in (nn.LayerNorm, ComputeLayerNorm):
         return lambda m: _become(m, ComputeLayerNorm, copies=False)
     if getattr(
@@ -246,7 +246,7 @@ def _swap_for(module: nn.Module) -> Callable[[nn.Module], list[nn.Parameter]] | 
     if isinstance(module, ComputeConv1D):
         return lambda m: _become(m, kind)
     if kind.__name__ == "Conv1D" and hasattr(module, "nf"):
-        return lambda m: _become(m, swapped(ComputeConv1D, kind))
+        return lambda m: _become(m, replace_forward(ComputeConv1D, kind))
     return None
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.models.attention import PACKED, packed_attention
-from paceline.models.layout import layout_of, recording
-from paceline.models.precision import ComputeLinear, compute_copy, low_dtype, product_dtype
-from paceline.models.swap import swapped
+from paceline.models.attention import PACKED_ATTENTION, packed_attention
+from paceline.models.attention_context import recording, sequence_info_of
+from paceline.models.precision import ComputeLinear, activation_dtype, compute_copy, product_dtype
+from paceline.models.replace_forward import replace_forward
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -109,7 +109,7 @@ class FusedAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """[1, T, H] -> [1, T, H]."""
-        if layout_of(self) is None or past_key_values is not None or position_embeddings is None:
+        if sequence_info_of(self) is None or past_key_values is not None or position_embeddings is None:
             return super().forward(  # type: ignore[misc, no-any-return]
                 hidden_states,
                 position_embeddings=position_embeddings,
@@ -125,7 +125,7 @@ class FusedAttention(nn.Module):
 
 def fuse_attention(model: Any) -> int:
     """Swap the attention modules of ``model`` that compute exactly this; return how many."""
-    if model.config._attn_implementation != PACKED:
+    if model.config._attn_implementation != PACKED_ATTENTION:
         return 0
     count = 0
     for module in model.modules():
@@ -134,14 +134,14 @@ def fuse_attention(model: Any) -> int:
         passes = _passes(module)
         if passes is not None:
             module.paceline_passes = passes
-            module.__class__ = swapped(FusedAttention, type(module))
+            module.__class__ = replace_forward(FusedAttention, type(module))
             count += 1
     return count
 
 
 def _project(module: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     layers = [getattr(module, name) for name in _PROJECTIONS]
-    dtype = low_dtype(layers[0].weight)
+    dtype = activation_dtype(layers[0].weight)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     out: tuple[Tensor, Tensor, Tensor] = RotaryQkv.apply(  # type: ignore[no-untyped-call]
         x.to(dtype), cos, sin, module.head_dim, product_dtype(dtype, x.device), *weights, *biases

@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.models import codes
-from paceline.models.layout import LayoutSlot
+from paceline.models.attention_context import AttentionContext
 
 
-def enable_recompute(hf: Any, slot: LayoutSlot) -> None:
+def enable_recompute(hf: Any, slot: AttentionContext) -> None:
     """Enable non-reentrant checkpointing of every layer of a Hugging Face model.
 
     A recomputation runs under the document layout of its own forward, even if other forwards came in between.
@@ -27,6 +27,6 @@ def enable_recompute(hf: Any, slot: LayoutSlot) -> None:
         )
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), slot.holding(slot.current)
+        return nullcontext(), slot.packed_sequences(slot.current)
 
     hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts})

@@ -80,7 +80,7 @@ def block_of(x: Tensor, group: Group, dim: int) -> Tensor:
     return x.narrow(dim, group.rank() * size, size)
 
 
-def exchanged(x: Tensor, group: Group, split: int, join: int) -> Tensor:
+def all_to_all(x: Tensor, group: Group, split: int, join: int) -> Tensor:
     """All-to-all: split along ``split``, block j is sent to rank j; received blocks are concatenated along
     ``join``, in rank order. Collective.
     """
@@ -90,7 +90,7 @@ def exchanged(x: Tensor, group: Group, split: int, join: int) -> Tensor:
     return torch.cat(out.unbind(0), dim=join)
 
 
-class Enter(torch.autograd.Function):
+class CopyToTP(torch.autograd.Function):
     """Megatron's f. Replicated, before a part of the model of which each rank computes its own share:
     identity; the partial gradients are summed.
     """
@@ -107,7 +107,7 @@ class Enter(torch.autograd.Function):
         return all_reduced(grad, ctx.group), None
 
 
-class Leave(torch.autograd.Function):
+class ReduceFromTP(torch.autograd.Function):
     """Megatron's g. Partial to replicated: the sum over the group; the gradient, equal on all ranks, passes
     unchanged.
     """
@@ -173,30 +173,30 @@ class ReduceScatter(torch.autograd.Function):
         return gathered(grad, ctx.group, ctx.dim), None, None
 
 
-class Exchange(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
     """Sharded along ``join`` to sharded along ``split``, by all-to-all; the backward is the reverse exchange."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
         """Return the same tensor sharded along ``split``."""
         ctx.group, ctx.split, ctx.join = group, split, join
-        return exchanged(x, group, split, join)
+        return all_to_all(x, group, split, join)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         """Return the gradient sharded along ``join``."""
-        return exchanged(grad, ctx.group, ctx.join, ctx.split), None, None, None
+        return all_to_all(grad, ctx.group, ctx.join, ctx.split), None, None, None
 
 
 # Typed wrappers: ``apply`` of an autograd function has no signature.
-def enter(x: Tensor, group: Group) -> Tensor:
-    """See ``Enter``."""
-    return Enter.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+def copy_to_tp(x: Tensor, group: Group) -> Tensor:
+    """See ``CopyToTP``."""
+    return CopyToTP.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def leave(x: Tensor, group: Group) -> Tensor:
-    """See ``Leave``."""
-    return Leave.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+def reduce_from_tp(x: Tensor, group: Group) -> Tensor:
+    """See ``ReduceFromTP``."""
+    return ReduceFromTP.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gather(x: Tensor, group: Group, dim: int, *, partial: bool) -> Tensor:
@@ -215,5 +215,5 @@ def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
 
 
 def exchange(x: Tensor, group: Group, *, split: int, join: int) -> Tensor:
-    """See ``Exchange``."""
-    return Exchange.apply(x, group, split, join)  # type: ignore[no-any-return, no-untyped-call]
+    """See ``AllToAll``."""
+    return AllToAll.apply(x, group, split, join)  # type: ignore[no-any-return, no-untyped-call]

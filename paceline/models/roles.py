@@ -11,24 +11,24 @@ from torch import Tensor, nn
 
 from paceline.models.adapters import Adapter, switched_off
 from paceline.models.attention import AttentionChoice, placeholder_mask
+from paceline.models.attention_context import AttentionContext, PackedSequenceInfo
 from paceline.models.buffers import persistent_buffers
 from paceline.models.divergence import Comparison, LentHead
 from paceline.models.heads import Head, Vocabulary
-from paceline.models.layout import Layout, LayoutSlot
-from paceline.models.precision import LowPrecision
+from paceline.models.precision import LowPrecisionCopies
 from paceline.models.rope import DocumentRope
 from paceline.models.scalar_head import SCALAR_ROLES, ScalarHead
 from paceline.models.shared_prompts import SharedPrompts, draws_at_random
 from paceline.protocols.batch import Batch
 from paceline.protocols.divergence import Divergence
 from paceline.protocols.model import RootModule
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 
 class RoleModule(RootModule):
     """A Hugging Face causal language model (of reward and value models: sequence classification of one label) as the root module of ``role``.
 
-    ``forward(batch, ask)`` answers fp32 tensors by name (see ``Ask``). A micro-batch without labels still touches every trainable
+    ``forward(batch, required)`` answers fp32 tensors by name (see ``Output``). A micro-batch without labels still touches every trainable
     parameter. ``hf`` is the model itself, for saving and generation; its parameters keep their Hugging Face names.
     """
 
@@ -49,31 +49,33 @@ class RoleModule(RootModule):
         self.adapter = adapter
         self.attention = attention
         self.compute_dtype = compute_dtype
-        self.said: dict[str, str] = {}  # what was done to the module after it was built, for ``notes``
-        self.slot = LayoutSlot()
+        self.notes_by_subject: dict[str, str] = {}  # what was done to the module after it was built, for ``notes``
+        self.slot = AttentionContext()
         self.slot.attach(hf)
         self._head: Any = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, temperature=temperature)
         self._lent: LentHead | None = None
         self._comparison: Comparison | None = None
-        self._low: LowPrecision | None = None
+        self._low_precision: LowPrecisionCopies | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
-            self._low = LowPrecision(self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts)
+            self._low_precision = LowPrecisionCopies(
+                self._trunk(), hf.get_output_embeddings(), compute_dtype, copies=not engine_casts
+            )
         by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
         self._shares = attention.layout == "packed" and not by_length and not draws_at_random(self._trunk(), hf.config)
         self._call: Callable[..., Any] = self._trunk().__call__
         self.compiled = False
 
-    def forward(self, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """What is asked of ``batch``: sums and per-token tensors at labelled positions, fp32."""
         with self.computing(batch.input_ids.device.type):
             hidden = self._packed(batch) if self.attention.layout == "packed" else self._padded(batch)
-            if Ask.HIDDEN in ask:
+            if Output.HIDDEN in required:
                 return self._lend(hidden)
-            own = ask - {Ask.DIVERGENCE}
+            own = required - {Output.DIVERGENCE}
             found = self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, own) if own else {}
-            if own != ask:
+            if own != required:
                 assert self._comparison is not None, "no teacher to compare with"
-                found[Ask.DIVERGENCE.value] = self._comparison(hidden, batch)
+                found[Output.DIVERGENCE.value] = self._comparison(hidden, batch)
             return found
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -91,12 +93,12 @@ class RoleModule(RootModule):
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again (nothing to do in fp32)."""
-        if self._low is not None and self._low.cached:
-            self._low.refresh()
+        if self._low_precision is not None and self._low_precision.cached:
+            self._low_precision.refresh()
 
     def computing(self, device_type: str) -> AbstractContextManager[Any]:
         """What must be entered around calls of ``hf`` itself (decoding), so that it computes in the dtype that ``forward`` does."""
-        if self._low is None or self._low.cached:
+        if self._low_precision is None or self._low_precision.cached:
             return nullcontext()
         return torch.autocast(device_type, dtype=self.compute_dtype)
 
@@ -109,7 +111,7 @@ class RoleModule(RootModule):
         self._call = torch.compile(self._trunk(), **options)
         self.compiled = True
 
-    def share_head(self, vocabulary: Vocabulary) -> None:
+    def parallelize_head(self, vocabulary: Vocabulary) -> None:
         """Compute the losses over the vocabulary as ``vocabulary`` does (tensor parallelism)."""
         self._head.vocabulary = vocabulary
 
@@ -123,16 +125,16 @@ class RoleModule(RootModule):
         """What a teacher gives: its states; its head is there for whoever compares with it."""
         if self._lent is not None:
             self._lent.look()
-        return {Ask.HIDDEN.value: hidden}
+        return {Output.HIDDEN.value: hidden}
 
     def notes(self) -> dict[str, str]:
         """How this module computes, by subject, with the reason: for the log."""
-        said = {"attention": self.attention.reason, "head": self._head.reason}
-        if self._low is not None:
-            said["precision"] = self._low.reason
+        notes = {"attention": self.attention.reason, "head": self._head.reason}
+        if self._low_precision is not None:
+            notes["precision"] = self._low_precision.reason
         if self.adapter is not None:
-            said["adapter"] = self.adapter.note
-        return said | self.said
+            notes["adapter"] = self.adapter.note
+        return notes | self.notes_by_subject
 
     def _trunk(self) -> Any:
         return self.hf.base_model
@@ -143,7 +145,7 @@ class RoleModule(RootModule):
         ids, positions = batch.input_ids, batch.position_ids
         if shared is not None:
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
-        with self.slot.holding(Layout.of(batch, shared)):
+        with self.slot.packed_sequences(PackedSequenceInfo.of(batch, shared)):
             hidden = self._call(
                 input_ids=ids, position_ids=positions, attention_mask=placeholder_mask(ids.device), use_cache=False
             ).last_hidden_state
@@ -156,7 +158,7 @@ class RoleModule(RootModule):
         offsets = torch.arange(batch.max_seqlen, device=device)
         real = offsets[None, :] < (ends - starts)[:, None]
         index = (starts[:, None] + offsets[None, :]).clamp_(max=batch.input_ids.shape[1] - 1)
-        with self.slot.holding_rows(batch):
+        with self.slot.padded_rows(batch):
             hidden = self._call(
                 input_ids=batch.input_ids[0][index],
                 position_ids=offsets[None, :].expand(index.shape),

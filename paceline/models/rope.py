@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import codes
-from paceline.models.layout import layout_of, rows_of
-from paceline.models.swap import swapped
+from paceline.models.attention_context import rows_of, sequence_info_of
+from paceline.models.replace_forward import replace_forward
 from paceline.plan.model.rope import BY_LENGTH
 
 _FRESH = "original_inv_freq"
@@ -28,7 +28,7 @@ class DocumentRope(nn.Module):
     @torch.compiler.disable
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """position_ids int64 [1, T] of a flat batch, or [rows, longest] -> the module's own tensors, [.., tokens, width] along dim 1."""
-        layout, rows = layout_of(self), rows_of(self)
+        layout, rows = sequence_info_of(self), rows_of(self)
         own: Any = super().forward
         if layout is None and rows is None:
             return own(x, position_ids, *args, **kwargs)
@@ -51,7 +51,7 @@ def rope_by_document(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         if depends_on_length(module) and not isinstance(module, DocumentRope):
-            module.__class__ = swapped(DocumentRope, type(module))
+            module.__class__ = replace_forward(DocumentRope, type(module))
             count += 1
     return count
 

@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.heads import Vocabulary
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 HEAD = "score"  # the attribute in every class that is a GenericForSequenceClassification, and in GPT-2's and its kin
 SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
@@ -75,19 +75,19 @@ class ScalarHead:
                 )
             )
 
-    def __call__(self, hidden: Tensor, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+    def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """hidden [1, T, H] -> ``scores`` [D], ``classes`` [D, K] or ``values`` [L]: fp32 (fp64 for fp64 weights). One call of the layer, whatever is asked."""
-        assert ask <= {Ask.SCORES, Ask.CLASSES, Ask.VALUES}, "a scalar head has no vocabulary"
+        assert required <= {Output.SCORES, Output.CLASSES, Output.VALUES}, "a scalar head has no vocabulary"
         layer = getattr(self._hf, HEAD)
         places = []
-        if ask & {Ask.SCORES, Ask.CLASSES}:
+        if required & {Output.SCORES, Output.CLASSES}:
             places.append((batch.cu_seqlens[1:] - 1).to(hidden.device).long())
-        if Ask.VALUES in ask:
+        if Output.VALUES in required:
             places.append((batch.labels[0] != IGNORE_INDEX).nonzero().squeeze(1))
         sizes = [len(place) for place in places]
         with torch.autocast(hidden.device.type, enabled=False):
             found = layer(hidden[0].index_select(0, torch.cat(places)).to(layer.weight.dtype))
         found = found if found.dtype == torch.float64 else found.float()
-        asked = [kind for kind in (Ask.SCORES, Ask.CLASSES, Ask.VALUES) if kind in ask]
-        parts = zip(asked, found.split(sizes), strict=True)
-        return {kind.value: part if kind is Ask.CLASSES else part.squeeze(-1) for kind, part in parts}
+        kinds = [kind for kind in (Output.SCORES, Output.CLASSES, Output.VALUES) if kind in required]
+        parts = zip(kinds, found.split(sizes), strict=True)
+        return {kind.value: part if kind is Output.CLASSES else part.squeeze(-1) for kind, part in parts}

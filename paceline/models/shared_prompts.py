@@ -37,13 +37,13 @@ class SharedPrompts:
         keep: list[int] = []
         expand: list[int] = []
         copies: list[tuple[int, int, int]] = []
-        leader = kept = 0  # of the document that stands for itself: its place among the kept tokens
+        owner = kept = 0  # of the document that stands for itself: its place among the kept tokens
         for (start, end), shared in zip(pairwise(batch.cu_seqlens.tolist()), batch.shared, strict=True):
             if shared:
-                copies.append((start, leader, shared))
+                copies.append((start, owner, shared))
             else:
-                leader = kept
-            expand += [*range(leader, leader + shared), *range(kept, kept + end - start - shared)]
+                owner = kept
+            expand += [*range(owner, owner + shared), *range(kept, kept + end - start - shared)]
             keep += range(start + shared, end)
             kept += end - start - shared
         device = batch.input_ids.device

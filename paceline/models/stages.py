@@ -19,13 +19,13 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.models import codes
 from paceline.models.attention import placeholder_mask
-from paceline.models.layout import Layout
-from paceline.models.precision import LowPrecision
+from paceline.models.attention_context import PackedSequenceInfo
+from paceline.models.precision import LowPrecisionCopies
 from paceline.models.roles import RoleModule
 from paceline.plan import codes as plan_codes
 from paceline.plan.cost.pieces import layer_ranges
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 _LOW = (torch.bfloat16, torch.float16)
 _PROBE_TOKENS = 5
@@ -59,10 +59,10 @@ class StageModule(nn.Module):
         self.index, self.count = index, count
         self.attention, self.slot = whole.attention, whole.slot
         self.compute_dtype = whole.compute_dtype
-        self.said = whole.said
+        self.notes_by_subject = whole.notes_by_subject
         self.tied_name: str | None = None
         self._head = whole._head if index == count - 1 else None
-        self._low: LowPrecision | None = None
+        self._low_precision: LowPrecisionCopies | None = None
 
     @property
     def first(self) -> bool:
@@ -83,18 +83,18 @@ class StageModule(nn.Module):
         """Token ids int64 [R, L] (first stage) or hidden states [R, L, H] -> hidden states [R, L, H] of ``batch`` (see ``trunk_inputs``)."""
         packed = self.attention.layout == "packed"
         given = {"input_ids": states} if self.first else {"inputs_embeds": states}
-        about = self.slot.holding(Layout.of(batch)) if packed else self.slot.holding_rows(batch)
+        about = self.slot.packed_sequences(PackedSequenceInfo.of(batch)) if packed else self.slot.padded_rows(batch)
         with self._autocast(states), about:
             hidden: Tensor = self.hf.base_model(**given, **positions(batch, packed)).last_hidden_state
         return hidden if self.last else hidden.to(self.boundary_dtype)
 
-    def answer(self, hidden: Tensor, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+    def answer(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """What is asked of the finished hidden states [R, L, H]: as ``RoleModule.forward``."""
         assert self._head is not None
         if self.attention.layout != "packed":
             hidden = hidden[real_positions(batch)].unsqueeze(0)
         with self._autocast(hidden):
-            return self._head(hidden, batch.labels, ask)
+            return self._head(hidden, batch.labels, required)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This stage's parameters under the whole model's Hugging Face names; a tied weight under one name on both of its stages."""
@@ -106,24 +106,24 @@ class StageModule(nn.Module):
         """Compute in bf16 or fp16 where the model is to: with copies of the fp32 masters, or with weights that an engine casts."""
         if self.compute_dtype in _LOW:
             head = self.hf.get_output_embeddings() if self.last else None
-            self._low = LowPrecision(self.hf.base_model, head, self.compute_dtype, copies=copies)
+            self._low_precision = LowPrecisionCopies(self.hf.base_model, head, self.compute_dtype, copies=copies)
 
     def refresh_compute_weights(self) -> None:
         """Cast the masters into the low-precision copies again."""
-        if self._low is not None and self._low.cached:
-            self._low.refresh()
+        if self._low_precision is not None and self._low_precision.cached:
+            self._low_precision.refresh()
 
     def notes(self) -> dict[str, str]:
         """How this stage computes, by subject."""
-        said = {"attention": self.attention.reason, **self.said}
+        notes = {"attention": self.attention.reason, **self.notes_by_subject}
         if self._head is not None:
-            said["head"] = self._head.reason
-        if self._low is not None:
-            said["precision"] = self._low.reason
-        return said
+            notes["head"] = self._head.reason
+        if self._low_precision is not None:
+            notes["precision"] = self._low_precision.reason
+        return notes
 
     def _autocast(self, states: Tensor) -> Any:
-        if self._low is None or self._low.cached:
+        if self._low_precision is None or self._low_precision.cached:
             return nullcontext()
         return torch.autocast(states.device.type, dtype=self.compute_dtype)
 
@@ -134,9 +134,9 @@ def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageMod
     Raises ConfigError: ``models.too_few_layers``, ``models.no_stages`` when the model computes something else when cut.
     """
     hf = whole.hf
-    cuts = cut_layers(len(_layers(hf)), count)
+    parts = split_layers(len(_layers(hf)), count)
     for as_tuple in (False, True):
-        shells = [_shell(hf, cut, i == 0, i == count - 1, as_tuple) for i, cut in enumerate(cuts)]
+        shells = [_shell(hf, part, i == 0, i == count - 1, as_tuple) for i, part in enumerate(parts)]
         stages = [StageModule(whole, shell, i, count) for i, shell in enumerate(shells)]
         if _same(whole, stages):
             break
@@ -147,7 +147,7 @@ def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageMod
     return [stages[i] for i in wanted]
 
 
-def cut_layers(num_layers: int, count: int) -> list[range]:
+def split_layers(num_layers: int, count: int) -> list[range]:
     """Consecutive layers of each stage, as equal as can be; the middle stages take what is left over, then the first: the last has the head.
 
     As the plan counts them (``plan.pieces``). Raises ConfigError ``models.too_few_layers``.

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.models.precision import ComputeLinear, compute_copy, low_dtype, product_dtype
-from paceline.models.swap import swapped
+from paceline.models.precision import ComputeLinear, activation_dtype, compute_copy, product_dtype
+from paceline.models.replace_forward import replace_forward
 
 _BLOCK_ELEMENTS = 96 * 1024  # a block of four such fp32 arrays fits in 2 MiB of cache
 
@@ -104,7 +104,7 @@ class FusedSwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[.., H] -> [.., H]."""
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        dtype = low_dtype(weights[0])
+        dtype = activation_dtype(weights[0])
         out: Tensor = SwiGlu.apply(x.to(dtype), *weights, product_dtype(dtype, x.device))  # type: ignore[no-untyped-call]
         return out
 
@@ -121,7 +121,7 @@ def fuse_mlps(model: nn.Module) -> int:
         if key not in verdicts:
             verdicts[key] = _same(module)
         if verdicts[key]:
-            module.__class__ = swapped(FusedSwiGLU, type(module))
+            module.__class__ = replace_forward(FusedSwiGLU, type(module))
             count += 1
     return count
 

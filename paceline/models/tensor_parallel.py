@@ -83,7 +83,7 @@ def apply_tensor_parallel(
     if sequence_parallel:
         _set_forward(cut.stack[0], tp_layers.first_layer(cut.stack[0], tensors))
     _assert_sharded(root.hf, mesh)
-    root.said["tensor"] = _account(root, mesh.size(), sequence_parallel, loss_parallel)
+    root.notes_by_subject["tensor"] = _account(root, mesh.size(), sequence_parallel, loss_parallel)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
             shares.take(module, parameter, 0, name)
     _set_forward(embedding, tp_layers.vocabulary_rows(embedding, tensors, start))
     _set_forward(head, tp_layers.colwise(head, tensors, gathers=True))
-    root.share_head(VocabularyPart(tensors.group, start))
+    root.parallelize_head(VocabularyPart(tensors.group, start))
 
 
 def _replicate_rest(hf: Any, cut: TensorCut, tensors: Tensors, shares: _Shares) -> None:
@@ -262,8 +262,8 @@ def _account(root: Any, size: int, sequence_parallel: bool, loss_parallel: bool)
         "tokens cut between blocks (sequence parallel)" if sequence_parallel else "",
         "vocabulary cut" if loss_parallel else "head and embedding whole on every rank",
     ]
-    said = [f"{share:.0%} of the parameters cut over {size} ranks by the model's own plan", *filter(None, extras)]
-    return ", ".join(said)
+    lines = [f"{share:.0%} of the parameters cut over {size} ranks by the model's own plan", *filter(None, extras)]
+    return ", ".join(lines)
 
 
 def _set_forward(module: nn.Module, forward: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.models.head_kernels import Gradients, HeadShape, Products, as_given
+from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
 
 KEPT_CHUNKS = 3  # of logits: what one chunk's gradient, probabilities and logits would take in a backward that computes them again
 
@@ -34,9 +34,9 @@ class TokenStats(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]:
         """fp32 [L], fp32 [L] (fp64 for fp64 input), int64 scalar."""
-        head = Products(hidden, weight, bias, shape)
-        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.wide) for _ in range(3))
-        right = labels.new_zeros(())
+        head = ChunkedLogits(hidden, weight, bias, shape)
+        logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
+        num_correct = labels.new_zeros(())
         chunks, room = _plan(head, wanted.backward)
         buffer = head.buffer() if len(chunks) > room else None
         kept = []
@@ -49,44 +49,44 @@ class TokenStats(torch.autograd.Function):
                 if mean is not None:
                     spread[part] = sums[part] - mean
                 if wanted.correct:
-                    right += (logits.argmax(-1) == labels[part]).sum()
+                    num_correct += (logits.argmax(-1) == labels[part]).sum()
             if i < room:
                 kept.append(raw)
         ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
         ctx.shape, ctx.kept, ctx.chunks = shape, kept, chunks
-        ctx.mark_non_differentiable(right)
+        ctx.mark_non_differentiable(num_correct)
         ctx.set_materialize_grads(False)
-        return logp, spread, right
+        return logp, spread, num_correct
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
         """Kept logits serve once: a second backward through a retained graph computes all of them again."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, []
-        head = Products(hidden, weight, bias, ctx.shape)
-        gradients = Gradients(head, ctx.needs_input_grad, weight, bias)
+        head = ChunkedLogits(hidden, weight, bias, ctx.shape)
+        gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
         if grad_logp is None:
             grad_logp = torch.zeros_like(sums)
         # a chunk whose gradient is taken leaves its room to those that are computed again
         buffer = kept[0] if kept else head.buffer() if len(ctx.chunks) > 1 else None
         for i, rows in enumerate(ctx.chunks):
             raw = kept[i] if i < len(kept) else head.raw(rows, buffer)
-            finished = i < len(kept) and head.product == head.wide  # the forward has finished these in place
+            finished = i < len(kept) and head.product == head.accum_dtype  # the forward has finished these in place
             for part, block in head.blocks(rows, raw):
                 logits = block if finished else head.finish(block)
-                slope = head.slope(logits)
+                dlogits_draw = head.dlogits_draw(logits)
                 logs = logits.sub_(sums[part, None])
                 more = None if grad_entropy is None else (spread[part, None], grad_entropy[part, None])
-                g = _slopes_(logs, labels[part, None], grad_logp[part, None], more)
-                if not (isinstance(slope, float) and slope == 1.0):
-                    g.mul_(slope)
+                g = _grad_logits_(logs, labels[part, None], grad_logp[part, None], more)
+                if not (isinstance(dlogits_draw, float) and dlogits_draw == 1.0):
+                    g.mul_(dlogits_draw)
                 if g is not block:
                     block.copy_(g)
             gradients.add(rows, raw)
         return *as_given(gradients.all(), hidden.dtype, weight.dtype), None, None, None
 
 
-def _plan(head: Products, backward: bool) -> tuple[list[slice], int]:
+def _plan(head: ChunkedLogits, backward: bool) -> tuple[list[slice], int]:
     """(row ranges, how many of them wait for the backward); what may wait altogether is one product, which reads the weight once."""
     chunks = list(head.chunks())
     if not backward or len(chunks) < 2:
@@ -106,7 +106,7 @@ def _moments(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
     return total.log() + top.squeeze(-1), weights.mul_(logits).sum(-1) / total
 
 
-def _slopes_(logs: Tensor, target: Tensor, grad: Tensor, more: tuple[Tensor, Tensor] | None) -> Tensor:
+def _grad_logits_(logs: Tensor, target: Tensor, grad: Tensor, more: tuple[Tensor, Tensor] | None) -> Tensor:
     """dLoss/d logit of [r, V] from ``logs`` = log p, which it overwrites; ``more``: (entropy, the gradient of the entropy), [r, 1] each."""
     if more is None:
         return logs.exp_().mul_(-grad).scatter_add_(1, target, grad.to(logs.dtype))

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.models.layout import layout_of
-from paceline.models.regions import Group, enter, gather, leave, local, reduce_scatter, split
+from paceline.models.attention_context import sequence_info_of
+from paceline.models.regions import Group, copy_to_tp, gather, local, reduce_from_tp, reduce_scatter, split
 
 _TOKENS, _FEATURES = 1, -1  # dims of [1, T, H]
 Forward = Callable[..., Any]
@@ -29,9 +29,9 @@ class Tensors:
     group: Group
     sequence_parallel: bool
 
-    def cut(self, module: nn.Module) -> bool:
+    def is_sharded(self, module: nn.Module) -> bool:
         """Whether the running forward has its tokens shared out."""
-        return self.sequence_parallel and layout_of(module) is not None
+        return self.sequence_parallel and sequence_info_of(module) is not None
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def local_parameters(
             if parameter is not None:
                 block = local(parameter)
                 blocks: dict[str, Any] = module._parameters
-                blocks[name] = None if name == hide else enter(block, group) if partial else block
+                blocks[name] = None if name == hide else copy_to_tp(block, group) if partial else block
         yield
     finally:
         module._parameters.update(kept)
@@ -56,7 +56,7 @@ def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: boo
     forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        summed = partial or (inside_cut and tensors.cut(module))
+        summed = partial or (inside_cut and tensors.is_sharded(module))
         with local_parameters(module, tensors.group, partial=summed):
             return forward(*args, **kwargs)
 
@@ -68,7 +68,9 @@ def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
     forward = _own(module)
 
     def run(x: Tensor) -> Tensor:
-        x = enter(x, tensors.group) if gathers else x  # else the block's entrance did it once for all its projections
+        x = (
+            copy_to_tp(x, tensors.group) if gathers else x
+        )  # else the block's entrance did it once for all its projections
         with local_parameters(module, tensors.group):
             out: Tensor = forward(x)
         return gather(out, tensors.group, _FEATURES, partial=False) if gathers else out
@@ -84,12 +86,12 @@ def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool) -> Forward:
         x = split(x, tensors.group, _FEATURES) if splits else x
         with local_parameters(module, tensors.group, hide="bias"):
             out: Tensor = forward(x)
-        cut = not splits and tensors.cut(module)
-        out = reduce_scatter(out, tensors.group, _TOKENS) if cut else leave(out, tensors.group)
+        cut = not splits and tensors.is_sharded(module)
+        out = reduce_scatter(out, tensors.group, _TOKENS) if cut else reduce_from_tp(out, tensors.group)
         bias = local(module._parameters.get("bias"))
         if bias is None:
             return out
-        return out + (enter(bias, tensors.group) if cut else bias).to(out.dtype)
+        return out + (copy_to_tp(bias, tensors.group) if cut else bias).to(out.dtype)
 
     return run
 
@@ -99,7 +101,11 @@ def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
     forward = _own(module)
 
     def come(x: Tensor) -> Tensor:
-        return gather(x, tensors.group, _TOKENS, partial=True) if tensors.cut(module) else enter(x, tensors.group)
+        return (
+            gather(x, tensors.group, _TOKENS, partial=True)
+            if tensors.is_sharded(module)
+            else copy_to_tp(x, tensors.group)
+        )
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _with_states(come, args, kwargs)
@@ -113,7 +119,7 @@ def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
     forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not tensors.cut(module):
+        if not tensors.is_sharded(module):
             return forward(*args, **kwargs)
         args, kwargs = _with_states(lambda x: gather(x, tensors.group, _TOKENS, partial=False), args, kwargs)
         out = forward(*args, **kwargs)
@@ -129,7 +135,7 @@ def first_layer(module: nn.Module, tensors: Tensors) -> Forward:
     forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if tensors.cut(module):
+        if tensors.is_sharded(module):
             args, kwargs = _with_states(lambda x: split(x, tensors.group, _TOKENS), args, kwargs)
         return forward(*args, **kwargs)
 
@@ -142,7 +148,7 @@ def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        return gather(out, tensors.group, _TOKENS, partial=False) if tensors.cut(module) else out
+        return gather(out, tensors.group, _TOKENS, partial=False) if tensors.is_sharded(module) else out
 
     return run
 
@@ -159,7 +165,7 @@ def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forwa
         outside = (mine < 0) | (mine >= rows)
         with local_parameters(module, tensors.group):
             out: Tensor = forward(mine.masked_fill(outside, 0))
-        return leave(out.masked_fill(outside.unsqueeze(-1), 0.0), tensors.group)
+        return reduce_from_tp(out.masked_fill(outside.unsqueeze(-1), 0.0), tensors.group)
 
     return run
 

@@ -10,7 +10,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from paceline.config.sections.small import LoraSection
+from paceline.config.sections.lora import LoraSection
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text

@@ -12,16 +12,16 @@ from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.remedy import what_fits
 from paceline.plan.size_rule import chain_from
-from paceline.plan.strategy import Chosen, startable
+from paceline.plan.strategy import StrategyChoice, startable
 
 
-def plan_auto(by_size: Chosen, hardware: Hardware, make: Callable[[Chosen], Plan]) -> Plan:
+def plan_auto(by_size: StrategyChoice, hardware: Hardware, make: Callable[[StrategyChoice], Plan]) -> Plan:
     """The plan of ``by_size``, or of the first strategy after it that can start and whose predicted peak fits with the config's own micro-batch.
 
     Every step is said in the reason. On a machine of which nothing can be predicted the first that can start is taken. Where none fits, the last
     that can start is kept, and what would help is said. Raises ConfigError with what stands against the first where none can start.
     """
-    said: list[str] = []
+    reasons: list[str] = []
     kept: Plan | None = None
     first: ConfigError | None = None
     tried: set[tuple[str, str | None]] = set()
@@ -30,25 +30,25 @@ def plan_auto(by_size: Chosen, hardware: Hardware, make: Callable[[Chosen], Plan
         if (chosen.strategy, chosen.sharding) in tried:
             continue
         tried.add((chosen.strategy, chosen.sharding))
-        told = f"{chosen.strategy} ({chosen.sharding})" if chosen.sharding else chosen.strategy
+        label = f"{chosen.strategy} ({chosen.sharding})" if chosen.sharding else chosen.strategy
         try:
-            plan = make(replace(chosen, reason="; ".join([chosen.reason, *said])))
+            plan = make(replace(chosen, reason="; ".join([chosen.reason, *reasons])))
         except ConfigError as error:
             first = first or error
-            said.append(f"{told} cannot start: {error.diagnostics[0].what} ({error.diagnostics[0].found})")
+            reasons.append(f"{label} cannot start: {error.diagnostics[0].what} ({error.diagnostics[0].found})")
             continue
         found = predicted_plan(plan, hardware)
         if found is None or found.safe:
-            fits = [] if found is None else [f"{told} fits: {_sizes(found)}"]
+            fits = [] if found is None else [f"{label} fits: {_sizes(found)}"]
             return with_reason(plan, "; ".join([plan.strategy_reason, *fits]))
-        said.append(f"{told} does not fit: {found.binding}")
+        reasons.append(f"{label} does not fit: {found.binding}")
         kept = plan
     if kept is None:
         assert first is not None
         raise first
     less = what_fits(kept, hardware)
     last = f"{kept.strategy} is kept; " + ("; or ".join(less) or "nothing that is searched fits")
-    return with_reason(kept, "; ".join([by_size.reason, *said, last]))
+    return with_reason(kept, "; ".join([by_size.reason, *reasons, last]))
 
 
 def _sizes(found: Candidate) -> str:

@@ -14,7 +14,7 @@ from paceline.plan import codes
 from paceline.plan.adapter import adapter_of
 from paceline.plan.cost.from_plan import adapter_work, cluster_of_cpu, cluster_of_hardware
 from paceline.plan.cost.report import settings, short_mesh
-from paceline.plan.cost.search import GIB, Ask, Candidate, best_of_each, ranked, search
+from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, ranked, search
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategies.base import missing_package, strategy_spec
@@ -30,8 +30,8 @@ def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
 
     The rows of an optimizer step stay as the config has them. Raises ConfigError: nothing to choose by, nothing fits, or nothing can be planned.
     """
-    asked = _ask(job)
-    found = [c for c in search(asked) if may_be(c, job.hardware)]
+    spec = _search_spec(job)
+    found = [c for c in search(spec) if may_be(c, job.hardware)]
     refused: dict[str, str] = {}
     tries: Counter[str] = Counter()
     for candidate in ranked(found):
@@ -47,7 +47,7 @@ def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
     raise ConfigError(_nothing(found, refused))
 
 
-def _ask(job: Job) -> Ask:
+def _search_spec(job: Job) -> SearchSpec:
     config, hardware, shape, t = job.config, job.hardware, job.shape, job.training
     sizes = None if t.parallelism is None else t.parallelism.model_dump(mode="json")
     taken = {
@@ -75,7 +75,7 @@ def _ask(job: Job) -> Ask:
             )
         )
     rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * job.world_size
-    return Ask(
+    return SearchSpec(
         shape=shape,
         cluster=replace(cluster, cards=job.world_size),
         seq_len=config.data.max_length,

@@ -98,7 +98,7 @@ class Plan:
         return self.config.training.strategy_options
 
     @property
-    def knobs(self) -> EngineKnobs:
+    def training_keys(self) -> EngineKnobs:
         """What torch's own engines are given."""
         return EngineKnobs.of(self.config.training)
 

@@ -13,23 +13,23 @@ from paceline.plan.plan import Precision
 _DTYPES = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def choose_precision(asked: str, hardware: Hardware, master: str = "float32") -> Precision:
+def choose_precision(requested: str, hardware: Hardware, master: str = "float32") -> Precision:
     """The precision for ``auto``, ``no``, ``fp16`` or ``bf16``. What the device cannot do at all is refused by the config rules.
 
     ``master`` float64 (``model.dtype``) computes everything in float64: for comparing strategies, not for training.
     """
     if master == "float64":
         return Precision("float64", "float64", "float64", False, "model.dtype: float64")
-    if asked == "auto":
+    if requested == "auto":
         return _auto(hardware)
-    if asked == "no":
+    if requested == "no":
         return _precision("no", "asked for")
     how = f"{hardware.device_name} computes it in hardware"
-    if hardware.device == "cpu" and _DTYPES[asked] not in hardware.products:
+    if hardware.device == "cpu" and _DTYPES[requested] not in hardware.products:
         how = f"{hardware.device_name} converts it, and computes products in float32"
-    if asked in hardware.emulated:
+    if requested in hardware.emulated:
         how = f"{hardware.device_name} has no instructions for it: right, but hardly faster than float32"
-    return _precision(asked, f"asked for; {how}")
+    return _precision(requested, f"asked for; {how}")
 
 
 def _auto(hardware: Hardware) -> Precision:
@@ -45,16 +45,16 @@ def _auto(hardware: Hardware) -> Precision:
     return _precision("no", f"auto: {hardware.device_name} has neither bf16 nor fp16 in hardware")
 
 
-def _precision(asked: str, reason: str) -> Precision:
-    return Precision(_DTYPES[asked], "float32", "float32", asked == "fp16", reason)
+def _precision(requested: str, reason: str) -> Precision:
+    return Precision(_DTYPES[requested], "float32", "float32", requested == "fp16", reason)
 
 
 def check_full_eval(training: TrainingSection, precision: Precision) -> Iterator[Diagnostic]:
     """``bf16_full_eval`` and ``fp16_full_eval``: evaluation computes with the copies of the weights that training computes with, so each
     holds where training is in that dtype, and is refused elsewhere."""
-    for word, asked in (("bf16", training.bf16_full_eval), ("fp16", training.fp16_full_eval)):
+    for word, requested in (("bf16", training.bf16_full_eval), ("fp16", training.fp16_full_eval)):
         key = f"{word}_full_eval"
-        if asked and precision.compute != _DTYPES[word]:
+        if requested and precision.compute != _DTYPES[word]:
             what = f"evaluation computes as training does, in {precision.compute}; {key} asks for {_DTYPES[word]}"
             hint = f"mixed_precision: {word}, with which evaluation casts the weights to {word} too; or {key}: false"
             yield codes.PREC_FULL_EVAL(what, f"training.{key}", f"{key}: true", hint)

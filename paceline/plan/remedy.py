@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.from_plan import PROCESS, ask_of, cluster_of_cpu, cluster_of_hardware, planned_candidate
+from paceline.plan.cost.from_plan import PROCESS, cluster_of_cpu, cluster_of_hardware, planned_candidate, search_spec_of
 from paceline.plan.cost.report import settings, settings_text
 from paceline.plan.cost.search import GIB, Candidate, search
-from paceline.plan.cost.work import Work
+from paceline.plan.cost.work import StepSpec
 from paceline.plan.fastest import may_be
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
@@ -28,30 +28,30 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     cluster = cluster_of_cpu(hardware, per_node) if on_cpu else cluster_of_hardware(hardware, plan.num_nodes)
     if cluster is None or plan.world_size > MANY_CARDS:
         return []
-    ask = ask_of(plan, replace(cluster, cards=plan.world_size))
-    own = planned_candidate(plan, ask) if ask else None
-    if ask is None or own is None:
+    spec = search_spec_of(plan, replace(cluster, cards=plan.world_size))
+    own = planned_candidate(plan, spec) if spec else None
+    if spec is None or own is None:
         return []
     resident = PROCESS if on_cpu else 0.0
     factor = max(1.0, own.card / (own.bytes + resident)) if ran_out else 1.0
     try:
-        found = search(ask)
+        found = search(spec)
     except ConfigError:
         return []
     fits = [c for c in found if c.safe and factor * (c.bytes + resident) <= c.limit and may_be(c, hardware)]
     fits = [c for c in fits if not (_layout(c.work) == _layout(own.work) and not _gentler(c.work, own.work))]
     near = [c for c in fits if _layout(c.work) == _layout(own.work)]
     other = [c for c in fits if _layout(c.work) != _layout(own.work)]
-    return [_said(min(some, key=_changes(own)), factor, resident) for some in (near, other) if some]
+    return [_sentence(min(some, key=_changes(own)), factor, resident) for some in (near, other) if some]
 
 
-def _layout(work: Work) -> tuple[object, ...]:
+def _layout(work: StepSpec) -> tuple[object, ...]:
     """What makes two layouts one strategy: everything but micro-batch and recomputation."""
     shared = work.sharers if work.zero else 1
     return work.zero, shared, work.tp, work.pp, work.cp, work.offload, work.zero and work.storage.weight
 
 
-def _gentler(work: Work, own: Work) -> bool:
+def _gentler(work: StepSpec, own: StepSpec) -> bool:
     """Whether a layout of the same strategy holds fewer activations than the plan's own."""
     if work.micro_batch > own.micro_batch or (own.recompute == "full" and work.recompute == "none"):
         return False
@@ -64,6 +64,6 @@ def _changes(own: Candidate) -> Callable[[Candidate], tuple[bool, bool, float]]:
     return lambda c: ((c.work.tp, c.work.pp, c.work.cp) != axes, c.work.offload != "none", c.step)
 
 
-def _said(found: Candidate, factor: float, resident: float) -> str:
+def _sentence(found: Candidate, factor: float, resident: float) -> str:
     need, room = factor * (found.bytes + resident) / GIB, found.card / GIB
     return f"{found.strategy} fits, {need:.1f} of {room:.1f} GiB: {settings_text(settings(found))}"

@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_of, check_adapter
 from paceline.plan.algorithms.rollout import check_rollout
 from paceline.plan.batch import BatchSplit, split_batch
-from paceline.plan.knobs import optimizer_spec
+from paceline.plan.engine_options import optimizer_spec
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family_strategy import check_family
 from paceline.plan.parts import AdapterSpec, OptimizerSpec
@@ -21,13 +21,13 @@ from paceline.plan.precision import check_full_eval, choose_precision
 from paceline.plan.strategies.base import strategy_spec
 from paceline.plan.strategies.job import Findings, Job
 from paceline.plan.strategies.options import EngineOptions
-from paceline.plan.strategy import Chosen, check_whole
+from paceline.plan.strategy import StrategyChoice, check_whole
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Engine:
+class ResolvedEngine:
     """What follows from the strategy: mesh, batch, ``Plan.engine``, and what there is to say about them."""
 
     mesh: Mesh
@@ -36,34 +36,34 @@ class Engine:
     decisions: tuple[Decision, ...]
 
 
-def _engine(chosen: Chosen, job: Job, precision: Precision) -> Engine:
+def _engine(chosen: StrategyChoice, job: Job, precision: Precision) -> ResolvedEngine:
     spec, findings = strategy_spec(chosen.strategy), Findings()
     mesh = spec.mesh(job, findings)
     findings.raise_if_refused()
     t = job.training
-    asked = t.per_device_train_batch_size, t.gradient_accumulation_steps
-    micro, accumulation, from_total = batch_of(t.deepspeed, *asked, mesh.data_parallel_size)
+    requested = t.per_device_train_batch_size, t.gradient_accumulation_steps
+    micro, accumulation, from_total = batch_of(t.deepspeed, *requested, mesh.data_parallel_size)
     batch = split_batch(micro, accumulation, mesh.data_parallel_size)
     about_mesh = tuple(findings.decisions)
     options = spec.options(job, mesh, batch, precision, findings)
     findings.raise_if_refused()
     about = findings.decisions[len(about_mesh) :]
-    said = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
-    return Engine(mesh, batch, options, (*about_mesh, *said, *about))
+    decision = (Decision("train_batch_size", str(batch.global_batch), from_total),) if from_total else ()
+    return ResolvedEngine(mesh, batch, options, (*about_mesh, *decision, *about))
 
 
 @dataclass(frozen=True)
 class Resolved:
     """Strategy, adapter, optimizer, precision, and what the engine makes of them."""
 
-    chosen: Chosen
+    chosen: StrategyChoice
     adapter: AdapterSpec | None
     optimizer: OptimizerSpec
     precision: Precision
-    engine: Engine
+    engine: ResolvedEngine
 
 
-def resolve(chosen: Chosen | None, job: Job, found: list[Diagnostic]) -> Resolved:
+def resolve(chosen: StrategyChoice | None, job: Job, found: list[Diagnostic]) -> Resolved:
     """Every other choice, though an earlier one failed: raises ConfigError with all of ``found`` and all that is found here."""
     training, hardware = job.training, job.hardware
     adapter = attempt(lambda: adapter_of(job.lora), found)

@@ -20,7 +20,7 @@ KEY = "training.distributed_strategy"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class StrategyChoice:
     """A strategy and why; ``sharding``: FSDP's, where the plan chose it in place of a ZeRO stage (None: as the config says).
 
     ``by_size``: chosen by the rule for the model's size, so that memory may have a say (``plan.auto``).
@@ -32,28 +32,28 @@ class Chosen:
     by_size: bool = False
 
 
-def choose_strategy(job: Job) -> Chosen:
+def choose_strategy(job: Job) -> StrategyChoice:
     """The strategy that is asked for, or ``auto``'s first choice. Raises ConfigError for one that cannot be started; unknown names are the config rules' business."""
-    asked = job.training.distributed_strategy
-    if ":" in asked and not strategy_spec(asked).implementation:
-        return Chosen(
-            asked, "your own class, named in the config; it brings no spec, so memory and speed are not known"
+    requested = job.training.distributed_strategy
+    if ":" in requested and not strategy_spec(requested).implementation:
+        return StrategyChoice(
+            requested, "your own class, named in the config; it brings no spec, so memory and speed are not known"
         )
-    chosen = _by_rule(job) if asked in CHOOSERS else Chosen(asked, "named in the config")
+    chosen = _by_rule(job) if requested in CHOOSERS else StrategyChoice(requested, "named in the config")
     if chosen.by_size:
         return chosen
     spec = strategy_spec(chosen.strategy)
     if missing := missing_package(spec, job.hardware):
         raise ConfigError(_not_installed(spec, missing))
-    if asked != spec.name:
+    if requested != spec.name:
         check_whole(job.training, chosen)
     if spec.alone and job.world_size == 1:
         reason = f"{spec.name} was asked for; with one process there is nothing to average, and '{spec.alone}' computes the same"
-        return Chosen(spec.alone, reason)
+        return StrategyChoice(spec.alone, reason)
     return chosen
 
 
-def startable(name: str, by_size: Chosen, hardware: Hardware) -> Chosen:
+def startable(name: str, by_size: StrategyChoice, hardware: Hardware) -> StrategyChoice:
     """``name``, one of ``auto``'s chain, as it can be had here: FSDP's sharding in place of a ZeRO stage where DeepSpeed is not installed."""
     spec = strategy_spec(name)
     if missing_package(spec, hardware) and spec.substitute:
@@ -61,29 +61,29 @@ def startable(name: str, by_size: Chosen, hardware: Hardware) -> Chosen:
     return replace(by_size, strategy=name, sharding=spec.sharding)
 
 
-def _by_rule(job: Job) -> Chosen:
+def _by_rule(job: Job) -> StrategyChoice:
     """``auto``: sections for an engine first, then one process, then the size rule (<1B DDP, 1 to 7B ZeRO-2, above ZeRO-3)."""
     shape = job.shape
     if job.training.deepspeed:
-        return Chosen("deepspeed", "auto: the config has training.deepspeed")
+        return StrategyChoice("deepspeed", "auto: the config has training.deepspeed")
     if job.axis("pp") > 1:
-        return Chosen("pipeline", "auto: training.parallelism.pp_size is above 1")
+        return StrategyChoice("pipeline", "auto: training.parallelism.pp_size is above 1")
     if job.training.fsdp:
-        return Chosen("fsdp", "auto: the config has training.fsdp")
+        return StrategyChoice("fsdp", "auto: the config has training.fsdp")
     if any(job.axis(axis) > 1 for axis in ("dp_shard", "cp", "tp")):
-        return Chosen("fsdp", "auto: training.parallelism shards the model or the sequence")
+        return StrategyChoice("fsdp", "auto: training.parallelism shards the model or the sequence")
     if job.axis("dp_replicate") > 1:
-        return Chosen("ddp", "auto: training.parallelism only replicates the model")
+        return StrategyChoice("ddp", "auto: training.parallelism only replicates the model")
     if job.world_size == 1:
-        return Chosen("single", "auto: one process")
+        return StrategyChoice("single", "auto: one process")
     if shape is None:
         why = "the model's size is not known before it is downloaded; below 1B parameters DDP is the rule"
-        return Chosen("ddp", f"auto: {why}")
+        return StrategyChoice("ddp", f"auto: {why}")
     strategy, why = size_rule(shape.num_parameters)
-    return Chosen(strategy, f"auto: {human_count(shape.num_parameters)} parameters, {why}", by_size=True)
+    return StrategyChoice(strategy, f"auto: {human_count(shape.num_parameters)} parameters, {why}", by_size=True)
 
 
-def check_whole(training: TrainingSection, chosen: Chosen) -> None:
+def check_whole(training: TrainingSection, chosen: StrategyChoice) -> None:
     """What needs whole models is refused where the size rule chose a sharding; a strategy named in the config is the rules' business."""
     if strategy_spec(chosen.strategy).whole_modules:
         return
@@ -95,13 +95,13 @@ def check_whole(training: TrainingSection, chosen: Chosen) -> None:
         what = "Adafactor keeps means over rows and columns of whole matrices; a shard has a part of them"
         found.append((codes.STRATEGY_ADAFACTOR, what, "training.optim", "optim: adamw_torch_fused"))
     if found:
-        asked = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
+        requested = f"auto → {chosen.strategy} ({chosen.reason.removeprefix('auto: ')})"
         raise ConfigError(
-            *(code(what, where, asked, f"{do}, or distributed_strategy: ddp") for code, what, where, do in found)
+            *(code(what, where, requested, f"{do}, or distributed_strategy: ddp") for code, what, where, do in found)
         )
 
 
-def _substituted(chosen: Chosen, strategy: str, sharding: str) -> Chosen:
+def _substituted(chosen: StrategyChoice, strategy: str, sharding: str) -> StrategyChoice:
     """FSDP's sharding that keeps the same things on each rank as the ZeRO stage does."""
     reason = f"{chosen.reason}; DeepSpeed is not installed, and FSDP's {sharding} shares out the same states"
     return replace(chosen, strategy=strategy, reason=reason, sharding=sharding)

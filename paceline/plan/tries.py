@@ -8,7 +8,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import ALL_LINEAR
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.knobs import keeps_apart
+from paceline.plan.engine_options import keeps_apart
 from paceline.plan.model.config_json import model_config
 from paceline.plan.model.families import FAMILY_SIZES, NO_LINEARS
 from paceline.plan.model.unusual import unusual
@@ -59,9 +59,9 @@ def _of_model(config: Config, plan: Plan | None, environ: Mapping[str, str]) -> 
     if kind is not None and kind not in FAMILY_SIZES:  # of those a table tells it
         reasons.append(f"family {kind}")
     if not keeps_apart(m.attn_implementation, plan.shape):
-        asked = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
+        conditions = {"attention paceline": m.attn_implementation == "paceline", "context parallelism": plan.mesh.cp > 1,
                  "sequence parallelism": sharded is not None and sharded.sequence_parallel, "rollouts": algorithm_spec(plan.algorithm).on_policy}  # fmt: skip
-        reasons += (f"{what} on padded rows" for what, is_so in asked.items() if is_so)
+        reasons += (f"{what} on padded rows" for what, is_so in conditions.items() if is_so)
     if plan.adapter is not None and plan.adapter.quantization and kind in NO_LINEARS:
         reasons.append("4-bit layers")
     if plan.mesh.tp > 1 and _says(config, environ, "base_model_tp_plan"):

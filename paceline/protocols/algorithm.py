@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,19 @@ class Objective(Protocol):
 
     trains: tuple[Role, ...]
     frozen: tuple[Role, ...]
-    consulted: tuple[
+    reference_roles: tuple[
         Role, ...
     ]  # asked before each micro-batch, without gradients; a role without a model of its own: the policy, its adapter off
     window_means: WindowMeans | None  # asked before each window; what came of it is in ``Batch.extras``
-    watched: tuple[str, ...]  # the metrics that are counted in training too; their means go into StepResult.extras
+    train_metrics: tuple[
+        str, ...
+    ]  # the metrics that are counted in training too; their means go into StepResult.extras
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         """What the root module of ``role`` must compute."""
         ...
 
-    def informed(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
+    def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
         """``batch`` with what was learnt of a consulted role's ``outputs``."""
         ...
 
@@ -58,7 +60,7 @@ class Objective(Protocol):
         ...
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """Sums by name (``correct``) in evaluation, and of ``watched`` ones in training; each is divided by the weight of the term it belongs to, ``name/term``."""
+        """Sums by name (``correct``) in evaluation, and of ``train_metrics`` ones in training; each is divided by the weight of the term it belongs to, ``name/term``."""
         ...
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from paceline.protocols.batch import Batch
 
-WORTH = 8  # tokens below which sharing a beginning saves nothing
+MIN_SHARED_TOKENS = 8  # tokens below which sharing a beginning saves nothing
 
 
 def with_prefixes(batch: Batch) -> Batch:
     """``batch`` knowing what its documents have in common (``Batch.shared``): each is compared with the last one that stands for itself."""
     ids, bounds = batch.input_ids[0], batch.cu_seqlens.tolist()
     found: list[int] = []
-    leader = 0
+    owner = 0
     for document, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        first = slice(bounds[leader], bounds[leader + 1])
+        first = slice(bounds[owner], bounds[owner + 1])
         common = common_prefix(ids[first], ids[start:end]) if document else 0
-        found.append(common if common >= WORTH else 0)
-        leader = leader if found[-1] else document
+        found.append(common if common >= MIN_SHARED_TOKENS else 0)
+        owner = owner if found[-1] else document
     return replace(batch, shared=tuple(found) if any(found) else ())
 
 

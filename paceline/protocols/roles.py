@@ -16,7 +16,7 @@ class Role(str, Enum):
     CLASSIFIER = "classifier"
 
 
-class Ask(str, Enum):
+class Output(str, Enum):
     """A quantity that a root module's ``forward(batch, ask)`` can compute (contract 1: algorithms never see logits).
 
     NLL       ``nll``: fp32 scalar, SUM over labelled positions of -log p(label). The cheapest: its gradient is formed in the forward.

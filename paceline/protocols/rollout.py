@@ -11,21 +11,21 @@ from torch import Tensor
 
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 Sum = Callable[[Sequence[float]], list[float]]  # over all ranks that see different answers, equal on every rank
 
 
 @dataclass(frozen=True)
 class PrecomputedField:
-    """One forward over a rollout's micro-batches without gradients: ``ask`` of ``role``, kept as the field ``name`` of ``Batch.tokens``.
+    """One forward over a rollout's micro-batches without gradients: ``output`` of ``role``, kept as the field ``name`` of ``Batch.tokens``.
 
     ``known``: the field that holds the same already where sampling computes as training does; empty: none.
     """
 
     name: str
     role: Role
-    ask: Ask
+    output: Output
     known: str = ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
-from paceline.rules.cuts import whole_heads
+from paceline.rules.sharding import whole_heads
 
 _KEY, _ALGORITHM = "training.algorithm_options", "training.algorithm"
 

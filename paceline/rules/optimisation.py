@@ -74,12 +74,12 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
 def best_metric(c: Context) -> Iterator[Diagnostic]:
     """train.best_metric"""
     t = c.config.training
-    asked = t.metric_for_best_model
-    if asked is None:
+    requested = t.metric_for_best_model
+    if requested is None:
         return
     rewards = t.rollout.rewards if t.rollout is not None else ()
     names = evaluation_metrics(t.algorithm, [reward.name for reward in rewards])
-    full = asked if asked.startswith("eval_") else f"eval_{asked}"
+    full = requested if requested.startswith("eval_") else f"eval_{requested}"
     if full not in names:
         yield c.problem(
             codes.TRAIN_BEST_METRIC,

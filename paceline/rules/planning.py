@@ -10,11 +10,11 @@ from paceline.config.source import Source
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
 from paceline.core.tables import CHOOSERS
-from paceline.plan.choose import resolved_plan
 from paceline.plan.fastest import plan_fastest
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.plan import Plan
+from paceline.plan.planner import resolved_plan
 from paceline.plan.resolve import attempt
 from paceline.plan.strategies.job import Job
 from paceline.rules import check

@@ -33,8 +33,8 @@ def bf16_hardware(c: Context) -> Iterator[Diagnostic]:
     """prec.bf16_hw"""
     t = c.config.training
     if c.facts.bf16 is False:
-        for path, asked in ((_MIXED, t.mixed_precision == "bf16"), ("training.bf16_full_eval", t.bf16_full_eval)):
-            if asked:
+        for path, requested in ((_MIXED, t.mixed_precision == "bf16"), ("training.bf16_full_eval", t.bf16_full_eval)):
+            if requested:
                 yield c.problem(
                     codes.PREC_BF16_HW, f"{_device(c)} has no bf16", path, hint="mixed_precision: auto, fp16 or no"
                 )
@@ -44,8 +44,8 @@ def fp16_hardware(c: Context) -> Iterator[Diagnostic]:
     """prec.fp16_hw"""
     t = c.config.training
     if c.facts.fp16 is False:
-        for path, asked in ((_MIXED, t.mixed_precision == "fp16"), ("training.fp16_full_eval", t.fp16_full_eval)):
-            if asked:
+        for path, requested in ((_MIXED, t.mixed_precision == "fp16"), ("training.fp16_full_eval", t.fp16_full_eval)):
+            if requested:
                 yield c.problem(
                     codes.PREC_FP16_HW,
                     f"{_device(c)} has no fp16 arithmetic",

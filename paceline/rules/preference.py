@@ -8,14 +8,14 @@ from paceline.config.sections.preference import DpoOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
-from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
+from paceline.rules.sharding import in_words, places, sharding_axes, sharding_keys
 
 
 def whole_answers(c: Context) -> Iterator[Diagnostic]:
     """strategy.pairs"""
     if not c.algorithm.scores_answers:
         return
-    wrong = cutting_keys(c, axes_that_cut(c, scores=c.algorithm.scalar_head))
+    wrong = sharding_keys(c, sharding_axes(c, scores=c.algorithm.scalar_head))
     if wrong:
         tp = "" if c.algorithm.scalar_head else ", with tp_size"
         yield c.problem(

@@ -10,7 +10,7 @@ from paceline.config.sections.rollout import GrpoOptions, RolloutOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
-from paceline.rules.cuts import axes_that_cut, cutting_keys, in_words, places
+from paceline.rules.sharding import in_words, places, sharding_axes, sharding_keys
 
 _ROLLOUT = "training.rollout"
 MODEL = "model"  # name of the reward that is a model, and of its option
@@ -27,7 +27,7 @@ def strategies(c: Context) -> Iterator[Diagnostic]:
     if options is None:
         return
     scores = spec.value_model or any(r.name == MODEL for r in options.rewards)  # a scalar head cannot be split
-    wrong = cutting_keys(c, axes_that_cut(c, scores=scores))
+    wrong = sharding_keys(c, sharding_axes(c, scores=scores))
     if wrong:
         who = spec.name if spec.value_model or not scores else f"{spec.name} with a reward model"
         yield c.problem(
@@ -194,7 +194,7 @@ def groups(c: Context) -> Iterator[Diagnostic]:
             hint="filter_groups: true, or max_redraws: 0",
         )
     training = c.config.training
-    if not c.algorithm.compares_answers(training):
+    if not c.algorithm.uses_group_baseline(training):
         if options.filter_groups:
             yield c.problem(
                 codes.ROLLOUT_FILTER_GROUPS,

@@ -107,11 +107,11 @@ def eval_dataset(c: Context) -> Iterator[Diagnostic]:
     """eval.dataset"""
     t, d = c.config.training, c.config.data
     if c.starting and (t.eval_strategy != "no" or t.eval_on_start) and not d.eval and not d.validation_split:
-        asked = "training.eval_strategy" if t.eval_strategy != "no" else "training.eval_on_start"
+        requested = "training.eval_strategy" if t.eval_strategy != "no" else "training.eval_on_start"
         yield c.problem(
             codes.EVAL_DATASET,
             "evaluation is asked for, and there is nothing to evaluate on",
-            asked,
+            requested,
             hint="data.eval: PATH, or data.validation_split: 0.05",
         )
 

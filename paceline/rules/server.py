@@ -9,7 +9,7 @@ from paceline.config.sections.rollout import ServerOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.rules import codes
 from paceline.rules.base import Context, Rule
-from paceline.rules.cuts import cutting_keys, in_words, places
+from paceline.rules.sharding import in_words, places, sharding_keys
 
 _SERVER = "training.rollout.server"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -54,7 +54,7 @@ def weights(c: Context) -> Iterator[Diagnostic]:
     """rollout.server_cut"""
     if _server(c) is None:
         return
-    wrong = cutting_keys(c, ("tp",))
+    wrong = sharding_keys(c, ("tp",))
     lora = c.config.lora
     quantised = lora is not None and lora.quantization_bit is not None
     if wrong or quantised:

@@ -39,7 +39,7 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     if event.grad_norm is not None:
         parts.append(f"grad norm {event.grad_norm:.3f}")
     parts.append(f"{human_count(event.tokens_per_second)} tokens/s")
-    parts += [metric_text(k, v) for k, v in event.extras.items() if _is_said(k)]
+    parts += [metric_text(k, v) for k, v in event.extras.items() if _is_shown(k)]
     if "time/rollout" in event.extras:
         parts.append(f"rollout {event.extras['time/rollout']:.2f}s, train {event.extras.get('time/train', 0.0):.2f}s")
     parts += [" ".join(used) for used in utilisation(event)]
@@ -67,7 +67,7 @@ def utilisation(event: Step) -> list[tuple[str, str]]:
     return [("speed", f"{event.of_product:.0%} of a timed product")]
 
 
-def _is_said(name: str) -> bool:
+def _is_shown(name: str) -> bool:
     return name.partition("/")[0] not in _UNSAID and not name.startswith("reward_std/")
 
 

@@ -39,7 +39,7 @@ class RunLog:
     ) -> None:
         redact, self._least = redact or Redactor(), least
         self._warn, self._leads = warn or _on_no_console, leads
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.events = EventLog(run.events(rank), rank, redact=redact, on_refusal=self._refused)
         self.rank_text = TextLog(run.rank_log(rank), redact=redact, on_refusal=self._refused)
         self.training_text = TextLog(run.training_log, redact=redact, on_refusal=self._refused) if rank == 0 else None
@@ -60,9 +60,9 @@ class RunLog:
             ("deleted", False) if gone else (why.kind, why.of_the_disk) if why else (str(error.errno), False)
         )
         # Warn once per kind of error; errors of the whole disk on one rank per node.
-        if kind in self._told or (of_the_disk and not self._leads):
+        if kind in self._warned or (of_the_disk and not self._leads):
             return
-        self._told.add(kind)
+        self._warned.add(kind)
         if gone:
             what = "a log was deleted while it was written: what stood in it is lost; it begins again, and training goes on"
             hint = "leave the files of a run in place until it has ended"
@@ -78,9 +78,9 @@ class RunLog:
         level = level or level_of(event)
         line = line_of(event) if is_written(level, self._least) else None
         if line is not None:
-            self.say(line, level)
+            self.message(line, level)
 
-    def say(self, text: str, level: str = "info") -> None:
+    def message(self, text: str, level: str = "info") -> None:
         """Write a line to the text logs only."""
         if not is_written(level, self._least):
             return

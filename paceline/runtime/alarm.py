@@ -25,7 +25,7 @@ from paceline.runtime import codes
 from paceline.runtime.bounded import within
 from paceline.runtime.leaving import leave
 from paceline.runtime.meeting import Arrival, connect_store, name_of
-from paceline.runtime.message import heard, told
+from paceline.runtime.message import failure_message, parsed_failure
 from paceline.runtime.signed import SignedStore
 from paceline.runtime.silence import rank_silent, store_forged, store_lost, store_silent
 from paceline.runtime.vigil import Beat, Pulse, Vigil
@@ -76,16 +76,16 @@ class Alarm:
         self._limit = max(LEAST_LIMIT_SECONDS, world.timeout_seconds - AHEAD_SECONDS)
         self._quiet = min(quiet_seconds, self._limit / 2)
         now = time.monotonic()
-        watched = (
+        peers = (
             range(world.world_size) if world.rank == 0 else (0,)
         )  # rank 0 reads all heartbeats, the others read rank 0's
-        self._vigil = Vigil([r for r in watched if r != world.rank], now, self._quiet, sign)
+        self._vigil = Vigil([r for r in peers if r != world.rank], now, self._quiet, sign)
         self._pulse = Pulse(self._quiet, now)
         self._answered = now  # when the store last responded
         self._store_missed = False  # its silence was reported
         self._stood_still, self._lost_share = 0.0, 0.0
         self._store: SignedStore | None = None
-        self._stop, self._lost, self._told = threading.Event(), threading.Event(), threading.Event()
+        self._stop, self._lost, self._reported = threading.Event(), threading.Event(), threading.Event()
         self._own = threading.Event()  # this rank reports its own error: the threads do nothing
         self._following = threading.Event()  # another rank failed or is silent: this process is about to exit
         self._foreign: tuple[int, Diagnostic] | None = None
@@ -157,7 +157,7 @@ class Alarm:
     def _publish(self, diagnostic: Diagnostic, exit_code: int, silent: int) -> bool:
         store, readers = self._store, self._world.world_size - silent
         assert store is not None
-        text = told(self._world.rank, diagnostic, exit_code)
+        text = failure_message(self._world.rank, diagnostic, exit_code)
 
         def publish() -> bool:
             first = store.set_first("error", text)
@@ -180,11 +180,11 @@ class Alarm:
         beats, next_beat = 0, 0.0
         try:
             while not self._stop.wait(POLL_SECONDS):
-                message = heard(self._store.get("error"))
+                message = parsed_failure(self._store.get("error"))
                 self._answered = time.monotonic()
                 if message is not None and message[0] != self._world.rank and not self._own.is_set():
                     self._foreign = message
-                    self._told.wait(_CALLBACK_SECONDS + 1)
+                    self._reported.wait(_CALLBACK_SECONDS + 1)
                     self._store.add("error/read", 1)
                     return
                 if time.monotonic() >= next_beat:
@@ -261,8 +261,8 @@ class Alarm:
     def _follow(self, rank: int, diagnostic: Diagnostic) -> None:
         """Report another rank's failure, then exit this process, whatever its main thread waits for."""
         self._following.set()
-        self._say(rank, diagnostic, ExitCode.PEER_FAILED)
-        self._told.set()
+        self._report(rank, diagnostic, ExitCode.PEER_FAILED)
+        self._reported.set()
         time.sleep(_FOLLOW_SECONDS)
         if self._own.is_set():
             self._following.clear()
@@ -274,14 +274,14 @@ class Alarm:
         if self._stop.wait(2.0) or self._own.is_set():
             return
         self._following.set()
-        self._say(0, store_lost(self._world.env), ExitCode.PEER_FAILED)
+        self._report(0, store_lost(self._world.env), ExitCode.PEER_FAILED)
         leave(ExitCode.PEER_FAILED)
 
     def _end_in_silence(self, diagnostic: Diagnostic) -> None:
         """Report the silent ranks, here and through the store if it responds, and exit this process."""
         self._following.set()
         silent = diagnostic.evidence.get("silent_ranks") or [0]
-        self._say(silent[0], diagnostic, ExitCode.PEER_SILENT)
+        self._report(silent[0], diagnostic, ExitCode.PEER_SILENT)
         if diagnostic.code != codes.RUNTIME_STORE_SILENT.name:
             self._publish(diagnostic, ExitCode.PEER_SILENT, len(silent))
         leave(ExitCode.PEER_SILENT)
@@ -293,7 +293,7 @@ class Alarm:
         """
         self._warn(store_forged(self._world.rank, key), self._world.rank == 0)
 
-    def _say(self, rank: int, diagnostic: Diagnostic, code: int) -> None:
+    def _report(self, rank: int, diagnostic: Diagnostic, code: int) -> None:
         """Run the callback in a thread with a deadline: the main thread may hold a lock that it needs."""
 
         _called(lambda: self._on_foreign(rank, diagnostic, int(code)))

@@ -88,14 +88,14 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.15)
             return 2.0 * size**3 / best
 
 
-def threads_per_rank(local_world_size: int, asked: int | None = None) -> int:
+def threads_per_rank(local_world_size: int, requested: int | None = None) -> int:
     """Return CPU threads for one of ``local_world_size`` processes: an even share of the cores, at least 1.
 
-    torchrun sets OMP_NUM_THREADS=1 by default, which leaves most cores of a CPU run idle: pass ``asked`` only
+    torchrun sets OMP_NUM_THREADS=1 by default, which leaves most cores of a CPU run idle: pass ``requested`` only
     for a value that the user chose.
     """
-    if asked is not None:
-        return max(1, asked)
+    if requested is not None:
+        return max(1, requested)
     return max(1, _usable_cores() // max(1, local_world_size))
 
 

@@ -11,12 +11,12 @@ LIMIT_BYTES = 32 * 1024
 _CODE = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+")
 
 
-def told(rank: int, diagnostic: Diagnostic, exit_code: int) -> str:
+def failure_message(rank: int, diagnostic: Diagnostic, exit_code: int) -> str:
     """Return the failing rank's message, at most ``LIMIT_BYTES``."""
     return json.dumps({"rank": rank, "exit_code": int(exit_code), "diagnostic": _bounded(diagnostic)})
 
 
-def heard(text: str | None) -> tuple[int, Diagnostic] | None:
+def parsed_failure(text: str | None) -> tuple[int, Diagnostic] | None:
     """Parse a published message into (rank, error); None for no message, or for an invalid one."""
     if text is None:
         return None
@@ -26,8 +26,8 @@ def heard(text: str | None) -> tuple[int, Diagnostic] | None:
         code, what, where, place, hint = (str(found.get(n, "")) for n in ("code", "what", "where", "found", "hint"))
         if not _CODE.fullmatch(code) or not what:
             return None
-        said = {"code": code, "what": what, "where": where, "found": place, "hint": hint}
-        return rank, Diagnostic.from_json({**said, "evidence": dict(found.get("evidence") or {})})
+        parts = {"code": code, "what": what, "where": where, "found": place, "hint": hint}
+        return rank, Diagnostic.from_json({**parts, "evidence": dict(found.get("evidence") or {})})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 

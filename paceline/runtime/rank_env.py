@@ -117,14 +117,14 @@ def _from_rank_variables(environ: Mapping[str, str], local_rank_flag: int | None
                     f"RANK={rank}",
                     f"{name}=<where rank 0 listens>",
                 )
-    told = deepspeed or "LOCAL_WORLD_SIZE" in environ
+    launched = deepspeed or "LOCAL_WORLD_SIZE" in environ
     return RankEnv(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         local_world_size=local_size,
         num_nodes=nodes or _number(environ, "GROUP_WORLD_SIZE", max(1, -(-world_size // max(1, local_size)))),
-        one_host=told and local_size == world_size > 1,
+        one_host=launched and local_size == world_size > 1,
         master_addr=environ.get("MASTER_ADDR") or "127.0.0.1",
         master_port=_number(environ, "MASTER_PORT", DEFAULT_PORT),
         restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),

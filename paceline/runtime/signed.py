@@ -83,6 +83,6 @@ class SignedStore:
         return hmac.new(self._secret, "\0".join((self._name, key, text)).encode(), hashlib.sha256).hexdigest()
 
     def _forged(self, key: str) -> None:
-        say, self._on_forged = self._on_forged, None
-        if say is not None:
-            say(key)
+        callback, self._on_forged = self._on_forged, None
+        if callback is not None:
+            callback(key)

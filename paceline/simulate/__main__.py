@@ -16,12 +16,12 @@ from paceline.launch.outlet import redacted
 @redacted
 def main(job: str, answer: str) -> int:
     """Write the result, or ``{"failed": why}``: limits of torch are reported, not raised."""
-    asked = json.loads(Path(job).read_text(encoding="utf-8"))
+    request = json.loads(Path(job).read_text(encoding="utf-8"))
     try:
         from paceline.plan.plan import Plan
         from paceline.simulate.run import simulate
 
-        found: dict[str, Any] = simulate(Plan.from_json(asked["plan"]), asked["config"])
+        found: dict[str, Any] = simulate(Plan.from_json(request["plan"]), request["config"])
     except ImportError as error:
         found = {"missing": str(error)}
     except Exception as error:  # what torch cannot do on fake tensors

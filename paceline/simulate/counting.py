@@ -47,7 +47,7 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes[kind] += max(sizes, default=0)
 
 
-class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FakeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answer data-dependent operations on fake tensors: all positions are labelled, no probability is tiny.
 
     ``nonzero`` of ``x != y`` returns every position, and ``nonzero`` of any other mask none.
@@ -98,7 +98,7 @@ class Kept:
             after.remove()
             self._in_head = False
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Drop the references, so that the memory is freed."""
         self._alive.clear()
         self._seen.clear()

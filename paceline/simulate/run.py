@@ -23,9 +23,9 @@ from paceline.plan.strategies.options import FsdpOptions
 from paceline.plan.strategies.replicated import SINGLE
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 from paceline.runtime.world import World
-from paceline.simulate.counting import Answers, Collectives, Kept, held_bytes
+from paceline.simulate.counting import Collectives, FakeValues, Kept, held_bytes
 from paceline.simulate.model import FakeFactory
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
@@ -76,7 +76,7 @@ def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOpt
     ):  # fully_shard reads ranks from meshes, which needs real tensors
         handle = strategy.prepare(factory.role, factory, plan.optimizer)
     # A first pass, uncounted; then one micro-batch without gradient sync, and the last one with it.
-    with mode, Answers():
+    with mode, FakeValues():
         _micro_step(
             strategy, handle, batch, plan, None
         )  # the first pass creates what later ones reuse: DTensor shapes, optimizer states
@@ -98,22 +98,22 @@ def _step(plan: Plan, config: Mapping[str, Any], world: World, options: BuildOpt
 
 
 def _micro_step(strategy: Strategy, handle: Handle, batch: Batch, plan: Plan, kept: Kept | None) -> None:
-    placed = strategy.shard_batch(batch)
+    local_batch = strategy.shard_batch(batch)
     handle.root.train()
     with kept.watching() if kept else nullcontext():
-        outputs = handle.module(placed, _asked(plan))
+        outputs = handle.module(local_batch, _outputs(plan))
     loss = torch.stack([v.sum() for v in outputs.values() if v.requires_grad]).sum()
     if kept:
-        kept.forget()
+        kept.release()
     loss.backward()  # type: ignore[no-untyped-call]
 
 
-def _asked(plan: Plan) -> frozenset[Ask]:
+def _outputs(plan: Plan) -> frozenset[Output]:
     """Return the outputs to request, except a divergence from another model, which does not exist here.
 
     The other outputs save as much memory.
     """
-    return frozenset(map(Ask, algorithm_spec(plan.algorithm).asks)) - {Ask.DIVERGENCE}
+    return frozenset(map(Output, algorithm_spec(plan.algorithm).outputs)) - {Output.DIVERGENCE}
 
 
 def _optimize(handle: Handle) -> None:

@@ -15,7 +15,7 @@ from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult
 from paceline.runtime.world import World
@@ -188,7 +188,7 @@ class Runner(Protocol):
     def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums: ...
 
     def forward_no_grad(
-        self, handles: Handles, role: Role, placed: Batch, ask: frozenset[Ask]
+        self, handles: Handles, role: Role, local_batch: Batch, required: frozenset[Output]
     ) -> dict[str, Tensor]: ...
 
 

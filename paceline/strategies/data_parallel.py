@@ -15,7 +15,7 @@ from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions, ModelFactory, RootModule
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import ShardReader
 from paceline.protocols.window import StepOutcome
 from paceline.runtime.world import World
@@ -57,7 +57,7 @@ class ReplicatedRunner(WindowRunner):
         if not _replicated(handle).replicas:
             return super()._micro_step(handle, batch, algorithm, scales, sums, last=last)
         total = torch.zeros((), device=self.world.device)
-        for part, outputs in self._forwards(handle, batch, algorithm.ask(handle.role, training=True)):
+        for part, outputs in self._forwards(handle, batch, algorithm.required_outputs(handle.role, training=True)):
             total = total + self._loss(handle.role, outputs, part, algorithm, scales, sums).to(self.world.device)
         return self.strategy.backward(handle, total)
 
@@ -69,20 +69,26 @@ class ReplicatedRunner(WindowRunner):
             yield from super()._evaluated(handles, micro_batches, algorithm, sums)
             return
         for batch in micro_batches:
-            placed = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
+            local_batch = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
             for role in algorithm.trains:
-                for part, outputs in self._forwards(handles[role], placed, algorithm.ask(role, training=False)):
+                for part, outputs in self._forwards(
+                    handles[role], local_batch, algorithm.required_outputs(role, training=False)
+                ):
                     self._add_evaluation(algorithm, role, outputs, part, sums)
             yield batch
 
-    def _forwards(self, handle: Handle, batch: Batch, ask: frozenset[Ask]) -> Sequence[tuple[Batch, dict[str, Tensor]]]:
+    def _forwards(
+        self, handle: Handle, batch: Batch, required: frozenset[Output]
+    ) -> Sequence[tuple[Batch, dict[str, Tensor]]]:
         """The parts of ``batch``, each on its device, and what the model there answers."""
         replicas, devices = _replicated(handle).replicas, self.strategy.devices
         parts = [part.to(device) for part, device in zip(scatter(batch, len(devices)), devices, strict=False)]
         models = [handle.module, *replicas]
         for model in replicas:
             model.train(handle.root.training)
-        calls = [lambda model=model, part=part: model(part, ask) for model, part in zip(models, parts, strict=False)]
+        calls = [
+            lambda model=model, part=part: model(part, required) for model, part in zip(models, parts, strict=False)
+        ]
         return list(zip(parts, side_by_side(calls, devices), strict=True))
 
 

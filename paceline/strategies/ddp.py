@@ -30,7 +30,7 @@ class DDP(Strategy):
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
-        self.knobs = plan.knobs
+        self.training_keys = plan.training_keys
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """The root in DDP (which sends rank 0's parameters to all)."""
@@ -39,11 +39,12 @@ class DDP(Strategy):
         return DistributedDataParallel(
             root,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
-            bucket_cap_mb=self.knobs.bucket_cap_mb or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
-            find_unused_parameters=self.knobs.find_unused_parameters,
-            forward_sync_buffers=self.knobs.broadcast_buffers,  # torch 2.13's name of the guide's knob
-            static_graph=self.knobs.static_graph,
-            gradient_as_bucket_view=self.knobs.gradient_as_bucket_view,
+            bucket_cap_mb=self.training_keys.bucket_cap_mb
+            or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
+            find_unused_parameters=self.training_keys.find_unused_parameters,
+            forward_sync_buffers=self.training_keys.broadcast_buffers,  # torch 2.13's name of the guide's knob
+            static_graph=self.training_keys.static_graph,
+            gradient_as_bucket_view=self.training_keys.gradient_as_bucket_view,
         )
 
     def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
@@ -57,8 +58,8 @@ class DDP(Strategy):
 
         With unused parameters they are freed all the same: None is how the optimizer knows to leave a parameter alone.
         """
-        views = isinstance(handle.module, DistributedDataParallel) and self.knobs.gradient_as_bucket_view
-        in_place = views and not self.knobs.find_unused_parameters and self.plan.batch.accumulation > 1
+        views = isinstance(handle.module, DistributedDataParallel) and self.training_keys.gradient_as_bucket_view
+        in_place = views and not self.training_keys.find_unused_parameters and self.plan.batch.accumulation > 1
         handle.stepper.zero_grad(set_to_none=not in_place)
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
@@ -71,13 +72,13 @@ class DDP(Strategy):
             return
         devices = [self.world.device] if self.world.device.type == "cuda" else []
         buffers = [(b, b.clone()) for b in handle.root.buffers()]
-        placed = batch.to(self.world.device)
+        local_batch = batch.to(self.world.device)
         handle.root.train()
         with torch.random.fork_rng(devices=devices):
             for _ in range(2):
                 handle.stepper.zero_grad(set_to_none=True)
-                outputs = handle.module(placed, algorithm.ask(handle.role, training=True))
-                torch.stack(list(algorithm.losses(handle.role, outputs, placed).values())).sum().backward()  # type: ignore[no-untyped-call]
+                outputs = handle.module(local_batch, algorithm.required_outputs(handle.role, training=True))
+                torch.stack(list(algorithm.losses(handle.role, outputs, local_batch).values())).sum().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config.optimizers import elementwise
 from paceline.core.errors import ConfigError
-from paceline.models.context_parallel import check_context_parallel, placer
+from paceline.models.context_parallel import batch_sharder, check_context_parallel
 from paceline.models.materialise import copy_decisions, fill
 from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.plan.plan import Plan
@@ -72,12 +72,12 @@ class FSDP(Strategy):
         return Dtypes(getattr(torch, precision.compute), getattr(torch, precision.reduce)) if low else Dtypes()
 
     @cached_property
-    def _placed(self) -> Callable[[Batch], Batch]:
-        return placer(self.mesh, method=self.how.cp_method, sequence_parallel=self.how.sequence_parallel)
+    def _sharder(self) -> Callable[[Batch], Batch]:
+        return batch_sharder(self.mesh, method=self.how.cp_method, sequence_parallel=self.how.sequence_parallel)
 
     def shard_batch(self, batch: Batch) -> Batch:
         """The rank's block of the tokens under context parallelism, padded to what sequence parallelism can cut."""
-        return self._placed(batch.to(self.world.device))
+        return self._sharder(batch.to(self.world.device))
 
     # --- life of a model -------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class FSDP(Strategy):
         units = _units(handle)
         with evaluating(handle.root):
             if self.collective_decoding:
-                units.take_turns()
+                units.reshard_between_layers()
             else:
                 units.gather()
             try:
@@ -206,7 +206,7 @@ class FSDP(Strategy):
             yield
         units = _sharded(handle).units
         if units is not None:
-            units.forget()
+            units.reset_prefetch_order()
 
 
 def _sharded(handle: Handle) -> ShardedHandle:

@@ -52,16 +52,16 @@ def scatter(batch: Batch, count: int) -> list[Batch]:
     every = batch.cu_seqlens.tolist()
     bounds = every[:: batch.group]  # documents that belong together stay together
     documents, total = len(bounds) - 1, bounds[-1]
-    cuts = [0]
+    splits = [0]
     for part in range(1, min(count, documents)):
         wanted = total * part / count
         best = min(
-            range(cuts[-1] + 1, documents - (min(count, documents) - part) + 1), key=lambda d: abs(bounds[d] - wanted)
+            range(splits[-1] + 1, documents - (min(count, documents) - part) + 1), key=lambda d: abs(bounds[d] - wanted)
         )
-        cuts.append(best)
-    cuts.append(documents)
-    cuts = [cut * batch.group for cut in cuts]
-    return [_documents(batch, every, first, last) for first, last in zip(cuts, cuts[1:], strict=False)]
+        splits.append(best)
+    splits.append(documents)
+    splits = [split * batch.group for split in splits]
+    return [_documents(batch, every, first, last) for first, last in zip(splits, splits[1:], strict=False)]
 
 
 def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.errors import PacelineError
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import EvalSums, StepOutcome, StepResult
 from paceline.strategies import codes
 from paceline.strategies.base import Runner, Strategy
@@ -65,7 +65,7 @@ class WindowRunner:
         micro_batches = [batch.with_numbers(means) for batch in micro_batches]
         scales = {term: self.strategy.averaging_factor / w if w else 0.0 for term, w in weights.items()}
         trained = [handles[role] for role in algorithm.trains]
-        names = [*sorted(weights), *algorithm.watched]
+        names = [*sorted(weights), *algorithm.train_metrics]
         sums = {name: torch.zeros((), dtype=torch.float64, device=self.world.device) for name in names}
         for handle in trained:
             handle.module.train()
@@ -77,14 +77,14 @@ class WindowRunner:
         norms = {role: numbers[f"grad_norm/{role.value}"] for role in outcomes}
         scaled = any(outcome.loss_scale is not None for outcome in outcomes.values())
         finite = all(map(math.isfinite, [*losses.values(), *norms.values()]))
-        watched = algorithm.summary({_metric(name): means[name] for name in algorithm.watched})
+        train_metrics = algorithm.summary({_metric(name): means[name] for name in algorithm.train_metrics})
         return StepResult(
             losses,
             weights,
             _joint(norms),
             "overflow" if scaled and not finite else None,
             tokens,
-            {**_extras(numbers, alone=len(outcomes) == 1), **watched},
+            {**_extras(numbers, alone=len(outcomes) == 1), **train_metrics},
         )
 
     def _accumulate(
@@ -100,10 +100,10 @@ class WindowRunner:
         for j, batch in enumerate(micro_batches):
             if generator_seed is not None:
                 torch.manual_seed(generator_seed(j))
-            placed = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
+            local_batch = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
             for role in algorithm.trains:
                 last = j == len(micro_batches) - 1
-                self._micro_step(handles[role], placed, algorithm, scales, sums, last=last)
+                self._micro_step(handles[role], local_batch, algorithm, scales, sums, last=last)
 
     def _micro_step(
         self,
@@ -117,7 +117,7 @@ class WindowRunner:
     ) -> None:
         """Forward and backward of one micro-batch of one role; adds each term's sum to ``sums``. Gradients are synchronised in the last one only."""
         with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
-            outputs = handle.module(batch, algorithm.ask(handle.role, training=True))
+            outputs = handle.module(batch, algorithm.required_outputs(handle.role, training=True))
             self.strategy.backward(handle, self._loss(handle.role, outputs, batch, algorithm, scales, sums))
 
     def _loss(
@@ -133,45 +133,47 @@ class WindowRunner:
         terms = algorithm.losses(role, outputs, batch)
         for term, value in terms.items():
             sums[term] += value.detach().to(self.world.device)
-        if algorithm.watched:
+        if algorithm.train_metrics:
             found = algorithm.metrics(role, outputs, batch)
-            for name in algorithm.watched:
+            for name in algorithm.train_metrics:
                 if name in found:
                     sums[name] += found[name].detach().to(self.world.device)
         return torch.stack([value * scales[term] for term, value in terms.items()]).sum()
 
     # --- without gradients -----------------------------------------------------------------------------------------
 
-    def forward_no_grad(self, handles: Handles, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+    def forward_no_grad(
+        self, handles: Handles, role: Role, local_batch: Batch, required: frozenset[Output]
+    ) -> dict[str, Tensor]:
         """What the model of ``role`` answers in eval mode without gradients; one that is not there is the policy without its adapter."""
         handle = handles.get(role, handles[Role.POLICY])
         bare = contextlib.nullcontext() if role in handles else handle.root.without_adapter()
         with self.strategy.inference(handle), bare:
-            outputs: dict[str, Tensor] = handle.root(placed, ask)
+            outputs: dict[str, Tensor] = handle.root(local_batch, required)
         return outputs
 
-    def _with_reference(self, handles: Handles, placed: Batch, algorithm: Objective) -> Batch:
+    def _with_reference(self, handles: Handles, local_batch: Batch, algorithm: Objective) -> Batch:
         """A placed micro-batch with what the algorithm's consulted models say of it."""
-        for role in algorithm.consulted:
-            outputs = self.forward_no_grad(handles, role, placed, algorithm.ask(role, training=False))
-            placed = algorithm.informed(role, outputs, placed)
-        return placed
+        for role in algorithm.reference_roles:
+            outputs = self.forward_no_grad(handles, role, local_batch, algorithm.required_outputs(role, training=False))
+            local_batch = algorithm.attach_outputs(role, outputs, local_batch)
+        return local_batch
 
     def window_means(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective
     ) -> Mapping[str, float]:
         """By name, what the algorithm's ``window_means`` come to over these micro-batches of all ranks; nothing where it has none. Collective, as
         ``eval_window`` is."""
-        asked, found = algorithm.window_means, Means()
-        if asked is None:
+        needed, found = algorithm.window_means, Means()
+        if needed is None:
             return {}
         for batch in self._given(micro_batches):
-            placed = self.strategy.shard_batch(batch.others[asked.rows] if asked.rows else batch)
+            local_batch = self.strategy.shard_batch(batch.others[needed.rows] if needed.rows else batch)
             answers = {
-                role: self.forward_no_grad(handles, role, placed, algorithm.ask(role, training=False))
-                for role in asked.roles
+                role: self.forward_no_grad(handles, role, local_batch, algorithm.required_outputs(role, training=False))
+                for role in needed.roles
             }
-            found.add(algorithm.window_sums(answers, placed))
+            found.add(algorithm.window_sums(answers, local_batch))
         return found.over(self.world.all_reduce_sum_float, self._count, self.strategy.loss_copies)
 
     def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums:
@@ -213,10 +215,10 @@ class WindowRunner:
     ) -> Iterator[Batch]:
         """The micro-batches, each computed by the time the next is asked for; ``sums`` has the same names on every rank at the end."""
         for batch in micro_batches:
-            placed = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
+            local_batch = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
             for role in algorithm.trains:
-                outputs = handles[role].root(placed, algorithm.ask(role, training=False))
-                self._add_evaluation(algorithm, role, outputs, placed, sums)
+                outputs = handles[role].root(local_batch, algorithm.required_outputs(role, training=False))
+                self._add_evaluation(algorithm, role, outputs, local_batch, sums)
             yield batch
 
     def _add_evaluation(

@@ -54,7 +54,7 @@ class Units:
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
-    def take_turns(self) -> None:
+    def reshard_between_layers(self) -> None:
         """Until ``free`` a forward of the trunk gathers one inner unit after the other; what belongs to the root (embedding, last norm, head) stays
         whole, for nobody calls the root."""
         self.start()
@@ -63,7 +63,7 @@ class Units:
         for unit in self.inner:
             unit.set_reshard_after_forward(True, recurse=False)
 
-    def forget(self) -> None:
+    def reset_prefetch_order(self) -> None:
         """After a forward without gradients, between steps or micro-batches: shards only, and its order of units is no plan for a backward."""
         for unit in self.all():
             unit.reshard()

@@ -44,7 +44,7 @@ from paceline.training import codes
 
 
 @dataclass(frozen=True)
-class Scored:
+class AnswersAtStep:
     """The answers after ``step`` training steps (0: before training)."""
 
     step: int
@@ -116,14 +116,14 @@ def question_of(row: dict[str, Any]) -> dict[str, str]:
     question.
     """
     if "messages" in row:
-        *_, asked, expected = row["messages"]
-        return {"prompt": str(asked["content"]), "expected": str(expected["content"])}
+        *_, question, expected = row["messages"]
+        return {"prompt": str(question["content"]), "expected": str(expected["content"])}
     return {"prompt": str(row["prompt"]), "expected": str(row["answer"])}
 
 
 def answer_run(
     run: RunDir, questions: Sequence[dict[str, str]], *, initial: bool, last: bool, sampling: Sampling
-) -> list[Scored]:
+) -> list[AnswersAtStep]:
     """Return the answers per checkpoint, ordered by step.
 
     Raises ConfigError if RUN is not a run directory, CheckpointError if it has no complete checkpoint.
@@ -142,11 +142,11 @@ def answer_run(
     tokenizer = load_tokenizer(model)
     factory = HFModelFactory(model, Role.POLICY, vocab_size=len(tokenizer), seed=config.training.seed, attention="sdpa")
     root = factory().eval()
-    scored = [Scored(0, ask(root, tokenizer, questions, sampling))] if initial else []
+    scored = [AnswersAtStep(0, write_answers(root, tokenizer, questions, sampling))] if initial else []
     for checkpoint in found[-1:] if last else found:
         with open_checkpoint(checkpoint.path) as reader:
             load_weights(root, reader)
-            scored.append(Scored(reader.step, ask(root, tokenizer, questions, sampling)))
+            scored.append(AnswersAtStep(reader.step, write_answers(root, tokenizer, questions, sampling)))
     return scored
 
 
@@ -169,18 +169,19 @@ def load_weights(root: RootModule, reader: CheckpointReader) -> None:
         parameter.copy_(reader.read(Role.POLICY.value, name, PARAM))
 
 
-def ask(
+def write_answers(
     root: RootModule, tokenizer: Any, questions: Sequence[dict[str, str]], sampling: Sampling
 ) -> list[dict[str, Any]]:
     """Generate one answer per question, without history between them."""
     conversations = [[{"role": "user", "content": q["prompt"]}] for q in questions]
-    said = answer(root.hf, tokenizer, conversations, sampling, batch_size=256)
+    written = answer(root.hf, tokenizer, conversations, sampling, batch_size=256)
     return [
-        {**q, "answer": a, "correct": a.strip() == q["expected"].strip()} for q, a in zip(questions, said, strict=True)
+        {**q, "answer": a, "correct": a.strip() == q["expected"].strip()}
+        for q, a in zip(questions, written, strict=True)
     ]
 
 
-def write_down(run: RunDir, scored: Sequence[Scored], redact: Redactor) -> None:
+def write_down(run: RunDir, scored: Sequence[AnswersAtStep], redact: Redactor) -> None:
     """Write the answers as events, for the plot, and as one JSON file."""
     with EventLog(run.events(0), 0, redact=redact) as log:
         for each in scored:

@@ -80,7 +80,7 @@ class Console:
         """Show a diagnostic."""
         self._line(diagnostic.render(), _STYLES[diagnostic.severity], diagnostic.severity.value)
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Show plain text, unless it is empty."""
         if text:
             self._line(text)

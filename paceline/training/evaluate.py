@@ -15,7 +15,7 @@ from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training import codes
 from paceline.training.loading import Loading
-from paceline.training.windows import Cut, read_batch
+from paceline.training.windows import BatchLayout, read_batch
 
 
 def evaluate(
@@ -23,7 +23,7 @@ def evaluate(
     handles: Handles,
     algorithm: Objective,
     source: RowSource,
-    cut: Cut,
+    layout: BatchLayout,
     loading: Loading | None = None,
 ) -> dict[str, float]:
     """Return ``eval_loss``, ``eval_<metric>`` and ``eval_rows`` over the whole set. Collective.
@@ -34,11 +34,11 @@ def evaluate(
     the set.
     """
     num_rows = source.num_rows(0)
-    rounds = math.ceil(num_rows / (cut.micro_batch * cut.dp_size))
+    rounds = math.ceil(num_rows / (layout.micro_batch * layout.dp_size))
     loading = loading or Loading()
 
     def read(j: int, others: str = "") -> Batch:
-        made = read_batch(source, 0, cut.positions(0, j, num_rows), range(num_rows), others)
+        made = read_batch(source, 0, layout.positions(0, j, num_rows), range(num_rows), others)
         return made.pinned() if loading.pin else made
 
     means: Mapping[str, float] = {}
@@ -60,14 +60,14 @@ def evaluate(
     # Divide each sum by its weight: ``metric/term`` is a metric, a bare term is a part of the loss
     metrics = {"eval_rows": float(num_rows)}
     total, weight = 0.0, 0
-    told: dict[str, float] = {}
+    averages: dict[str, float] = {}
     for name, value in sums.sums.items():
         metric, _, term = name.rpartition("/")
         over = sums.weights.get(term or name, 0)
         if metric:
-            told[metric] = value / over if over else math.nan
+            averages[metric] = value / over if over else math.nan
         else:
             total, weight = total + (value / over if over else 0.0), weight + over
-    metrics |= {f"eval_{name}": value for name, value in algorithm.summary(told).items()}
+    metrics |= {f"eval_{name}": value for name, value in algorithm.summary(averages).items()}
     metrics["eval_loss"] = total if weight else math.nan
     return metrics

@@ -38,7 +38,7 @@ class Learning:
     in_a_row: int = 0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=MANY))
     begun: list[float] = field(default_factory=list)  # the first losses of this attempt
-    said: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     def observe(self, result: StepResult) -> list[Diagnostic]:
         """Return the warnings of this step, each once per attempt."""
@@ -55,7 +55,7 @@ class Learning:
         self.state.steps_without_gradient += without
         self.in_a_row = self.in_a_row + 1 if without else 0
         found = [self._no_gradient(f"{self.in_a_row} steps in a row")] if self.in_a_row >= IN_A_ROW else []
-        return [d for d in (*found, *self._diverged()) if not self._was_said(d.code)]
+        return [d for d in (*found, *self._diverged()) if not self._was_reported(d.code)]
 
     def at_end(self) -> list[Diagnostic]:
         """Return the warnings at the end of the run."""
@@ -63,9 +63,9 @@ class Learning:
         found = [self._no_gradient(f"{without} of {steps} steps")] if 2 * without >= max(steps, 2) else []
         return [*found, *self._diverged()]
 
-    def _was_said(self, code: str) -> bool:
-        known = code in self.said
-        self.said.add(code)
+    def _was_reported(self, code: str) -> bool:
+        known = code in self.reported
+        self.reported.add(code)
         return known
 
     def _no_gradient(self, count: str) -> Diagnostic:

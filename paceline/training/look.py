@@ -44,14 +44,14 @@ MOST_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
-class Looked:
+class LookResult:
     """``found``: all diagnostics, each once; ``formats``: the row formats of the files that were read."""
 
     found: list[Diagnostic]
     formats: frozenset[str]
 
 
-def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> Looked:
+def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> LookResult:
     """Run all checks. With ``plan`` a resumed run's global batch is compared too."""
     formats, of_data = look_at_sets(config.data, reading_of(config))
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
@@ -60,7 +60,7 @@ def look(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -
         lambda: _rollout(config, environ),
         lambda: _checkpoint(config, environ, plan),
     ]
-    return Looked(_each_once(parts), formats)
+    return LookResult(_each_once(parts), formats)
 
 
 def look_in_doubt(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:
@@ -161,8 +161,8 @@ def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -
         yield from other
         if any(finding.code == codes.RESUME_OTHER_ALGORITHM.name for finding in other):
             return
-        yield from _said(lambda: keep_global_batch(state, plan)[1])
-        yield from _said(lambda: other_strategy(state, plan))
+        yield from _findings_of(lambda: keep_global_batch(state, plan)[1])
+        yield from _findings_of(lambda: other_strategy(state, plan))
     now = _state_now(config, environ, plan, state)
     unknown = not_compared(state, definition())
     if unknown is not None:
@@ -183,10 +183,10 @@ def _chosen(path: Path) -> Diagnostic:
     return checkpoint_codes.RESUME_CHOSEN(what, "training.resume_from_checkpoint", found, severity=Severity.NOTE)
 
 
-def _said(ask: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:
-    """Return the diagnostics that ``ask`` returns or raises."""
+def _findings_of(check: Callable[[], list[Diagnostic]]) -> list[Diagnostic]:
+    """Return the diagnostics that ``check`` returns or raises."""
     try:
-        return ask()
+        return check()
     except PacelineError as error:
         return list(error.diagnostics)
 

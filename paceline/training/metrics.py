@@ -13,7 +13,7 @@ from paceline.runtime.device import device_name, matmul_rate
 
 
 @dataclass(frozen=True)
-class Peak:
+class PeakFlops:
     """Peak FLOP/s of one rank's device, the divisor of utilisation.
 
     ``data_sheet``: it is the data sheet's number, as in the planner; otherwise that of a matrix product timed
@@ -24,12 +24,14 @@ class Peak:
     data_sheet: bool
 
     @staticmethod
-    def of(device: torch.device, compute: str) -> Peak:
+    def of(device: torch.device, compute: str) -> PeakFlops:
         """Return the peak of ``device`` in the dtype named ``compute``; products are timed only if no data
         sheet is known.
         """
         known = data_sheet_peak(device_name(device), compute) if device.type == "cuda" else None
-        return Peak(timed_rate(device, getattr(torch, compute)), False) if known is None else Peak(known, True)
+        return (
+            PeakFlops(timed_rate(device, getattr(torch, compute)), False) if known is None else PeakFlops(known, True)
+        )
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Throughput:
 
     matmul_parameters: int
     world_size: int
-    peak: Peak | None
+    peak: PeakFlops | None
 
     def tokens_per_second(self, tokens: int, seconds: float) -> float:
         """Return real (non-padding) tokens per second, over all ranks."""

@@ -16,13 +16,13 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
 from paceline.plan.plan import Plan
 from paceline.protocols.roles import Role
-from paceline.training.rollout.judge import check_reward_model
+from paceline.training.rollout.reward_model import check_reward_model
 from paceline.training.same_tokens import check_teacher_tokens
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Tokens(Protocol):
+class PreparedTokens(Protocol):
     """What models need from the prepared data (``Prepared`` fits)."""
 
     @property
@@ -37,7 +37,7 @@ class Models:
 
     plan: Plan
     config: Config
-    prepared: Tokens
+    prepared: PreparedTokens
     device: torch.device
     classes: Classes | None = None  # only for a classifier
 
@@ -111,5 +111,5 @@ class Models:
     def _compile_options(self) -> dict[str, str]:
         """Return ``torch.compile``'s backend and mode, if configured."""
         t = self.config.training
-        asked = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
-        return {name: value for name, value in asked.items() if value}
+        options = {"backend": t.torch_compile_backend, "mode": t.torch_compile_mode}
+        return {name: value for name, value in options.items() if value}

@@ -82,7 +82,7 @@ class Observers:
             for note in notes:
                 self.note(note)
         self.log.write(event)
-        self.say(event.description)
+        self.message(event.description)
 
     def hear(self, event: events.Event) -> None:
         """Record one event of the trainer."""
@@ -103,7 +103,7 @@ class Observers:
             elif isinstance(event, events.Notice):
                 self.console.note(event.diagnostic)
             elif isinstance(event, events.Samples) and logs:
-                self.console.say(samples_lines(event))
+                self.console.message(samples_lines(event))
         if logs and isinstance(event, (events.Step, events.Eval)):
             for tracker in self.trackers:
                 tracker.log(event.step, scalars(event))
@@ -134,11 +134,11 @@ class Observers:
     def note(self, diagnostic: Diagnostic) -> None:
         self.hear(events.Notice(diagnostic))
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Print a line on rank 0."""
-        self.log.say(text)
+        self.log.message(text)
         if self.console is not None:
-            self.console.say(text)
+            self.console.message(text)
 
     def finish(self, event: events.Finished, checkpoint: str) -> None:
         """Record a successful end and close the logs."""

@@ -26,7 +26,7 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     if folder is None:
         return {}
     kind = row_kind(spec.rows)
-    learns = kind.learnt(config.data.train_on) == "assistant" and not kind.answered
+    learns = kind.trained_tokens(config.data.train_on) == "assistant" and not kind.answered
     reasons, found = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
     adds = config.model.add_tokens or config.model.add_special_tokens
     for reader in readers_of(config):

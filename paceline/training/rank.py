@@ -21,7 +21,7 @@ from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime.leaving import leave
 from paceline.runtime.rank_env import RankEnv
-from paceline.training.said import tell
+from paceline.training.print_diagnostics import print_diagnostics
 from paceline.training.start import looked_at, parse_start, plan_here, same_size
 
 STDERR = 2  # where native crashes are reported until this rank's log is open
@@ -58,14 +58,14 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: Line) -> int
     except PacelineError as exc:
         if not first and not line.held:  # a foreign launcher kills all ranks once one has ended
             time.sleep(_LATER_SECONDS)
-        tell(exc.diagnostics, rank, only_first=True)
+        print_diagnostics(exc.diagnostics, rank, only_first=True)
         line.failed(exc.exit_code, exc.diagnostics[0])
         return int(exc.exit_code)
     except OSError as exc:
         from paceline.training.failure import diagnose
 
         finding = Redactor.of(environ).diagnostic(diagnose(exc, rank))
-        tell([finding], rank)
+        print_diagnostics([finding], rank)
         line.failed(ExitCode.FAILED, finding)
         return int(ExitCode.FAILED)
     with written_for(Path(plan.run_dir), start.config.training.output_access):

@@ -23,11 +23,11 @@ from paceline.data.source import PackedSource
 from paceline.data.store import DERIVED
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.codec import to_json
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.runtime.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
-from paceline.training.windows import Cut
+from paceline.training.windows import BatchLayout
 
 Column = NDArray[np.float64]
 FORMAT = 1
@@ -59,23 +59,23 @@ def ask_reference(
     sources = {name: session.source(train=train, shuffle=False) for name, train in splits.items()}
     rows = spec.options_of(training).get("precompute_ref_batch_size") or config.training.per_device_train_batch_size
     strategy = runner.strategy
-    cut = session.cut(strategy, rows, 1)
+    layout = session.batch_layout(strategy, rows, 1)
     role = Role.REFERENCE if named else Role.POLICY
     built = dict(handles)
 
     def compute(source: PackedSource) -> Column:
         if role not in built:
             built[role] = strategy.prepare(role, session.models.frozen(role), None)
-        return reference_column(runner, built, role, source, cut)
+        return reference_column(runner, built, role, source, layout)
 
     cache = ReferenceCache(session.world, session.prepared.path / DERIVED, key)
-    columns, said = cached_columns(cache, sources, compute, time.monotonic)
+    columns, note = cached_columns(cache, sources, compute, time.monotonic)
     if Role.REFERENCE in built:
         strategy.release(built[Role.REFERENCE])
-    return columns, said
+    return columns, note
 
 
-def reference_column(runner: Runner, handles: Handles, role: Role, source: PackedSource, cut: Cut) -> Column:
+def reference_column(runner: Runner, handles: Handles, role: Role, source: PackedSource, layout: BatchLayout) -> Column:
     """Return float64 [documents]: log p(answer | prompt) under the model of ``role``, equal on every rank.
     Collective.
 
@@ -83,11 +83,11 @@ def reference_column(runner: Runner, handles: Handles, role: Role, source: Packe
     """
     found = np.zeros(len(source.table.lengths), np.float64)
     rows, strategy = source.num_rows(0), runner.strategy
-    for micro_step in range(math.ceil(rows / (cut.micro_batch * cut.dp_size))):
-        placed = strategy.shard_batch(source.batch(0, cut.positions(0, micro_step, rows)))
-        outputs = runner.forward_no_grad(handles, role, placed, frozenset({Ask.LOGPROBS}))
-        sums = document_sums(outputs[Ask.LOGPROBS.value], placed).double().cpu().numpy()
-        ids = placed.document_ids.cpu().numpy()
+    for micro_step in range(math.ceil(rows / (layout.micro_batch * layout.dp_size))):
+        local_batch = strategy.shard_batch(source.batch(0, layout.positions(0, micro_step, rows)))
+        outputs = runner.forward_no_grad(handles, role, local_batch, frozenset({Output.LOGPROBS}))
+        sums = document_sums(outputs[Output.LOGPROBS.value], local_batch).double().cpu().numpy()
+        ids = local_batch.document_ids.cpu().numpy()
         found[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
     for start in range(0, len(found), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
@@ -165,15 +165,15 @@ def cached_columns(
     sizes = {name: len(source.table.lengths) for name, source in sources.items()}
     columns = cache.load(sizes)
     if columns is not None:
-        said = f"log-probabilities of {sum(sizes.values()):,} answers from {cache.path}"
+        note = f"log-probabilities of {sum(sizes.values()):,} answers from {cache.path}"
     else:
         started = clock()
         columns = {name: compute(source) for name, source in sources.items()}
         problem = cache.save(columns)
         took = human_seconds(clock() - started)
         kept = f"not kept ({problem})" if problem else f"kept in {cache.path}"
-        said = f"log-probabilities of {sum(sizes.values()):,} answers computed in {took}, {kept}"
-    return {name: {REFERENCE: column} for name, column in columns.items()}, said
+        note = f"log-probabilities of {sum(sizes.values()):,} answers computed in {took}, {kept}"
+    return {name: {REFERENCE: column} for name, column in columns.items()}, note
 
 
 def weights_identity(name: str, revision: str | None) -> list[Any]:

@@ -50,10 +50,10 @@ def open_resume(world: World, where: str | None, run: RunDir, plan: Plan, state_
     reader = open_checkpoint(Path(found["path"]), verify=world.rank != 0)  # rank 0 has verified it just now
     if other := other_training(reader.state, plan, read_config(reader.path)):
         raise CheckpointError(*other)
-    kept, said = keep_global_batch(reader.state, plan)
-    said += other_strategy(reader.state, plan)
-    said += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
-    return Resumed(reader, kept, (*notes, *said, *changed_keys(reader.state.get("config", {}), state_now["config"])))
+    kept, changes = keep_global_batch(reader.state, plan)
+    changes += other_strategy(reader.state, plan)
+    changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
+    return Resumed(reader, kept, (*notes, *changes, *changed_keys(reader.state.get("config", {}), state_now["config"])))
 
 
 def same_training(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diagnostic]:

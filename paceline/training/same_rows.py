@@ -12,7 +12,7 @@ from paceline.training import codes
 CHECKED_STEPS = 3  # of every attempt: a wrong order shows from the start
 
 
-class Ranks(Protocol):
+class CheckWorld(Protocol):
     """The part of ``runtime.World`` that the check needs."""
 
     @property
@@ -33,7 +33,7 @@ def rows_digest(window: Window) -> str:
     return digest.hexdigest()
 
 
-def check_same_rows(world: Ranks, data_parallel_rank: int, window: Window) -> None:
+def check_same_rows(world: CheckWorld, data_parallel_rank: int, window: Window) -> None:
     """Raise PacelineError on every rank if two ranks of equal ``data_parallel_rank`` read different rows.
     Collective.
     """

@@ -18,13 +18,13 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.plan.mesh import Coordinates
 from paceline.training import codes
-from paceline.training.same_rows import Ranks
+from paceline.training.same_rows import CheckWorld
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PART = 2**20  # numbers
 
 
-def check_same_weights(world: Ranks, at: Coordinates, step: int, roots: Mapping[str, nn.Module]) -> None:
+def check_same_weights(world: CheckWorld, at: Coordinates, step: int, roots: Mapping[str, nn.Module]) -> None:
     """Raise PacelineError on every rank if copies of a parameter differ in any bit after ``step`` steps.
     Collective.
 
@@ -40,7 +40,7 @@ def check_same_weights(world: Ranks, at: Coordinates, step: int, roots: Mapping[
                 raise PacelineError(_named(world, mine.get(place, {}), step, other, rank))
 
 
-def _named(world: Ranks, sums: Mapping[str, int], step: int, one: int, other: int) -> Diagnostic:
+def _named(world: CheckWorld, sums: Mapping[str, int], step: int, one: int, other: int) -> Diagnostic:
     """Return the diagnostic, with the first parameter that differs between two ranks. Collective."""
     everyone = world.all_gather_json(dict(sums))
     left, right = everyone[one], everyone[other]

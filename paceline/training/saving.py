@@ -86,8 +86,8 @@ def own_generation(hf: Any) -> dict[str, Any]:
     model without one.
     """
     config = getattr(hf, "generation_config", None)
-    said = {} if config is None else config.to_diff_dict()
-    return {key: value for key, value in said.items() if not key.startswith("_")}
+    generation = {} if config is None else config.to_diff_dict()
+    return {key: value for key, value in generation.items() if not key.startswith("_")}
 
 
 def same_base(state: Mapping[str, Any], adapter: Any, role: str = "") -> None:

@@ -19,7 +19,7 @@ from paceline.data.kinds.base import row_kind
 from paceline.data.order import check_feeds
 from paceline.data.prepare import Prepared, check_token_range
 from paceline.data.source import PackedSource
-from paceline.models.heap import keep_heap
+from paceline.models.malloc import configure_malloc
 from paceline.models.scalar_head import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
@@ -39,7 +39,7 @@ from paceline.training.cadence import Cadence, every
 from paceline.training.classes import read_classes
 from paceline.training.evaluate import evaluate
 from paceline.training.loading import Loading
-from paceline.training.metrics import Peak, Throughput, computed_parameters
+from paceline.training.metrics import PeakFlops, Throughput, computed_parameters
 from paceline.training.models_of import Models
 from paceline.training.parts import Evaluation, Parts, Windows
 from paceline.training.reference import ask_reference
@@ -51,7 +51,7 @@ from paceline.training.saving import same_base
 from paceline.training.schedule import learning_rate_schedule
 from paceline.training.state import TrainState, best_rule
 from paceline.training.trainer import Observer, Trainer
-from paceline.training.windows import Cut, Epochs, WindowSource, count_epochs
+from paceline.training.windows import BatchLayout, Epochs, WindowSource, count_epochs
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Session:
     reader: CheckpointReader | None = None
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more of each document, by split
     classes: Classes | None = None  # of the rows of a classifier
-    said: list[str] = field(default_factory=list)  # what was done before the first step, for the log
+    notes: list[str] = field(default_factory=list)  # what was done before the first step, for the log
 
     @property
     def models(self) -> Models:
@@ -92,11 +92,11 @@ class Session:
     def parts(self) -> Parts:
         """Model, strategy, algorithm, data, checkpoint: all that is trained, standing at the step to go on from."""
         if self.world.device.type == "cpu":
-            keep_heap()
+            configure_malloc()
         if row_kind(algorithm_spec(self.plan.algorithm).rows).classes:
             found = read_classes(self.prepared, algorithm_spec(self.plan.algorithm), self.config.training)
             self.classes, self.columns = found.classes, found.columns
-            self.said.append(f"{'classes':<9} {found.words}")
+            self.notes.append(f"{'classes':<9} {found.words}")
         algorithm: Any = algorithm_class(self.plan.algorithm)(**self.algorithm_options())
         strategy = make_strategy(self.plan.strategy, self.world, self.plan)
         runner = make_runner(strategy)
@@ -113,15 +113,15 @@ class Session:
             for root in handles[Role.POLICY].roots:
                 root.compare_with(handles[Role.TEACHER].root, algorithm.compares)
         if self.plan.reference == "cached":
-            self.columns, said = ask_reference(self, runner, handles, factories[Role.POLICY])
-            self.said.append(f"{'reference':<9} {said}")
+            self.columns, note = ask_reference(self, runner, handles, factories[Role.POLICY])
+            self.notes.append(f"{'reference':<9} {note}")
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
-        cut = self.cut(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
+        layout = self.batch_layout(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
         rolls = (
-            self.rollouts(runner, algorithm, handles, cut) if algorithm_spec(self.plan.algorithm).on_policy else None
+            self.rollouts(runner, algorithm, handles, layout) if algorithm_spec(self.plan.algorithm).on_policy else None
         )
-        epochs = self.epochs(source if rolls is None else rolls.rows(source), cut)
+        epochs = self.epochs(source if rolls is None else rolls.rows(source), layout)
         state = self.restore(strategy, handles, algorithm)
         if rolls is not None:
             drawn = {} if self.reader is None else self.reader.state.get("windows", {})
@@ -130,17 +130,19 @@ class Session:
             evaluated: Evaluation = rollouts.evaluate
         else:
             others = algorithm.window_means.rows if algorithm.window_means is not None else ""
-            windows = WindowSource(source, cut, epochs, state.step, self.loading, others)
+            windows = WindowSource(source, layout, epochs, state.step, self.loading, others)
             evaluated = self.evaluated(runner, handles, algorithm)
         filler = windows.filler()
         for role in algorithm.trains:
             strategy.warm_up(handles[role], filler, algorithm)
         return Parts(runner, algorithm, handles, windows, epochs, state, evaluated)
 
-    def rollouts(self, runner: Runner, algorithm: OnPolicyObjective, handles: Handles, cut: Cut) -> RolloutSetup:
+    def rollouts(
+        self, runner: Runner, algorithm: OnPolicyObjective, handles: Handles, layout: BatchLayout
+    ) -> RolloutSetup:
         """What makes the windows of an algorithm that answers prompts itself."""
         folder, training = self.run.rollout_weights, self.config.training
-        return RolloutSetup(self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, cut)
+        return RolloutSetup(self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, layout)
 
     def algorithm_options(self) -> dict[str, Any]:
         """The algorithm's own section under ``training``, and what the plan has decided of it."""
@@ -173,24 +175,24 @@ class Session:
         return source
 
     @staticmethod
-    def cut(strategy: Strategy, micro_batch: int, accumulation: int) -> Cut:
-        return Cut(micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size)
+    def batch_layout(strategy: Strategy, micro_batch: int, accumulation: int) -> BatchLayout:
+        return BatchLayout(micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size)
 
-    def epochs(self, source: Any, cut: Cut) -> Epochs:
+    def epochs(self, source: Any, layout: BatchLayout) -> Epochs:
         """Raises DataError when the data cannot feed a single step."""
         t = self.config.training
-        epochs = count_epochs(source, cut.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last)
+        epochs = count_epochs(source, layout.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last)
         if epochs.total_steps == 0:
             rows = source.num_rows(0)
             raise DataError(
                 codes.TRAINING_NO_STEPS(
                     "the data cannot fill one step",
                     "training.dataloader_drop_last",
-                    f"{rows} rows for a global batch of {cut.global_batch} (micro-batch {cut.micro_batch} × accumulation {cut.accumulation} × {cut.dp_size} ranks)",
+                    f"{rows} rows for a global batch of {layout.global_batch} (micro-batch {layout.micro_batch} × accumulation {layout.accumulation} × {layout.dp_size} ranks)",
                     "dataloader_drop_last: false (the last step is filled with rows of weight 0), a smaller batch, or fewer processes",
                 )
             )
-        found = check_feeds(source.num_rows(0), cut.dp_size)
+        found = check_feeds(source.num_rows(0), layout.dp_size)
         if found:
             raise DataError(*found)
         return epochs
@@ -217,7 +219,7 @@ class Session:
         forwards = 0 if algorithm.window_means is None else len(algorithm.window_means.roles)
         total = parts.epochs.total_steps
         shape = self.plan.shape
-        peak = Peak.of(self.world.device, self.plan.precision.compute)
+        peak = PeakFlops.of(self.world.device, self.plan.precision.compute)
         piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout
         return Trainer(
             runner=parts.runner,
@@ -265,8 +267,8 @@ class Session:
 
     def evaluated(self, runner: Runner, handles: Handles, algorithm: Any) -> Evaluation:
         """The evaluation of an algorithm that learns from rows."""
-        cut = self.cut(runner.strategy, self.config.training.per_device_eval_batch_size, 1)
-        return lambda source: evaluate(runner, handles, algorithm, source, cut, self.loading)
+        layout = self.batch_layout(runner.strategy, self.config.training.per_device_eval_batch_size, 1)
+        return lambda source: evaluate(runner, handles, algorithm, source, layout, self.loading)
 
     def inspector(self, parts: Parts) -> Callable[[Window], None]:
         """Holds the ranks together in the first windows: equal rows in a copy of the model, equal weights in its copies."""

@@ -141,20 +141,20 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
     started = {"launch.nproc": here.local_size, "launch.nnodes": max(1, here.size // max(1, here.local_size))}
     found = []
     for path, count in started.items():
-        asked, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
-        if source is not None and source.layer != DEFAULTS and asked not in (None, count):
-            what = f"{path} says {asked}, the launcher has started {count}: {count} is what runs"
-            found.append(codes.LAUNCH_OTHER_PROCESSES(what, source.place(), str(asked), f"{path}: {count}, or remove the line", Severity.WARNING))  # fmt: skip
+        requested, source = getattr(launch, path.partition(".")[2]), loaded.provenance.get(path)
+        if source is not None and source.layer != DEFAULTS and requested not in (None, count):
+            what = f"{path} says {requested}, the launcher has started {count}: {count} is what runs"
+            found.append(codes.LAUNCH_OTHER_PROCESSES(what, source.place(), str(requested), f"{path}: {count}, or remove the line", Severity.WARNING))  # fmt: skip
     return tuple(found)
 
 
 def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
     """``torchrun --max-restarts N`` runs the same command again: only ``auto`` and ``latest`` go on where the run was."""
-    asked, resume = environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), loaded.config.training.resume_from_checkpoint
-    if whole(asked) == 0 or resume in ("auto", "latest"):
+    requested, resume = environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), loaded.config.training.resume_from_checkpoint
+    if whole(requested) == 0 or resume in ("auto", "latest"):
         return ()
     key = "training.resume_from_checkpoint"
-    what = f"after a failure torchrun runs the same command again, up to {asked} times, and that does not go on from the run's own last checkpoint"
+    what = f"after a failure torchrun runs the same command again, up to {requested} times, and that does not go on from the run's own last checkpoint"
     return (codes.LAUNCH_RESTARTS(what, "torchrun --max-restarts", f"{key}: {resume or 'null'}", f"{key}: auto", Severity.WARNING),)  # fmt: skip
 
 

@@ -105,8 +105,8 @@ def open_trackers(
 
     A tracker that cannot start is a WARNING, not an error. ``report`` hears of one that fails later (default: Python's logging).
     """
-    asked = [report_to] if isinstance(report_to, str) else list(report_to)
-    wanted = list(NAMES) if "all" in asked else [n for n in dict.fromkeys(asked) if n != "none"]
+    requested = [report_to] if isinstance(report_to, str) else list(report_to)
+    wanted = list(NAMES) if "all" in requested else [n for n in dict.fromkeys(requested) if n != "none"]
     build: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: TensorBoard(run, start_step),
         "wandb": lambda: Wandb(run, name, config, wandb_key_present),
@@ -120,7 +120,7 @@ def open_trackers(
         try:
             trackers.append(Guarded(wish, build[wish](), report or _by_logging))
         except ImportError as exc:
-            notes.append(_not_installed(wish, exc, Severity.NOTE if "all" in asked else Severity.WARNING))
+            notes.append(_not_installed(wish, exc, Severity.NOTE if "all" in requested else Severity.WARNING))
         except Exception as exc:
             notes.append(_failed(wish, exc))
         else:

@@ -88,14 +88,14 @@ class Trainer:
         )
         seconds = time.perf_counter() - started
         if window.report is not None:
-            result = self._tell(window.step + 1, window.report, result, seconds)
+            result = self._report(window.step + 1, window.report, result, seconds)
             seconds += window.report.seconds
         self.state.step = window.step + 1
         self.state.tokens += result.tokens
         self._emit(self._step_event(window, result, lr, seconds))
         self._check(window, result, lr)
 
-    def _tell(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
+    def _report(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
         """Say what came before a step; its numbers go with the step's."""
         for note in report.notes:
             self._emit(events.Notice(note))

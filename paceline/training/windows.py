@@ -23,7 +23,7 @@ FILLER = -1
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchLayout:
     """How the global batch of G = micro_batch × accumulation × dp_size rows is cut: this rank is coordinate ``dp_rank``."""
 
     micro_batch: int
@@ -115,13 +115,13 @@ class WindowSource:
     def __init__(
         self,
         source: RowSource,
-        cut: Cut,
+        layout: BatchLayout,
         epochs: Epochs,
         start: int,
         loading: Loading | None = None,
         others: str = "",
     ) -> None:
-        self._source, self._cut, self._epochs, self._start = source, cut, epochs, start
+        self._source, self._cut, self._epochs, self._start = source, layout, epochs, start
         self._loading, self._others = loading or Loading(), others
 
     def __iter__(self) -> Iterator[Window]:
@@ -143,9 +143,9 @@ class WindowSource:
         """The window of 0-based global ``step``: reads nothing of any other step."""
         epoch, within = self._epochs.locate(step)
         num_rows = self._source.num_rows(epoch)
-        cut = self._cut
-        together = step_positions(within, cut.global_batch, num_rows)
-        places = [cut.positions(within, j, num_rows) for j in range(cut.accumulation)]
+        layout = self._cut
+        together = step_positions(within, layout.global_batch, num_rows)
+        places = [layout.positions(within, j, num_rows) for j in range(layout.accumulation)]
         batches = [read_batch(self._source, epoch, positions, together, self._others) for positions in places]
         if self._loading.pin:
             batches = [batch.pinned() for batch in batches]

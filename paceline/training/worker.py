@@ -50,16 +50,16 @@ from paceline.runtime.world import RankEnv, World
 from paceline.training import codes
 from paceline.training.agree import check_same, identity, share_plan
 from paceline.training.failure import diagnose, exit_code_of
-from paceline.training.last_words import leave_word
 from paceline.training.observers import Observers
 from paceline.training.out_of_memory import out_of_memory_hint
+from paceline.training.print_diagnostics import print_diagnostics
 from paceline.training.resuming import open_resume
-from paceline.training.said import tell
 from paceline.training.saving import run_state
 from paceline.training.session import Session
 from paceline.training.signals import StopSignals
 from paceline.training.start import Start
 from paceline.training.state import TrainState
+from paceline.training.summary import print_summary
 from paceline.training.trainer import Trainer
 
 ECHO_SECONDS = 1.0  # how long a rank that cannot meet the others waits for the launcher to say why
@@ -137,7 +137,7 @@ class Worker:
         except PacelineError as exc:
             if self.line.held and exc.__cause__ is not None and is_cascade(exc.__cause__):
                 time.sleep(ECHO_SECONDS)  # a rank may have been killed: then the launcher's word ends this one
-            tell(exc.diagnostics, self.env.rank)
+            print_diagnostics(exc.diagnostics, self.env.rank)
             self.line.failed(exc.exit_code, exc.diagnostics[0])
             if self.alarm is not None:  # the others are about to wait for this rank
                 self.alarm.raise_error(exc.diagnostics[0], exc.exit_code)
@@ -156,7 +156,7 @@ class Worker:
         signals.restore()
         closed = world.close(ok=True)
         if world.rank == 0:
-            leave_word(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
+            print_summary(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
         final = int(code) if closed else int(ExitCode.CLOSING)
         if (
             world.world_size > 1
@@ -180,8 +180,8 @@ class Worker:
         self.agree_on_plan(world)
         self.open_observers(world)
         assert self.observers is not None
-        said = MARK in self.environ  # by our own launcher, before the start
-        open_port = None if said else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
+        reported = MARK in self.environ  # by our own launcher, before the start
+        open_port = None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
         for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
         data = self.prepared
@@ -214,9 +214,9 @@ class Worker:
         self.say_data()
         for role in trainer.algorithm.trains:
             for subject, reason in trainer.handles[role].root.notes().items():
-                self.observers.say(f"{subject:<9} {reason}")
-        for line in session.said:
-            self.observers.say(line)
+                self.observers.message(f"{subject:<9} {reason}")
+        for line in session.notes:
+            self.observers.message(line)
         if self.config.training.eval_on_start and trainer.evaluate is not None and trainer.state.step == 0:
             trainer.measure()
         outcome = trainer.train()
@@ -246,7 +246,7 @@ class Worker:
         for line in summary(
             self.prepared, seq_len=self.plan.seq_len, packing=self.plan.packing, seed=seed, seconds=self.prepare_seconds
         ):
-            self.observers.say(line)
+            self.observers.message(line)
 
     def agree_on_plan(self, world: World) -> None:
         """Rank 0's plan for everybody; a run directory claimed when no parent did it."""
@@ -301,7 +301,7 @@ class Worker:
                 )
             )
         if world.rank == 0 and self.observers is not None:
-            self.observers.say(
+            self.observers.message(
                 f"best: step {trainer.state.best_step}, {trainer.best.metric} {trainer.state.best_metric:.4g}; `paceline export` takes it"
             )
         self.checkpoint = str(best)
@@ -324,8 +324,8 @@ class Worker:
         """Raises PacelineError when the system refuses it: a run that leaves no result has not ended well."""
         try:
             lost = self.observers.log.lost() if self.observers is not None else None
-            told = [*found, *([lost] if lost is not None else [])]
-            write_result(self.run_dir, outcome, code, self.facts(), told, redact=self.redact)
+            findings = [*found, *([lost] if lost is not None else [])]
+            write_result(self.run_dir, outcome, code, self.facts(), findings, redact=self.redact)
         except OSError as exc:
             why = refusal_of(exc, self.run_dir.root)
             what = f"training is over ({outcome}), and its result could not be written: {why.reason if why else exc.strerror or exc}"
@@ -362,7 +362,7 @@ class Worker:
         alarm.raise_error(finding, code)
         shared = isinstance(error, PacelineError) and error.exit_code == ExitCode.CONFIG
         found = error.diagnostics if isinstance(error, PacelineError) else (finding,)
-        tell(found, world.rank, only_first=shared)
+        print_diagnostics(found, world.rank, only_first=shared)
         self.write_down(world.rank, finding, code, error)
         world.close(ok=False)
         if world.world_size > 1:

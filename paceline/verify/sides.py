@@ -59,29 +59,29 @@ class Side:
 def sides(plan: Plan, model_config: Mapping[str, Any], *, steps: int, against: str, folder: str) -> tuple[Side, Side]:
     """Return (the strategy to verify, the reference) for ``steps`` steps, both writing under ``folder``."""
     base = _small(plan, model_config, steps)
-    asked = copy.deepcopy(base)
-    asked["training"]["distributed_strategy"] = plan.strategy
+    requested = copy.deepcopy(base)
+    requested["training"]["distributed_strategy"] = plan.strategy
     reference, ranks = _reference(base, plan, against)
-    asked["training"]["output_dir"] = f"{folder}/{_word(plan.strategy)}"
+    requested["training"]["output_dir"] = f"{folder}/{_word(plan.strategy)}"
     reference["training"]["output_dir"] = f"{folder}/reference-{against}"
-    asked["launch"] = {**base["launch"], "nproc": plan.world_size}
+    requested["launch"] = {**base["launch"], "nproc": plan.world_size}
     reference["launch"] = {**base["launch"], "nproc": ranks}
-    return Side(_word(plan.strategy), asked, plan.world_size), Side(against, reference, ranks)
+    return Side(_word(plan.strategy), requested, plan.world_size), Side(against, reference, ranks)
 
 
-def probes(asked: Side, folder: str) -> list[Side]:
+def probes(requested: Side, folder: str) -> list[Side]:
     """Return runs of one step on the same global batch, split in three ways, whose gradients must be equal.
 
     8 rows per rank, without clipping.
     """
     found = []
     for micro, accumulation in CUTS:
-        config = copy.deepcopy(asked.config)
+        config = copy.deepcopy(requested.config)
         config["training"] |= {
             "per_device_train_batch_size": micro, "gradient_accumulation_steps": accumulation, "max_steps": 1, "max_grad_norm": 0.0,
             "optim": "adamw_torch", "weight_decay": 0.0, "output_dir": f"{folder}/probe-{micro}x{accumulation}",
         }  # fmt: skip
-        found.append(Side(f"{micro}×{accumulation}", config, asked.nproc))
+        found.append(Side(f"{micro}×{accumulation}", config, requested.nproc))
     return found
 
 

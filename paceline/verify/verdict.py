@@ -62,9 +62,9 @@ def judge_probe(compared: Mapping[str, Mapping[str, Any]], tolerance: Tolerance,
         ):
             parted = f"cut as {cut}, the gradient of {row['parameter']} differs by {row['parameter_gap']:.1e} of all gradients"
     gaps = ", ".join(f"{row['cut']} {row['parameter_gap']:.1e}" for row in rows)
-    said = f"one global batch cut as {first} and as others: gradients differ by {gaps} (allowed {tolerance.parameter:.0e})\n"
-    said += f"they part: {parted}\n" if parted else "the cut makes no difference\n"
-    return Verdict(not parted, said, tuple(rows), parted)
+    text = f"one global batch cut as {first} and as others: gradients differ by {gaps} (allowed {tolerance.parameter:.0e})\n"
+    text += f"they part: {parted}\n" if parted else "the cut makes no difference\n"
+    return Verdict(not parted, text, tuple(rows), parted)
 
 
 def _row(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,13 +40,13 @@ def draw(forecast: Forecast, target: Path) -> Path:
     height = 2.3 + 0.42 * len(rows)
     figure = Figure(figsize=(12, height), facecolor="white")
     FigureCanvasAgg(figure)
-    machine, top = forecast.ask.cluster.machine, 1 - 0.95 / height
+    machine, top = forecast.spec.cluster.machine, 1 - 0.95 / height
     left = figure.add_axes((0.235, 0.95 / height, 0.40, top - 0.95 / height - 0.02))
     right = figure.add_axes((0.665, 0.95 / height, 0.315, top - 0.95 / height - 0.02), sharey=left)
-    title = f"{forecast.name} on {forecast.ask.cluster.cards} × {machine.name}"
+    title = f"{forecast.name} on {forecast.spec.cluster.cards} × {machine.name}"
     figure.text(0.012, 1 - 0.36 / height, title, fontsize=15, color=INK, weight="bold")
-    asked = f"{forecast.ask.rows} rows of {forecast.ask.seq_len} tokens a step; of every strategy its fastest layout that fits, else the smallest"
-    figure.text(0.012, 1 - 0.66 / height, asked, fontsize=9.5, color=QUIET)
+    subtitle = f"{forecast.spec.rows} rows of {forecast.spec.seq_len} tokens a step; of every strategy its fastest layout that fits, else the smallest"
+    figure.text(0.012, 1 - 0.66 / height, subtitle, fontsize=9.5, color=QUIET)
     _memory(left, rows, machine.memory / GIB)
     _speed(right, rows, forecast.chosen)
     figure.legend(
@@ -107,14 +107,14 @@ def _speed(axes: Any, rows: list[Candidate], chosen: Candidate | None) -> None:
     most = max([*speeds, 1.0])
     axes.barh(range(len(rows)), speeds, height=0.68, color=[FASTEST if row is chosen else SLOWER for row in rows])
     for place, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
-        said = (
+        text = (
             f"{speed:,.0f}  MFU {row.speed.mfu / row.time_factor:.0%}"
             if row.safe
             else "does not fit"
             if not row.impossible
             else row.impossible
         )
-        axes.text(speed + 0.012 * most, place, said, va="center", fontsize=8.5, color=INK if row.safe else "#c8372d")
+        axes.text(speed + 0.012 * most, place, text, va="center", fontsize=8.5, color=INK if row.safe else "#c8372d")
     axes.set_xlim(0, 1.38 * most)
     axes.set_title("tokens a second a card", fontsize=9, color=QUIET, loc="left", pad=5)
     axes.tick_params(axis="y", labelleft=False, length=0)

@@ -69,8 +69,8 @@ def reliability(ax: Any, history: History) -> None:
                 f"{share:.0%}", (x, y), xytext=(0, -15), textcoords="offset points", ha="center", fontsize=8, color=INK
             )
     error = last.metrics.get("eval_calibration_error")
-    said = "" if error is None else f"step {last.step}, error {error:.1%}"
-    ax.set_title(said, loc="right", fontsize=9, color=QUIET)
+    label = "" if error is None else f"step {last.step}, error {error:.1%}"
+    ax.set_title(label, loc="right", fontsize=9, color=QUIET)
     ax.set_xlim(0.48, 1.02)
     ax.set_ylim(min(0.45, *right) - 0.05, 1.04)
     ax.set_xlabel("confidence", fontsize=9, color=QUIET)

@@ -210,8 +210,8 @@ def _throughput(ax: Any, history: History) -> None:
         ax.axhline(typical, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), label=f"median {typical:,.0f}")
         ax.set_ylim(0, 1.15 * max(running_mean(curve.y) + [typical]))
     used = sorted(history.steps.values(), key=lambda e: e.mfu or e.of_product or 0.0)  # never NaN: counts and seconds
-    if used and (said := utilisation(used[len(used) // 2])):
-        ax.set_title("median " + " ".join(said[0]), loc="right", fontsize=9, color=QUIET)
+    if used and (parts := utilisation(used[len(used) // 2])):
+        ax.set_title("median " + " ".join(parts[0]), loc="right", fontsize=9, color=QUIET)
     thousands(ax)
     say_if_empty(ax, bool(curve.y), "no step yet")
 

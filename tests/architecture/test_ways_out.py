@@ -25,7 +25,7 @@ _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")
 # Calls of that name that write no text: events and blocks of tensors
 EVENTS = {
     ("paceline/launch/supervise.py", "self._record.write"), ("paceline/runlog/log.py", "self.events.write"), ("paceline/training/observers.py", "self.log.write"), ("paceline/training/worker.py", "self.observers.log.write"), ("paceline/data/build.py", "writer.write"), ("paceline/training/answers.py", "log.write"),
-    ("paceline/training/rollout/windows.py", "self.answerer.write"), ("paceline/training/rollout/answers.py", "answerer.write"), ("paceline/training/rollout/answers.py", "self.write"),
+    ("paceline/training/rollout/windows.py", "self.generator.write"), ("paceline/training/rollout/answers.py", "generator.write"), ("paceline/training/rollout/answers.py", "self.write"),
 }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def plan(wanted: dict[str, Any], world: World) -> Any:
     return SimpleNamespace(
         strategy=wanted["strategy"],
         strategy_options={},
-        knobs=EngineKnobs(),
+        training_keys=EngineKnobs(),
         precision=SimpleNamespace(scaler=False, compute=compute, master="float32", reduce="float32"),
         num_nodes=1,
         mesh=mesh,

@@ -56,7 +56,7 @@ def plan(mesh: Mesh, dtype: str = "float64", **engine: Any) -> SimpleNamespace:
     wide = "float64" if dtype == "float64" else "float32"
     return SimpleNamespace(
         strategy_options={},
-        knobs=EngineKnobs(),
+        training_keys=EngineKnobs(),
         precision=SimpleNamespace(scaler=dtype == "float16", compute=dtype, master=wide, reduce=wide),
         num_nodes=1,
         mesh=mesh,

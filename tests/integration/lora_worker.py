@@ -50,7 +50,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
     plan: Any = SimpleNamespace(
         strategy=cell["strategy"],
         strategy_options={},
-        knobs=EngineKnobs(),
+        training_keys=EngineKnobs(),
         precision=SimpleNamespace(scaler=False, compute=compute, master=master, reduce=master),
         num_nodes=1,
         mesh=mesh,

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from paceline.core.errors import ConfigError
 from paceline.models.attention import document_attention
+from paceline.models.attention_context import PackedSequenceInfo
 from paceline.models.context_attention import context_attention
 from paceline.models.context_parallel import ContextParallel, check_context_parallel
 from paceline.models.factory import HFModelFactory
 from paceline.models.head_kernels import HeadShape
-from paceline.models.layout import Layout
 from paceline.models.parallel_head import VocabularyPart
 from paceline.models.regions import all_reduced, block_of
 from paceline.models.roles import RoleModule
@@ -25,11 +25,11 @@ from paceline.models.tensor_parallel import apply_tensor_parallel
 from paceline.models.token_stats import Wanted
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 from paceline.runtime.world import World
 
-NLL = frozenset({Ask.NLL, Ask.CORRECT})
-EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES, Ask.HIDDEN, Ask.DIVERGENCE, Ask.CLASSES}
+NLL = frozenset({Output.NLL, Output.CORRECT})
+EVERYTHING = frozenset(Output) - {Output.SCORES, Output.VALUES, Output.HIDDEN, Output.DIVERGENCE, Output.CLASSES}
 LENGTHS = (5, 12, 3, 9, 1)  # 30 tokens: a multiple of 2
 EVEN = {"vocab_size": 98, "num_key_value_heads": 2}  # two ranks can share it
 TP_FAMILIES = ("llama_tied", "qwen3", "gemma2", "phi", "phi3", "cohere", "gpt_neox")
@@ -44,7 +44,9 @@ def build(family: str, recompute: bool = False, fused: bool = True, **changes: A
     return module.train()
 
 
-def answers(module: RoleModule, batch: Batch, ask: frozenset[Ask]) -> tuple[dict[str, list[float]], dict[str, Tensor]]:
+def answers(
+    module: RoleModule, batch: Batch, ask: frozenset[Output]
+) -> tuple[dict[str, list[float]], dict[str, Tensor]]:
     """Values and whole gradients of one forward and backward."""
     module.zero_grad()
     out = module(batch, ask)
@@ -187,7 +189,7 @@ def attention(world: World) -> dict[str, float]:
                     whole.append(torch.randn(heads, generator=generator, dtype=torch.float64))
                 weight = torch.randn(1, heads, 24, 8, generator=generator, dtype=torch.float64)
                 given = [x.clone().requires_grad_() for x in whole]
-                layout = Layout.over(bounds, torch.device("cpu"))
+                layout = PackedSequenceInfo.over(bounds, torch.device("cpu"))
                 out = document_attention(*given[:3], layout, scale=0.3, sinks=(*given, None)[3], **options)
                 expected = torch.autograd.grad((out * weight).sum(), given)
                 for method in ("ulysses", "allgather"):

@@ -70,7 +70,7 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, dict[Role, Hand
     plan: Any = SimpleNamespace(
         strategy=cell["strategy"],
         strategy_options={},
-        knobs=EngineKnobs(),
+        training_keys=EngineKnobs(),
         precision=SimpleNamespace(scaler=False, compute=dtype, master=dtype, reduce=dtype),
         num_nodes=1,
         mesh=mesh,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from paceline.algorithms import codes
 from paceline.algorithms.rewards.code_tests import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sample import Sample
-from paceline.algorithms.rewards.sandbox.client import Refused, Sandbox, Unsuitable
+from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, UnsuitableTests
 from paceline.core.errors import ConfigError
 from paceline.rules import codes as rules_codes
 
@@ -97,12 +97,12 @@ class CodeReward:
         limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
         if tests.python:
             try:
-                return self._asked(lambda box: box.passes(program, tests.python, **limits))
-            except Unsuitable as error:
+                return self._in_sandbox(lambda box: box.passes(program, tests.python, **limits))
+            except UnsuitableTests as error:
                 raise ValueError(str(error)) from error
         for given, expected in tests.pairs:
             longest = 2 * len(expected.encode("utf-8", "replace")) + (1 << 16)
-            ended = self._asked(lambda box, g=given, n=longest: box.output(program, g, longest=n, **limits))  # type: ignore[misc]
+            ended = self._in_sandbox(lambda box, g=given, n=longest: box.output(program, g, longest=n, **limits))  # type: ignore[misc]
             if ended.status != 0 or not same_output(ended.output, expected):
                 return False
         return True
@@ -123,17 +123,17 @@ class CodeReward:
                 wrong.append(f"{name}: {error}"[:300])
         return wrong
 
-    def _asked(self, act: Callable[[Sandbox], T]) -> T:
+    def _in_sandbox(self, act: Callable[[Sandbox], T]) -> T:
         """``act`` on a sandbox that is free; once more on a fresh one when its server was lost (the machine ran out of memory or processes)."""
         sandbox = self._take()
         try:
             try:
                 return act(sandbox)
-            except Refused:
+            except SandboxUnavailable:
                 sandbox.close()
                 sandbox = open_sandbox(self._allow_unsandboxed)
             return act(sandbox)
-        except Refused as error:
+        except SandboxUnavailable as error:
             raise no_isolation(str(error)) from error
         finally:
             self._free.put(sandbox)
@@ -149,12 +149,12 @@ def open_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
     """A sandbox that has been seen to work; where ``allow_unsandboxed`` lets it, one without namespaces on a machine that has none. Raises ConfigError."""
     try:
         return _tried(namespaces=True)
-    except Refused as error:
+    except SandboxUnavailable as error:
         if not allow_unsandboxed:
             raise no_isolation(str(error)) from error
     try:
         return _tried(namespaces=False)
-    except Refused as error:
+    except SandboxUnavailable as error:
         raise no_isolation(str(error)) from error
 
 
@@ -164,10 +164,10 @@ def _tried(*, namespaces: bool) -> Sandbox:
     try:
         if not sandbox.passes(_HONEST, "assert f(1) == 1", seconds=10, memory_bytes=512 << 20):
             who = "nobody, who runs them when root trains," if os.geteuid() == 0 else "this user"
-            raise Refused(
+            raise SandboxUnavailable(
                 f"an honest program failed in the sandbox: can {who} read the Python in {sys.prefix} and {sys.base_prefix}?"
             )
-    except Refused:
+    except SandboxUnavailable:
         sandbox.close()
         raise
     return sandbox

@@ -93,16 +93,16 @@ def _lines(value: Any) -> str:
     return value
 
 
-def same_output(said: str, expected: str) -> bool:
+def same_output(actual: str, expected: str) -> bool:
     """Line by line, spaces at the ends of lines and empty lines at the end aside."""
-    return [s.rstrip() for s in said.rstrip().splitlines()] == [e.rstrip() for e in expected.rstrip().splitlines()]
+    return [s.rstrip() for s in actual.rstrip().splitlines()] == [e.rstrip() for e in expected.rstrip().splitlines()]
 
 
 def _python(text: str, entry_point: str) -> str:
     """The tests with what starts them. Raises ValueError when they cannot be used."""
     try:
         tree = ast.parse(text)
-        asked = asked_names(tree)
+        requested = asked_names(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"no Python: {error}") from error
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
@@ -110,11 +110,11 @@ def _python(text: str, entry_point: str) -> str:
         if not entry_point:
             raise ValueError("check(candidate) is never called: no entry_point says which function it is to check")
         text = f"{text}\ncheck({entry_point})\n"
-    elif not asked and not entry_point and not _imports(tree) & set(PROGRAM_MODULES):
+    elif not requested and not entry_point and not _imports(tree) & set(PROGRAM_MODULES):
         raise ValueError("they use nothing that a program would define")
     if hasattr(builtins, entry_point):  # a task may be to write ``sum``
         text = f"from {PROGRAM_MODULES[0]} import {entry_point}\n{text}"
-    for reason in _not_divisible(tree, asked | {entry_point}):
+    for reason in _not_divisible(tree, requested | {entry_point}):
         raise ValueError(reason)
     return text
 
@@ -135,7 +135,7 @@ def _imports(tree: ast.Module) -> set[str]:
     return found
 
 
-def _not_divisible(tree: ast.Module, asked: set[str]) -> Iterator[str]:
+def _not_divisible(tree: ast.Module, requested: set[str]) -> Iterator[str]:
     """Why these tests cannot be run apart from the program; nothing when they can."""
     missing = sorted(m for m in _imports(tree) - set(PROGRAM_MODULES) if m.startswith(".") or not _installed(m))
     if missing:
@@ -148,7 +148,7 @@ def _not_divisible(tree: ast.Module, asked: set[str]) -> Iterator[str]:
             replaces = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             if name in _PRINTED or (replaces and name in ("stdout", "stdin", "input", "print")):
                 yield f"{name}: what the program prints and reads is not seen from another process; give inputs and outputs"  # fmt: skip
-        yield from (f"{name}: a class of the program's is not known in another process" for name in _classes(node) & asked)  # fmt: skip
+        yield from (f"{name}: a class of the program's is not known in another process" for name in _classes(node) & requested)  # fmt: skip
 
 
 def _installed(module: str) -> bool:

@@ -14,8 +14,8 @@ _MARK = "####"
 
 def exact_match(sample: Sample, *, ignore_case: bool = False) -> float:
     """1 when the answer is the expected one, spaces around both aside; else 0."""
-    said, expected = sample.completion.strip(), sample.answer.strip()
-    return float(said.casefold() == expected.casefold() if ignore_case else said == expected)
+    completion, expected = sample.completion.strip(), sample.answer.strip()
+    return float(completion.casefold() == expected.casefold() if ignore_case else completion == expected)
 
 
 def numeric(sample: Sample, *, anywhere: bool = False) -> float:

@@ -94,7 +94,7 @@ class Scorer:
         left_out = [False] * len(samples)
         for label, function in zip(self.labels, self.functions, strict=True):
             values, failures = (
-                _checked(label, by_model, samples) if function is None else self._ask(label, function, samples)
+                _checked(label, by_model, samples) if function is None else self._call(label, function, samples)
             )
             problems += failures.values()
             for i, failure in failures.items():
@@ -115,7 +115,7 @@ class Scorer:
         judged = [w * v for w, v in zip(self.weights, values, strict=True) if not math.isnan(v)]
         return math.fsum(judged) if judged else math.nan
 
-    def _ask(
+    def _call(
         self, label: str, function: BatchReward, samples: Sequence[Sample]
     ) -> tuple[list[float], dict[int, Diagnostic]]:
         """(values, failures by sample). All samples in one call; when that fails, one by one, so that the culprit has a name."""
@@ -138,7 +138,7 @@ class Scorer:
             if hangs >= _HANGS:
                 failures[i] = _failure(label, "not asked: it hung on the samples before", sample)
                 continue
-            one, failed = self._ask(label, function, [sample])
+            one, failed = self._call(label, function, [sample])
             values[i] = one[0]
             if failed:
                 failures[i] = failed[0]
@@ -166,14 +166,14 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
     accepted = inspect.signature(function).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
 
-    def ask(samples: Sequence[Sample]) -> Sequence[Any]:
+    def call(samples: Sequence[Sample]) -> Sequence[Any]:
         given: dict[str, Any] = _columns(samples)
         given |= {"prompts": [s.prompt for s in samples], "completions": [s.completion for s in samples]}
         given = given if takes_all else {name: value for name, value in given.items() if name in accepted}
         found: Sequence[Any] = function(**{**given, **spec.options})
         return found
 
-    return ask
+    return call
 
 
 def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> None:

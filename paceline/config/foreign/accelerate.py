@@ -107,7 +107,7 @@ def read(document: Document, found: Foreign, given: Mapping[str, Any] | None = N
     if kind == "MULTI_CPU":
         found.entries.append(document.entry("training.use_cpu", True, "distributed_type"))
     _processes(document, found)
-    _said(document, found)
+    _check_written(document, found)
     if isinstance(data.get("dynamo_backend"), str):
         blocks.dynamo_block(
             Document({"dynamo_backend": data["dynamo_backend"]}, document.name, document.lines), found, data
@@ -213,7 +213,7 @@ def _processes(document: Document, found: Foreign) -> None:
     found.entries.append(document.entry("launch.nproc", total // machines, "num_processes"))
 
 
-def _said(document: Document, found: Foreign) -> None:
+def _check_written(document: Document, found: Foreign) -> None:
     for key, (says, silent) in SAID.items():
         value = document.data.get(key)
         word = value.strip().lower() if isinstance(value, str) else value

@@ -29,7 +29,7 @@ class Blend(Document):
         return self.variables.entry(to, value, path) if self._launchers(path) else super().entry(to, value, path)  # type: ignore[union-attr]
 
     def _launchers(self, path: str) -> bool:
-        return self.variables is not None and path in self.variables.asked
+        return self.variables is not None and path in self.variables.requested
 
 
 def blended(own: Document, launcher: Variables, found: Foreign, same_key: Callable[[str], str] = str) -> Document:
@@ -40,7 +40,7 @@ def blended(own: Document, launcher: Variables, found: Foreign, same_key: Callab
     """
     data, written = _copy(own.data), {_canonical(path, same_key): path for path, _ in _leaves(own.data)}
     for path, value in _leaves(launcher.data):
-        if path not in launcher.asked:
+        if path not in launcher.requested:
             continue
         before = written.get(_canonical(path, same_key))
         if before is not None:

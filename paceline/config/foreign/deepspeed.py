@@ -72,17 +72,17 @@ class _Reader(Teller):
         self.note(_TOTAL, what, '"auto"')
 
     def _precision(self) -> None:
-        asked: list[Any] = []
+        requested: list[Any] = []
         for name in ("fp16", "bf16"):
             block = self.normal.get(name)
             if isinstance(block, dict):
-                asked.append(block.get("enabled", False))
-                self.take(f"training.{name}", asked[-1], f"{name}.enabled")
+                requested.append(block.get("enabled", False))
+                self.take(f"training.{name}", requested[-1], f"{name}.enabled")
             elif block is not None:
-                asked.append(block)
+                requested.append(block)
         more = [self._autocast(), self._amp()]
         carried = any(entry.path == "training.mixed_precision" for entry in self.found.entries)
-        if not asked and not carried and not any(on == "auto" or is_on(on) for on in more):
+        if not requested and not carried and not any(on == "auto" or is_on(on) for on in more):
             hint = '"bf16": {"enabled": "auto"}, or mixed_precision: auto'
             self.default("training.mixed_precision", "no", "", "no precision block: float32, as in DeepSpeed", hint)
 

@@ -31,10 +31,10 @@ def read_optimizer(teller: Teller, rate: float | None) -> None:
     """Add the block's entries for ``training``; ``rate``: the learning rate that the schedule sets."""
     block = teller.typed("optimizer")
     if block is not None:
-        _Reader(teller, *block).run(rate)
+        _OptimizerReader(teller, *block).run(rate)
 
 
-class _Reader:
+class _OptimizerReader:
     def __init__(self, teller: Teller, kind: str, params: dict[str, Any]) -> None:
         self.teller = teller
         self.kind = kind

@@ -37,11 +37,11 @@ _SAME_ENGINE = {"deepspeed": ("zero1", "zero2", "zero3"), "fsdp": ("pipeline",)}
 class Variables(Document):
     """Settings from the environment.
 
-    ``names``: the variable of each path; ``asked``: the paths whose value the user gave.
+    ``names``: the variable of each path; ``requested``: the paths whose value the user gave.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    asked: frozenset[str] = frozenset()
+    requested: frozenset[str] = frozenset()
 
     def place(self, path: str) -> str:
         """Return ``environment VARIABLE``."""
@@ -56,8 +56,8 @@ class Variables(Document):
         names = {
             path.removeprefix(f"{block}."): name for path, name in self.names.items() if path.startswith(f"{block}.")
         }
-        asked = frozenset(path.removeprefix(f"{block}.") for path in self.asked if path.startswith(f"{block}."))
-        return Variables(self.data[block], self.name, {}, None, names | {"": self._variable(block)}, asked)
+        requested = frozenset(path.removeprefix(f"{block}.") for path in self.requested if path.startswith(f"{block}."))
+        return Variables(self.data[block], self.name, {}, None, names | {"": self._variable(block)}, requested)
 
     def bare(self, path: str) -> Variables:
         """Return an empty document at the variable of ``path``."""
@@ -66,8 +66,8 @@ class Variables(Document):
     def made(self, data: dict[str, Any], origin: Mapping[str, str]) -> Variables:
         """Return a document derived from these settings."""
         names = {path: self._variable(key) for path, key in origin.items()}
-        asked = frozenset(path for path, key in origin.items() if key in self.asked)
-        return Variables(data, self.name, {}, None, names | {"": self._variable("")}, asked)
+        requested = frozenset(path for path, key in origin.items() if key in self.requested)
+        return Variables(data, self.name, {}, None, names | {"": self._variable("")}, requested)
 
     def _variable(self, path: str) -> str:
         while path and path not in self.names:
@@ -96,7 +96,7 @@ def launched_layer(environ: Mapping[str, str], yaml: Mapping[str, Any], winners:
         return made
     # Read the variables as if they were the YAML of accelerate config
     variables = with_todays_names(dict(environ))
-    _said(variables, made)
+    _check_environ(variables, made)
     document = _document(variables)
     found = Foreign()
     accelerate.read(document, found, yaml)
@@ -106,8 +106,8 @@ def launched_layer(environ: Mapping[str, str], yaml: Mapping[str, Any], winners:
     _clipping(variables, found)
     # Options the user gave rank above the YAML, the launcher's defaults below
     for entry in found.entries:
-        asked = _is_asked(entry.source.text, environ=variables)
-        (made.above if asked else made.below).append(entry)
+        requested = _is_asked(entry.source.text, environ=variables)
+        (made.above if requested else made.below).append(entry)
     # Report what is used, and every conflict with the YAML
     _same_engine(made, yaml)
     made.notes += _taken(made)
@@ -120,13 +120,13 @@ def launched_layer(environ: Mapping[str, str], yaml: Mapping[str, Any], winners:
 
 def _taken(made: Launched) -> list[Diagnostic]:
     """Return one note that lists all options given to the launcher."""
-    said = [f"{e.path}: {shown(e.path, e.value)} ({e.source.text})" for e in made.above]
+    parts = [f"{e.path}: {shown(e.path, e.value)} ({e.source.text})" for e in made.above]
     for block in made.blocks.values():
         if isinstance(block, Variables):
-            said += [f"{path} ({block.names.get(path, '')})" for path in sorted(block.asked)]
-    if not said:
+            parts += [f"{path} ({block.names.get(path, '')})" for path in sorted(block.requested)]
+    if not parts:
         return []
-    what = f"options of the launcher are taken: {', '.join(said)}"
+    what = f"options of the launcher are taken: {', '.join(parts)}"
     return [codes.LAUNCH_OPTIONS_TAKEN(what, ENVIRONMENT, severity=Severity.NOTE)]
 
 
@@ -142,7 +142,7 @@ def overridden(launched: Launched, values: Mapping[str, Any], winners: Mapping[s
 def _document(environ: Mapping[str, str]) -> Variables:
     data: dict[str, Any] = {}
     names: dict[str, str] = {}
-    asked: set[str] = set()
+    requested: set[str] = set()
     on = {block: variable for variable, (block, _) in SWITCHES.items() if _is_on(environ.get(variable, ""))}
     switched = {block for block, _ in SWITCHES.values()}
     # Values: those the user gave, and all of a block that is switched on
@@ -157,7 +157,7 @@ def _document(environ: Mapping[str, str]) -> Variables:
         _put(data, path, resolve_plain(text.strip()))
         names[path] = variable
         if _is_asked(variable, environ=environ):
-            asked.add(path)
+            requested.add(path)
     # Switched-on blocks decide the distributed type
     for block, variable in on.items():
         data.setdefault(block, {})
@@ -166,13 +166,13 @@ def _document(environ: Mapping[str, str]) -> Variables:
         if kind:
             data["distributed_type"], names["distributed_type"] = kind, variable
     if "fsdp_config" in on:
-        _one_version(data["fsdp_config"], names, asked)
+        _one_version(data["fsdp_config"], names, requested)
     if "parallelism_config" in data:
-        _without_ones(data["parallelism_config"], names, asked, "parallelism_config")
-    return Variables(data, ENVIRONMENT, {}, None, names, frozenset(asked))
+        _without_ones(data["parallelism_config"], names, requested, "parallelism_config")
+    return Variables(data, ENVIRONMENT, {}, None, names, frozenset(requested))
 
 
-def _one_version(block: dict[str, Any], names: dict[str, str], asked: set[str]) -> None:
+def _one_version(block: dict[str, Any], names: dict[str, str], requested: set[str]) -> None:
     """Drop the options of the other FSDP version, and the size without SIZE_BASED_WRAP.
 
     accelerate launch sets the options of both versions; each version reads its own.
@@ -181,14 +181,14 @@ def _one_version(block: dict[str, Any], names: dict[str, str], asked: set[str]) 
     if str(block.get("fsdp_auto_wrap_policy")).upper() != "SIZE_BASED_WRAP":
         idle.append("fsdp_min_num_params")
     for key in idle:
-        if f"fsdp_config.{key}" not in asked:
+        if f"fsdp_config.{key}" not in requested:
             block.pop(key, None)
             names.pop(f"fsdp_config.{key}", None)
 
 
-def _without_ones(block: dict[str, Any], names: dict[str, str], asked: set[str], prefix: str) -> None:
+def _without_ones(block: dict[str, Any], names: dict[str, str], requested: set[str], prefix: str) -> None:
     """Drop mesh axes that the user did not give, so that the YAML's apply."""
-    for key in [key for key in block if f"{prefix}.{key}" not in asked]:
+    for key in [key for key in block if f"{prefix}.{key}" not in requested]:
         del block[key]
         names.pop(f"{prefix}.{key}", None)
 
@@ -208,7 +208,7 @@ def _clipping(environ: Mapping[str, str], found: Foreign) -> None:
         found.entries.append(Entry("training.max_grad_norm", resolve_plain(given), Source(ENVIRONMENT, text=name)))
 
 
-def _said(environ: Mapping[str, str], made: Launched) -> None:
+def _check_environ(environ: Mapping[str, str], made: Launched) -> None:
     for name, value in sorted(environ.items()):
         where = f"{ENVIRONMENT} {name}"
         if name in REFUSED:
@@ -230,7 +230,7 @@ def _said(environ: Mapping[str, str], made: Launched) -> None:
 def _same_engine(made: Launched, yaml: Mapping[str, Any]) -> None:
     """Let the YAML's strategy win if it is more specific than the launcher's and of the same engine."""
     block = made.blocks.get(_DEEPSPEED)
-    stage = isinstance(block, Variables) and "zero_optimization.stage" in block.asked
+    stage = isinstance(block, Variables) and "zero_optimization.stage" in block.requested
     for entry in [e for e in made.above if e.path == _STRATEGY]:
         if yaml.get(_STRATEGY) not in _SAME_ENGINE.get(str(entry.value), ()) or stage or isinstance(block, str):
             continue

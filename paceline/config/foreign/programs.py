@@ -101,9 +101,9 @@ def gathered(problems: Sequence[Diagnostic], data: Any, name: str) -> list[Diagn
 
 def _near(problem: Diagnostic) -> str:
     """Return the suggestion for an unknown key if it is a likely misspelling."""
-    _, said, word = problem.hint.partition("did you mean '")
+    _, suggests, word = problem.hint.partition("did you mean '")
     close = difflib.SequenceMatcher(None, problem.found, word.rstrip("'?")).ratio() > 0.85
-    return f": {problem.hint}" if said and close else ""
+    return f": {problem.hint}" if suggests and close else ""
 
 
 def _at(data: Any, path: str) -> Any:

@@ -35,17 +35,17 @@ class RowKind(ABC):
     conversations: frozenset[str] = frozenset()
 
     @abstractmethod
-    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
+    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
         """Detect the shape from the first rows. Raises DataError.
 
-        ``asked`` and ``mapping``: ``format`` and ``columns`` of the data set.
+        ``requested`` and ``mapping``: ``format`` and ``columns`` of the data set.
         """
 
     @abstractmethod
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         """Return the ``group`` examples of a row. Raises RowError."""
 
-    def learnt(self, train_on: str) -> str:
+    def trained_tokens(self, train_on: str) -> str:
         """Return ``data.train_on`` as it applies to rows of this kind."""
         return train_on
 

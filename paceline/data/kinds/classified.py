@@ -45,8 +45,8 @@ def detect_classified(rows: Sequence[Row], *, where: str, mapping: Mapping[str, 
             raise DataError(codes.DATA_FORMAT_CLASSES(what, where, seen, hint))
         columns[name] = some[0]
     turns = any(isinstance(row.get(columns["text"]), list) for row in rows)
-    said = f"the {'conversation' if turns else 'text'} is '{columns['text']}', its class '{columns['label']}'"
-    return Shape(CONVERSATION if turns else TEXT, columns, said)
+    description = f"the {'conversation' if turns else 'text'} is '{columns['text']}', its class '{columns['label']}'"
+    return Shape(CONVERSATION if turns else TEXT, columns, description)
 
 
 def normalise_classified(row: Row, shape: Shape) -> Example:
@@ -54,12 +54,12 @@ def normalise_classified(row: Row, shape: Shape) -> Example:
 
     Raises RowError.
     """
-    read, said = shape.columns["text"], shape.columns["label"]
-    value, label = row.get(read), row.get(said)
+    read, key = shape.columns["text"], shape.columns["label"]
+    value, label = row.get(read), row.get(key)
     if value is None:
         raise RowError("missing_column", f"no '{read}'")
     several = isinstance(label, list)
-    labels = [_class(one, said) for one in (label if isinstance(label, list) else [label])]
+    labels = [_class(one, key) for one in (label if isinstance(label, list) else [label])]
     facts = json.dumps({"labels": labels, "several": several}, ensure_ascii=False)
     if shape.format == TEXT:
         text = as_text(value, read)
@@ -90,13 +90,13 @@ class Classified(RowKind):
     classes = True
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
+    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
         return detect_classified(rows, where=where, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         return (normalise_classified(row, shape),)
 
-    def learnt(self, train_on: str) -> str:
+    def trained_tokens(self, train_on: str) -> str:
         return "all"
 
 

@@ -22,7 +22,7 @@ _TRUTH = {True: 1.0, False: 0.0, "true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0} 
 
 
 def detect_labelled(
-    rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
+    rows: Sequence[Row], *, where: str, requested: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
     """Detect the shape of labelled answers from the first rows.
 
@@ -39,7 +39,7 @@ def detect_labelled(
     hint = "columns: {prompt: X, completion: Y, label: Z} (beside path:), X, Y and Z being names in the file; pairs (chosen, rejected) are for algorithm: dpo"
     wrong = codes.DATA_FORMAT_LABELLED(what, where, hint=hint)
     needed = (LABEL,) if spoken else (ANSWER, LABEL)
-    return detect_answers(rows, needed, ("input", "system"), wrong, asked=asked, mapping=mapping)
+    return detect_answers(rows, needed, ("input", "system"), wrong, requested=requested, mapping=mapping)
 
 
 def normalise_labelled(row: Row, shape: Shape) -> Example:
@@ -53,8 +53,8 @@ def normalise_labelled(row: Row, shape: Shape) -> Example:
         answer = turns_or_text(row.get(columns[ANSWER]), columns[ANSWER], "assistant")
     else:
         prompt, answer = prompt[:-1], prompt[-1:]
-    said = [turn for turn in answer if turn["role"] == "assistant"]
-    if not said or not all(turn["content"].strip() for turn in said):
+    replies = [turn for turn in answer if turn["role"] == "assistant"]
+    if not replies or not all(turn["content"].strip() for turn in replies):
         raise RowError("no_answer", f"'{columns.get(ANSWER, 'the last turn')}' is empty")
     if not any(turn["content"].strip() for turn in prompt if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
@@ -80,13 +80,13 @@ class Labelled(RowKind):
     columns = (LABEL,)
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
-        return detect_labelled(rows, where=where, asked=asked, mapping=mapping)
+    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect_labelled(rows, where=where, requested=requested, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         return (normalise_labelled(row, shape),)
 
-    def learnt(self, train_on: str) -> str:
+    def trained_tokens(self, train_on: str) -> str:
         return "assistant"
 
 

@@ -27,7 +27,7 @@ _TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 
 
 def detect_pairs(
-    rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
+    rows: Sequence[Row], *, where: str, requested: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
     """Detect the shape of pairs from the first rows.
 
@@ -37,7 +37,7 @@ def detect_pairs(
     hint = "columns: {chosen: X, rejected: Y, prompt: Z} (beside path:), X, Y and Z being names in the file"
     wrong = codes.DATA_FORMAT_PAIRS(what, where, hint=hint)
     alone = "the prompt is what both answers begin with"
-    return detect_answers(rows, ANSWERS, _BESIDE, wrong, asked=asked, mapping=mapping or {}, alone=alone)
+    return detect_answers(rows, ANSWERS, _BESIDE, wrong, requested=requested, mapping=mapping or {}, alone=alone)
 
 
 def detect_answers(
@@ -46,7 +46,7 @@ def detect_answers(
     beside: Sequence[str],
     wrong: Diagnostic,
     *,
-    asked: str,
+    requested: str,
     mapping: Mapping[str, str],
     alone: str = "",
 ) -> Shape:
@@ -63,7 +63,7 @@ def detect_answers(
         raise DataError(replace(wrong, what="columns: no such column", found=seen))
     columns = {**{name: name for name in known if name in found and name not in mapping.values()}, **mapping}
     prompts = [name for name in PROMPTS if name in columns]
-    if any(name not in columns for name in needed) or asked == "text" or not (prompts or alone):
+    if any(name not in columns for name in needed) or requested == "text" or not (prompts or alone):
         raise DataError(replace(wrong, found=seen))
     if len(prompts) > 1:
         # Several candidates: prefer the user's choice, then turns.
@@ -177,13 +177,13 @@ class Pairs(RowKind):
     columns = ("margin",)
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
-        return detect_pairs(rows, where=where, asked=asked, mapping=mapping)
+    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect_pairs(rows, where=where, requested=requested, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         return normalise_pair(row, shape)
 
-    def learnt(self, train_on: str) -> str:
+    def trained_tokens(self, train_on: str) -> str:
         return "assistant"
 
     def same(self, documents: Sequence[Iterable[int]]) -> bool:

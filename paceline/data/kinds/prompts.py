@@ -25,7 +25,7 @@ _TURN_ROLES = {**SHAREGPT_ROLES, **{role: role for role in ROLES}}
 
 
 def detect_prompts(
-    rows: Sequence[Row], *, where: str, asked: str = "auto", mapping: Mapping[str, str] | None = None
+    rows: Sequence[Row], *, where: str, requested: str = "auto", mapping: Mapping[str, str] | None = None
 ) -> Shape:
     """Detect the shape of prompts from the first rows.
 
@@ -116,8 +116,8 @@ class Prompts(RowKind):
     keeps_rows = True
     conversations = frozenset({CONVERSATION})
 
-    def detect(self, rows: Sequence[Row], *, where: str, asked: str, mapping: Mapping[str, str] | None) -> Shape:
-        return detect_prompts(rows, where=where, asked=asked, mapping=mapping)
+    def detect(self, rows: Sequence[Row], *, where: str, requested: str, mapping: Mapping[str, str] | None) -> Shape:
+        return detect_prompts(rows, where=where, requested=requested, mapping=mapping)
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         return (normalise_prompt(row, shape),)

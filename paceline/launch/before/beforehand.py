@@ -37,15 +37,15 @@ class Beforehand:
     tried: Mapping[str, str]
     skipped: bool = False
 
-    def said(self, plan: Plan) -> Plan:
+    def with_decision(self, plan: Plan) -> Plan:
         """Return ``plan`` with a decision that lists the trial imports."""
         from paceline.plan.plan import Decision
 
         if not self.tried:
             return plan
         what = "; ".join(f"{name} ({why})" for name, why in self.tried.items())
-        said = Decision("imports", "not tried", f"{what}. {_NO_TRIES}", False) if self.skipped else Decision("imports", "tried", f"{what}: in a process of its own")  # fmt: skip
-        return replace(plan, decisions=(*plan.decisions, said))
+        decision = Decision("imports", "not tried", f"{what}. {_NO_TRIES}", False) if self.skipped else Decision("imports", "tried", f"{what}: in a process of its own")  # fmt: skip
+        return replace(plan, decisions=(*plan.decisions, decision))
 
 
 def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsewhere: bool = False) -> Beforehand:
@@ -61,14 +61,14 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
         return Beforehand((), tries, skipped=not imports)
     job = {"config": config.to_json(), "plan": plan.to_json() if plan else None, "tries": list(tries), "imports": imports, "open": not elsewhere, "doubt": None}  # fmt: skip
     # Findings about the model come last; a child process that died becomes a finding itself.
-    told, ended = _asked(job)
-    tries |= {name: f"{tries[name]}, {why}" if name in tries else why for name, why in told.get("asked", {}).items()}
-    here = list(_findings(told.get("looked", ())))
+    reply, ended = _run_child(job)
+    tries |= {name: f"{tries[name]}, {why}" if name in tries else why for name, why in reply.get("asked", {}).items()}
+    here = list(_findings(reply.get("looked", ())))
     of_model: list[Diagnostic] = []
-    for one in told.get("tried", ()):
+    for one in reply.get("tried", ()):
         (of_model if one["name"] == MODEL else here).extend(_findings(one["found"]))
     if ended:
-        here.append(_unfinished(told, ended))
+        here.append(_unfinished(reply, ended))
     if elsewhere:
         here = [replace(finding, severity=Severity.NOTE) for finding in here]
     return Beforehand((*here, *of_model), tries, skipped=not imports)
@@ -76,27 +76,27 @@ def beforehand(config: Config, plan: Plan | None, *, imports: bool = True, elsew
 
 def looked_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
     """Return the errors of a config that failed to load that hold for any values of the keys in ``doubt``."""
-    told, ended = _asked({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
-    found = errors(_findings(told.get("looked", ())))
-    return [*found, *([_unfinished(told, ended)] if ended else [])]
+    reply, ended = _run_child({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
+    found = errors(_findings(reply.get("looked", ())))
+    return [*found, *([_unfinished(reply, ended)] if ended else [])]
 
 
 def _findings(found: Any) -> list[Diagnostic]:
     return [Diagnostic.from_json(item) for item in found]
 
 
-def _asked(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Run the checks in a child process; return (its answers until it ended, why it ended early or empty)."""
     with tempfile.TemporaryDirectory(prefix="paceline-look-") as folder:
-        asked, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
-        asked.write_text(json.dumps(job), encoding="utf-8")
-        child = _started("paceline.training.trial.run", str(asked), str(answer))
+        request, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
+        request.write_text(json.dumps(job), encoding="utf-8")
+        child = _started("paceline.training.trial.run", str(request), str(answer))
         ended = _wait(child, SECONDS)
         try:
-            told: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            reply: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            told = {}
-        return told, ended
+            reply = {}
+        return reply, ended
 
 
 def check_bytes(where: str, run: RunDir) -> None:
@@ -139,7 +139,7 @@ def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
     Kills its process group on a timeout.
     """
     try:
-        _, said = child.communicate(timeout=seconds)
+        _, stderr = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
@@ -150,12 +150,12 @@ def _wait(child: subprocess.Popen[bytes], seconds: float | None) -> str:
         raise
     if child.returncode == 0:
         return ""
-    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+    last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
     return f"exit code {child.returncode}" + (f": {last[0][:300]}" if last else "")
 
 
-def _unfinished(told: Mapping[str, Any], ended: str) -> Diagnostic:
-    name = told.get("under_way") or "what the config names"
+def _unfinished(reply: Mapping[str, Any], ended: str) -> Diagnostic:
+    name = reply.get("under_way") or "what the config names"
     what = f"{name}: looking at it did not come to an end"
     hint = "paceline plan --no-imports leaves it out; the processes of the run would meet the same"
     return codes.TRIAL_UNFINISHED(what, found=ended, hint=hint, severity=Severity.WARNING)

@@ -54,10 +54,10 @@ def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[
         if met:
             return []
         open_port = unsigned(os.environ, loaded.config.launch.nnodes, processes, ours=True)
-        said = check_address(_cluster(loaded), named=source is not None and source.layer != DEFAULTS)
+        findings = check_address(_cluster(loaded), named=source is not None and source.layer != DEFAULTS)
     except ConfigError as error:
         return list(error.diagnostics)
-    return [*said, *filter(None, (open_port,))]
+    return [*findings, *filter(None, (open_port,))]
 
 
 def _cluster(loaded: Loaded) -> Cluster:

@@ -33,38 +33,38 @@ def once_a_node(folder: Path, subject: str, look: Callable[[], Sequence[Diagnost
     """
     name = hashlib.sha256(f"{socket.gethostname()}\n{os.getuid()}\n{subject}".encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    said, lock = folder / f"{name}.json", FileLock(str(folder / f"{name}.lock"), timeout=WAIT_SECONDS)
+    record, lock = folder / f"{name}.json", FileLock(str(folder / f"{name}.lock"), timeout=WAIT_SECONDS)
     try:
         with lock:
-            found = _heard(said)
+            found = _recorded(record)
             if found is None:
-                found = _told(said, look)
+                found = _look_and_record(record, look)
     except Timeout:  # the lock's holder hangs
         return tuple(look())
     return found
 
 
-def _heard(said: Path) -> tuple[Diagnostic, ...] | None:
+def _recorded(record: Path) -> tuple[Diagnostic, ...] | None:
     """Return the findings of another process of this start; None if there are none."""
     try:
-        with said.open("rb") as file:
+        with record.open("rb") as file:
             own = os.fstat(file.fileno()).st_uid == os.getuid()
-            told = json.loads(file.read())
-        if not own or told["began"] < started():
+            content = json.loads(file.read())
+        if not own or content["began"] < started():
             return None
-        return tuple(Diagnostic.from_json(item) for item in told["found"])
+        return tuple(Diagnostic.from_json(item) for item in content["found"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # none yet, or its writer died halfway
         return None
 
 
-def _told(said: Path, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
-    for old in said.parent.iterdir():
+def _look_and_record(record: Path, look: Callable[[], Sequence[Diagnostic]]) -> tuple[Diagnostic, ...]:
+    for old in record.parent.iterdir():
         if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
             old.unlink(missing_ok=True)
     redact, began = Redactor.of(os.environ).diagnostic, time.time()
     found = tuple(look())
     text = json.dumps({"began": began, "found": [redact(finding).to_json() for finding in found]})
-    with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    with open(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     return found
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.config.schema import Config
     from paceline.config.source import Source
     from paceline.launch.spec import Cluster
-    from paceline.plan.hardware.catalogue import Cluster as PlannedCluster
+    from paceline.plan.hardware.catalogue import AcceleratorCluster as PlannedCluster
     from paceline.plan.hardware.probe import Hardware
     from paceline.plan.model.shape import ModelShape
     from paceline.plan.plan import Plan
@@ -91,8 +91,8 @@ def planned(
     wrong = merged(errors(found), (*problems, *errors(seen)), loaded.provenance)
     if wrong or plan is None:
         raise ConfigError(*wrong)
-    said = merged((), [d for d in seen if d.severity is not Severity.ERROR], loaded.provenance)
-    return looked.said(plan), (*found, *said)
+    warnings = merged((), [d for d in seen if d.severity is not Severity.ERROR], loaded.provenance)
+    return looked.with_decision(plan), (*found, *warnings)
 
 
 def with_files(error: NotLoaded) -> ConfigError:
@@ -175,13 +175,13 @@ def merged(
     for diagnostic in plan:
         source = provenance.get(diagnostic.where)
         place = source.place() if source and source.layer != "default" else diagnostic.where
-        placed = replace(diagnostic, where=place)
-        if (diagnostic.code, place) not in named and placed not in found and not _said(placed, found):
-            found.append(placed)
+        located = replace(diagnostic, where=place)
+        if (diagnostic.code, place) not in named and located not in found and not _is_named(located, found):
+            found.append(located)
     return found
 
 
-def _said(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:
+def _is_named(one: Diagnostic, found: Sequence[Diagnostic]) -> bool:
     """Whether a file error is listed already: the planner and the file checks read the same files."""
     return any((d.code, d.where, d.what) == (one.code, one.where, one.what) for d in found)
 
@@ -193,8 +193,8 @@ def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
     command line gives a number of nodes that differs from the hardware's.
     """
     config = loaded.config
-    asked = {key for key, source in loaded.provenance.items() if source.layer == COMMAND_LINE}
-    if "launch.nnodes" in asked and config.launch.nnodes != cluster.nodes:
+    requested = {key for key, source in loaded.provenance.items() if source.layer == COMMAND_LINE}
+    if "launch.nnodes" in requested and config.launch.nnodes != cluster.nodes:
         raise ConfigError(
             plan_codes.PLAN_HARDWARE_NODES(
                 f"the hardware named is {cluster.nodes} node(s) of {cluster.machine.node}",
@@ -203,7 +203,7 @@ def processes_of(loaded: Loaded, cluster: PlannedCluster) -> int:
                 "--hardware alone, with as many cards as all nodes have",
             )
         )
-    if "launch.nproc" in asked and config.launch.nproc is not None:
+    if "launch.nproc" in requested and config.launch.nproc is not None:
         return config.launch.nproc
     return 1 if alone(config) else cluster.machine.node
 

@@ -15,7 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS, ROW_KINDS
 from paceline.plan import codes
-from paceline.plan.asked import Asked
+from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.parts import AdapterSpec, OtherModel
 from paceline.plan.plan import Decision, Plan
 
@@ -35,7 +35,7 @@ class Rows(Protocol):
 @dataclass(frozen=True)
 class AlgorithmSpec:
     """``rows``: the kind of row that it reads, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: the role of the model that training
-    starts from; ``asks``: what its forward must give (values of ``protocols.roles.Ask``), in training and evaluation.
+    starts from; ``outputs``: what its forward must give (values of ``protocols.roles.Ask``), in training and evaluation.
 
     ``whole_answers``: its loss is of answers, not a sum over tokens that stand by themselves. ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with; ``further_forwards``: over all rows of a step, beside each
@@ -49,7 +49,7 @@ class AlgorithmSpec:
     name: str = ""
     rows: str = "documents"
     trains: str = "policy"
-    asks: tuple[str, ...] = ("nll", "correct")
+    outputs: tuple[str, ...] = ("nll", "correct")
     whole_answers: bool = False
     named: Mapping[str, str] = field(default_factory=dict)
     evaluated: tuple[str, ...] = ()
@@ -92,12 +92,12 @@ class AlgorithmSpec:
     @property
     def scalar_head(self) -> bool:
         """Whether the trained model scores whole documents, with a head of a few numbers in place of the vocabulary's."""
-        return bool({"scores", "classes"} & set(self.asks))
+        return bool({"scores", "classes"} & set(self.outputs))
 
     @property
     def sums_tokens(self) -> bool:
         """Whether the loss of a document is a sum that the head makes over its tokens, so that ranks may hold pieces of it."""
-        return "nll" in self.asks
+        return "nll" in self.outputs
 
     @property
     def documents_a_row(self) -> int:
@@ -128,7 +128,7 @@ class AlgorithmSpec:
         """Of its options those that its class is made with: not the names of models, nor what the run goes by."""
         return {k: v for k, v in options.items() if k not in (*self.named.values(), *self.beside)}
 
-    def compares_answers(self, training: Training) -> bool:
+    def uses_group_baseline(self, training: Training) -> bool:
         """Whether an answer is as good as it is better than the others to its prompt."""
         return self.group_relative or bool(self.group_option and self.options_of(training)[self.group_option])
 
@@ -165,7 +165,7 @@ class AlgorithmSpec:
         """The roles beside the trained model's for which another model can be named."""
         return tuple(self.named)
 
-    def check(self, job: Asked) -> Iterable[Diagnostic]:
+    def check(self, job: JobToCheck) -> Iterable[Diagnostic]:
         """What this algorithm cannot be combined with, and options of it that do nothing: findings of the one pass of rules, made by ``job.problem``."""
         return ()
 

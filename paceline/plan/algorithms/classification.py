@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.base import AlgorithmSpec, Training
-from paceline.plan.asked import Asked
+from paceline.plan.job_to_check import JobToCheck
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Classifying(AlgorithmSpec):
         options = self.options_of(training)
         return len(options["labels"]) or options["num_labels"] or 1
 
-    def check(self, job: Asked) -> Iterator[Diagnostic]:
+    def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         """classification.labels"""
         own = job.own_options
         if own is None or not own.labels:
@@ -33,5 +33,5 @@ class Classifying(AlgorithmSpec):
 
 
 CLASSIFICATION = Classifying(
-    "classification", "classified", trains="classifier", asks=("classes",), whole_answers=True, evaluated=("eval_loss", "eval_accuracy", "eval_macro_f1"),
+    "classification", "classified", trains="classifier", outputs=("classes",), whole_answers=True, evaluated=("eval_loss", "eval_accuracy", "eval_macro_f1"),
 )  # fmt: skip

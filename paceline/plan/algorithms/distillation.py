@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training
-from paceline.plan.asked import Asked
+from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision, Plan
 
@@ -23,7 +23,7 @@ class Distilled(AlgorithmSpec):
         name = self.model_named(training, "teacher")
         return "", {"teacher": OtherModel(False, name)}, (Decision("teacher", "frozen", name or "none is named"),)
 
-    def check(self, job: Asked) -> Iterator[Diagnostic]:
+    def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         """algorithm.no_teacher"""
         if job.own_options is None or job.own_options.teacher_model is None:
             what = "distillation learns from another model, and none is named"
@@ -49,6 +49,6 @@ class Distilled(AlgorithmSpec):
 
 
 DISTILLATION = Distilled(
-    "distillation", asks=("divergence", "nll", "correct"), named={"teacher": "teacher_model"}, lends_head=("teacher",), frozen_beside=1,
+    "distillation", outputs=("divergence", "nll", "correct"), named={"teacher": "teacher_model"}, lends_head=("teacher",), frozen_beside=1,
     same_tokens=("teacher",), evaluated=("eval_loss", "eval_nll", "eval_accuracy"),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from paceline.config.sections.kto import KtoOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.plan import codes
 from paceline.plan.algorithms.base import Adapter, AlgorithmSpec, Training, live_reference
-from paceline.plan.asked import Asked
+from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import Decision
 
@@ -21,7 +21,7 @@ class Kto(AlgorithmSpec):
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
         return live_reference(self, training, adapter)
 
-    def check(self, job: Asked) -> Iterator[Diagnostic]:
+    def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         t = job.config.training
         rows = t.per_device_train_batch_size * t.gradient_accumulation_steps * (job.world_size or 2)
         measured = (job.own_options or KtoOptions()).loss_type == "kto"
@@ -33,6 +33,6 @@ class Kto(AlgorithmSpec):
 
 
 KTO = Kto(
-    "kto", "labelled", asks=("logprobs",), whole_answers=True, named={"reference": "ref_model"}, frozen_beside=1, further_forwards=2,
+    "kto", "labelled", outputs=("logprobs",), whole_answers=True, named={"reference": "ref_model"}, frozen_beside=1, further_forwards=2,
     evaluated=("eval_loss", "eval_kl", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from paceline.plan.plan import Decision
 
 
 @dataclass(frozen=True)
-class OnPolicy(AlgorithmSpec):
+class OnPolicySpec(AlgorithmSpec):
     """A KL holds the policy to its reference; a reward model may judge the answers, a value model expect their scores."""
 
     def named_roles(self) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ class OnPolicy(AlgorithmSpec):
         return None if judge is None else str(judge)
 
     def models(self, training: Training, adapter: Adapter) -> tuple[str, dict[str, OtherModel], tuple[Decision, ...]]:
-        reference, said = self._reference(training, adapter)
+        reference, decisions = self._reference(training, adapter)
         found: dict[str, OtherModel] = {}
         if reference == "live":
             found["reference"] = OtherModel(False, self.model_named(training, "reference"))
@@ -35,12 +35,12 @@ class OnPolicy(AlgorithmSpec):
             found["value"] = OtherModel(True, name)
             start = name or "the model that training starts from, with a fresh head"
             own = ", with an adapter of its own" if adapter is not None else ""
-            said += (Decision("value model", "trained", f"{start}{own}"),)
+            decisions += (Decision("value model", "trained", f"{start}{own}"),)
         judge = self.model_named(training, "reward")
         if judge is not None:
             found["reward"] = OtherModel(False, judge)
-            said += (Decision("reward model", "frozen", judge),)
-        return reference, found, said
+            decisions += (Decision("reward model", "frozen", judge),)
+        return reference, found, decisions
 
     def _reference(self, training: Training, adapter: Adapter) -> tuple[str, tuple[Decision, ...]]:
         """The reference that a KL holds the policy to."""
@@ -57,19 +57,19 @@ class OnPolicy(AlgorithmSpec):
         return "live", (Decision("reference", "live", f"{named}, frozen beside the policy"),)
 
 
-GRPO = OnPolicy(
-    "grpo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
+GRPO = OnPolicySpec(
+    "grpo", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=8,
     kl="beta", passes="num_iterations",
 )  # fmt: skip
-RLOO = OnPolicy(
-    "rloo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=2,
+RLOO = OnPolicySpec(
+    "rloo", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_relative=True, num_generations=2,
     kl="beta", passes="num_iterations",
 )  # fmt: skip
-REINFORCE_PLUS_PLUS = OnPolicy(
-    "reinforce_plus_plus", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_option="group_baseline",
+REINFORCE_PLUS_PLUS = OnPolicySpec(
+    "reinforce_plus_plus", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model"}, frozen_beside=1, group_option="group_baseline",
     kl="beta", passes="num_iterations",
 )  # fmt: skip
-PPO = OnPolicy(
-    "ppo", "prompts", asks=("logprobs", "entropy"), named={"reference": "ref_model", "value": "value_model"}, frozen_beside=2, trained_beside=1,
+PPO = OnPolicySpec(
+    "ppo", "prompts", outputs=("logprobs", "entropy"), named={"reference": "ref_model", "value": "value_model"}, frozen_beside=2, trained_beside=1,
     value_model=True, kl="kl_coef", passes="num_ppo_epochs",
 )  # fmt: skip

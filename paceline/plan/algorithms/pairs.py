@@ -28,16 +28,16 @@ class Dpo(AlgorithmSpec):
 
 
 REWARD = AlgorithmSpec(
-    "reward", "pairs", trains="reward", asks=("scores",),
+    "reward", "pairs", trains="reward", outputs=("scores",),
     evaluated=("eval_loss", "eval_accuracy", "eval_margin", "eval_reward_chosen", "eval_reward_rejected", "eval_reward_mean", "eval_reward_std", "eval_calibration_error"),
 )  # fmt: skip
 _STATISTICS = ("eval_loss", "eval_rewards/chosen", "eval_rewards/rejected", "eval_rewards/accuracies", "eval_rewards/margins", "eval_logps/chosen", "eval_logps/rejected")  # fmt: skip
 DPO = Dpo(
-    "dpo", "pairs", asks=("logprobs",), named={"reference": "ref_model"}, frozen_beside=1,
+    "dpo", "pairs", outputs=("logprobs",), named={"reference": "ref_model"}, frozen_beside=1,
     beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"), evaluated=_STATISTICS,
 )  # fmt: skip
-CPO = AlgorithmSpec("cpo", "pairs", asks=("logprobs",), evaluated=_STATISTICS)
+CPO = AlgorithmSpec("cpo", "pairs", outputs=("logprobs",), evaluated=_STATISTICS)
 ORPO = AlgorithmSpec(
-    "orpo", "pairs", asks=("logprobs",), evaluated=(*_STATISTICS, "eval_log_odds_ratio", "eval_log_odds_chosen")
+    "orpo", "pairs", outputs=("logprobs",), evaluated=(*_STATISTICS, "eval_log_odds_ratio", "eval_log_odds_chosen")
 )
-SIMPO = AlgorithmSpec("simpo", "pairs", asks=("logprobs",), evaluated=_STATISTICS)
+SIMPO = AlgorithmSpec("simpo", "pairs", outputs=("logprobs",), evaluated=_STATISTICS)

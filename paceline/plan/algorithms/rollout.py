@@ -11,7 +11,7 @@ from paceline.core.units import human_bytes
 from paceline.plan import codes
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.room import placed
+from paceline.plan.cost.room import bytes_by_device
 from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.parts import ModelStates
@@ -43,7 +43,7 @@ def check_rollout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSp
     return []
 
 
-def rollout_cut(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[int, int]:
+def rollout_layout(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> tuple[int, int]:
     """(optimizer steps that one pass over a rollout takes, passes over it)."""
     pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
     return pieces // batch.accumulation, spec.num_passes(training)
@@ -54,7 +54,7 @@ def rollout_decisions(spec: AlgorithmSpec, training: TrainingSection, batch: Bat
     if not spec.on_policy:
         return ()
     group = spec.group_size(training)
-    windows, passes = rollout_cut(spec, training, batch)
+    windows, passes = rollout_layout(spec, training, batch)
     answers, steps = windows * batch.global_batch, windows * passes
     value = f"{answers // group} prompts × {group} answer{'s' if group > 1 else ''}"
     return (Decision("rollout", value, f"then {steps} optimizer step{'s' if steps > 1 else ''} on it; batch sizes count answers"),)  # fmt: skip
@@ -68,15 +68,15 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
         or options.server
     ):
         return plan
-    asked = options.gather_for_generation
+    requested = options.gather_for_generation
     need, room, words = _room_to_generate(plan, hardware, options.generation_rows)
-    whole = asked if asked is not None else need is None or need < MARGIN * room
-    reason = words if asked is None else f"{words}; {_KEY}.gather_for_generation: {str(asked).lower()}"
-    said = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
+    whole = requested if requested is not None else need is None or need < MARGIN * room
+    reason = words if requested is None else f"{words}; {_KEY}.gather_for_generation: {str(requested).lower()}"
+    choice = "the whole model on every rank" if whole else "all ranks together, a layer gathered at a time"
     engine = plan.engine
     if not whole and isinstance(engine, (FsdpOptions, DeepSpeedOptions)):
         engine = replace(engine, gather_for_generation=False)
-    return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", said, reason)))
+    return replace(plan, engine=engine, decisions=(*plan.decisions, Decision("answers are written", choice, reason)))
 
 
 def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
@@ -97,7 +97,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
         return []
     weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
     card = hardware.memory_bytes / (1 if hardware.device == "cuda" else max(1, plan.world_size // plan.num_nodes))
-    held = placed(plan, ModelStates(states.parameters, 0, states.optimizer)).card
+    held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
     if weights + held <= card:
         return []
     what = "every rank gathers the whole model" + (" to send it to the server that writes answers" if server else "")
@@ -120,6 +120,6 @@ def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float 
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * plan.seq_len * rows * size / plan.mesh.tp
     kept = replace(states, counters=0)
     on_cpu = hardware.device == "cpu"
-    held = float(kept.total if on_cpu else placed(plan, kept).card)
+    held = float(kept.total if on_cpu else bytes_by_device(plan, kept).card)
     parts = f"weights {human_bytes(weights)}, {rows} answers {human_bytes(cache)}, states {human_bytes(held)}"
     return weights + cache + held, room, f"whole it would take {parts} of {human_bytes(room)}"

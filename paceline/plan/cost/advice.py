@@ -6,20 +6,20 @@ import math
 from collections.abc import Sequence
 
 from paceline.core.units import human_count, human_seconds
-from paceline.plan.cost.search import GIB, MARGIN, Ask, Candidate, near_rows
+from paceline.plan.cost.search import GIB, MARGIN, Candidate, SearchSpec, near_rows
 from paceline.plan.size_rule import chain_from, size_rule
 
 HOURS_BETWEEN_FAILURES = 50_000.0  # of one card; Llama 3's 405B run: 419 interruptions in 54 days on 16,384 (arXiv:2407.21783) is one in 50,000 h
 SECONDS_TO_SAVE = 60.0
 
 
-def escalated(ask: Ask, found: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
+def escalated(spec: SearchSpec, found: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
     """The guide's strategy, and from there up until a layout fits: (the one taken, every step in words).
 
     Without recomputation first, then with it, then the next strategy; of each the largest micro-batch that fits.
     """
-    start, _ = size_rule(ask.shape.num_parameters)
-    said = [f"the guide's rule for {human_count(ask.shape.num_parameters)} parameters: {start}"]
+    start, _ = size_rule(spec.shape.num_parameters)
+    lines = [f"the guide's rule for {human_count(spec.shape.num_parameters)} parameters: {start}"]
     for strategy in chain_from(start):
         for recompute in ("none", "full"):
             layouts = [c for c in found if c.strategy == strategy and c.work.recompute == recompute]
@@ -29,41 +29,41 @@ def escalated(ask: Ask, found: Sequence[Candidate]) -> tuple[Candidate | None, l
             with_it = f"{strategy}{' with recomputation' if recompute == 'full' else ''}"
             if fitting:
                 taken = min(fitting, key=lambda c: c.step)
-                said.append(
+                lines.append(
                     f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.card / GIB:.0f} at micro-batch {taken.work.micro_batch}: fits"
                 )
-                return taken, said
-            said.append(f"{with_it}: {min(layouts, key=lambda c: c.bytes).binding}")
-    return None, said
+                return taken, lines
+            lines.append(f"{with_it}: {min(layouts, key=lambda c: c.bytes).binding}")
+    return None, lines
 
 
-def advice(ask: Ask, found: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
+def advice(spec: SearchSpec, found: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
     """Sentences for a person."""
     if chosen is None:
-        return _what_would_fit(ask, found)
-    said = []
-    if ask.rows % ask.cluster.cards:
-        near = " or ".join(map(str, near_rows(ask)))
-        said.append(f"{ask.rows} rows a step are no multiple of {ask.cluster.cards} cards: strategies that give every card rows of its own are left out; {near} rows bring them in")  # fmt: skip
-    return [*said, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
+        return _what_would_fit(spec, found)
+    lines = []
+    if spec.rows % spec.cluster.cards:
+        near = " or ".join(map(str, near_rows(spec)))
+        lines.append(f"{spec.rows} rows a step are no multiple of {spec.cluster.cards} cards: strategies that give every card rows of its own are left out; {near} rows bring them in")  # fmt: skip
+    return [*lines, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
 
 
-def _what_would_fit(ask: Ask, found: Sequence[Candidate]) -> list[str]:
+def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
     nearest = min((c for c in found if not c.impossible), key=lambda c: c.bytes, default=None)
     if nearest is None:
         return ["nothing here can run: see the reasons in the table"]
     more = math.ceil(nearest.bytes / nearest.limit)
-    said = [f"nothing fits; nearest is {nearest.strategy} with {nearest.binding}"]
-    said.append(
+    lines = [f"nothing fits; nearest is {nearest.strategy} with {nearest.binding}"]
+    lines.append(
         f"what would make it fit: at least {more} × as many cards where states bind, or a card with {nearest.bytes / MARGIN / GIB:.0f} GiB"
     )
     if nearest.peak.logits > 0.2 * nearest.peak.total:
-        said.append("logits bind: a shorter sequence, or tensor parallel with a parallel loss")
+        lines.append("logits bind: a shorter sequence, or tensor parallel with a parallel loss")
     if nearest.work.adapter is None:
-        said.append(
+        lines.append(
             "or LoRA (lora: {r: 16}): gradients and optimizer of the adapter only; with quantization_bit: 4 the weights take a quarter"
         )
-    return said
+    return lines
 
 
 SLIGHT = 0.02  # of a step: not worth a remedy

@@ -1,4 +1,4 @@
-"""A resolved plan as a ``Work``: so that what is predicted is what will run, its states counted to the byte."""
+"""A resolved plan as a ``StepSpec``: so that what is predicted is what will run, its states counted to the byte."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from paceline.config.sections.training_scale import Parallelism
 from paceline.plan.algorithms.base import algorithm_spec
-from paceline.plan.algorithms.rollout import rollout_cut
-from paceline.plan.cost.layout import Layout, Storage
+from paceline.plan.algorithms.rollout import rollout_layout
+from paceline.plan.cost.layout import Storage, StrategyLayout
 from paceline.plan.cost.pieces import pieces_of
 from paceline.plan.cost.room import master_bytes
-from paceline.plan.cost.search import Ask, Candidate, own_kernels, predicted
+from paceline.plan.cost.search import Candidate, SearchSpec, own_kernels, predicted
 from paceline.plan.cost.states import SIZES
-from paceline.plan.cost.work import Adapter, Machine, Rollout, Work
-from paceline.plan.hardware.catalogue import FULL_PRECISION, Cluster, card_named
+from paceline.plan.cost.work import AdapterSize, Machine, RolloutSpec, StepSpec
+from paceline.plan.hardware.catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec
@@ -25,7 +25,7 @@ CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, me
 PROCESS = 0.45 * 2**30  # an interpreter with torch and Transformers loaded: resident on a CPU before any tensor
 
 
-def cluster_of_hardware(hardware: Hardware, nodes: int) -> Cluster | None:
+def cluster_of_hardware(hardware: Hardware, nodes: int) -> AcceleratorCluster | None:
     """The probed machine with the catalogue's bandwidths; None for a CPU or a card that nobody has listed."""
     from paceline.core.errors import ConfigError
 
@@ -40,7 +40,7 @@ def cluster_of_hardware(hardware: Hardware, nodes: int) -> Cluster | None:
         memory=float(hardware.memory_bytes),
         host_memory=float(hardware.host_memory_bytes),
     )
-    return Cluster(
+    return AcceleratorCluster(
         machine,
         hardware.num_devices * nodes,
         "this machine, links by the catalogue",
@@ -50,7 +50,7 @@ def cluster_of_hardware(hardware: Hardware, nodes: int) -> Cluster | None:
     )
 
 
-def cluster_of_cpu(hardware: Hardware, ranks: int) -> Cluster:
+def cluster_of_cpu(hardware: Hardware, ranks: int) -> AcceleratorCluster:
     """A guess at ``ranks`` processes on a CPU, one share of the cores each: what the ledger then corrects."""
     cores = max(1.0, hardware.cpu_count / max(1, ranks))
     machine = Machine(
@@ -64,31 +64,31 @@ def cluster_of_cpu(hardware: Hardware, ranks: int) -> Cluster:
         host_memory=float(hardware.host_memory_bytes),
         context=False,
     )
-    return Cluster(machine, max(1, ranks), "a guess at a CPU")
+    return AcceleratorCluster(machine, max(1, ranks), "a guess at a CPU")
 
 
 def predicted_plan(plan: Plan, hardware: Hardware) -> Candidate | None:
     """What is predicted of a plan on a machine with accelerators of the catalogue; None for any other, and where the model's size is not known."""
     cluster = cluster_of_hardware(hardware, plan.num_nodes)
-    ask = ask_of(plan, cluster) if cluster else None
-    return planned_candidate(plan, ask) if ask else None
+    spec = search_spec_of(plan, cluster) if cluster else None
+    return planned_candidate(plan, spec) if spec else None
 
 
 def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
     """(bytes of the fullest rank, tokens a second over all ranks) as planned, uncorrected; None where nothing can be said."""
     if hardware.device == "cpu":
-        cluster: Cluster | None = cluster_of_cpu(hardware, plan.world_size // plan.num_nodes)
+        cluster: AcceleratorCluster | None = cluster_of_cpu(hardware, plan.world_size // plan.num_nodes)
     else:
         cluster = cluster_of_hardware(hardware, plan.num_nodes)
-    ask = ask_of(plan, cluster) if cluster else None
-    candidate = planned_candidate(plan, ask) if ask else None
+    spec = search_spec_of(plan, cluster) if cluster else None
+    candidate = planned_candidate(plan, spec) if spec else None
     if candidate is None:
         return None
     resident = PROCESS if hardware.device == "cpu" else 0.0
     return candidate.bytes + resident, candidate.work.step_tokens / candidate.step
 
 
-def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> Adapter | None:
+def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize | None:
     """What LoRA adds and what its base takes."""
     if adapter is None:
         return None
@@ -97,14 +97,16 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> Adapter | No
     base = 2.0
     if quantization:
         base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
-    return Adapter(sum(p.numel for p in pieces if p.trained), base)
+    return AdapterSize(sum(p.numel for p in pieces if p.trained), base)
 
 
-def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0, 1.0)) -> Ask | None:
+def search_spec_of(
+    plan: Plan, cluster: AcceleratorCluster, corrections: tuple[float, float] = (1.0, 1.0)
+) -> SearchSpec | None:
     """The plan's job on ``cluster``, its layout left open; None when the model's size is not known."""
     if plan.shape is None:
         return None
-    ask = Ask(
+    spec = SearchSpec(
         shape=plan.shape,
         cluster=cluster,
         seq_len=plan.seq_len,
@@ -116,7 +118,7 @@ def ask_of(plan: Plan, cluster: Cluster, corrections: tuple[float, float] = (1.0
         rollout=_rollout(plan),
         frozen_size=_frozen_size(plan),
     )
-    return _with_length(ask, plan)
+    return _with_length(spec, plan)
 
 
 def _frozen_size(plan: Plan) -> float:
@@ -128,16 +130,16 @@ def _frozen_size(plan: Plan) -> float:
     return sum(known) / len(known) / plan.shape.num_parameters
 
 
-def _rollout(plan: Plan) -> Rollout | None:
+def _rollout(plan: Plan) -> RolloutSpec | None:
     options = plan.config.training.rollout
     spec = algorithm_spec(plan.algorithm)
     if not spec.on_policy or options is None:
         return None
-    windows, passes = rollout_cut(spec, plan.config.training, plan.batch)
-    return Rollout(options.max_completion_length, windows, passes, options.generation_rows)
+    windows, passes = rollout_layout(spec, plan.config.training, plan.batch)
+    return RolloutSpec(options.max_completion_length, windows, passes, options.generation_rows)
 
 
-def _with_length(ask: Ask, plan: Plan) -> Ask:
+def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
     """Steps where the config fixes them, checkpoints kept, what is offloaded to disk."""
     training = plan.config.training
     steps, every = max(0, training.max_steps), training.save_steps
@@ -145,34 +147,34 @@ def _with_length(ask: Ask, plan: Plan) -> Ask:
     kept = min(saves, training.save_total_limit or saves)
     parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
     nvme = frozenset(part for part, place in parts if place == "nvme")
-    return replace(ask, steps=steps, kept=kept, nvme=nvme)
+    return replace(spec, steps=steps, kept=kept, nvme=nvme)
 
 
-def of_length(ask: Ask, plan: Plan, epoch: tuple[int, int] | None) -> Ask:
-    """``ask`` with the training as long as the config says and an ``epoch`` of prepared data measures: (rows, tokens of all of them); None where it is
+def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> SearchSpec:
+    """``spec`` with the training as long as the config says and an ``epoch`` of prepared data measures: (rows, tokens of all of them); None where it is
     not prepared: then steps are those of ``max_steps``, and rows count as full."""
     training = plan.config.training
     if epoch is None or not epoch[0]:
-        full = f"rows counted as full, {ask.seq_len:,} tokens"
+        full = f"rows counted as full, {spec.seq_len:,} tokens"
         needed = (
             "once the data is prepared: paceline prepare"
             if algorithm_spec(plan.algorithm).measured
             else "with training.max_steps"
         )
-        return replace(ask, basis=full if ask.steps else f"how long it all takes is told {needed}")
+        return replace(spec, basis=full if spec.steps else f"how long it all takes is told {needed}")
     rows, tokens = epoch
-    whole = rows // ask.rows if training.dataloader_drop_last else -(-rows // ask.rows)
-    steps = ask.steps or math.ceil(training.num_train_epochs * whole)
+    whole = rows // spec.rows if training.dataloader_drop_last else -(-rows // spec.rows)
+    steps = spec.steps or math.ceil(training.num_train_epochs * whole)
     basis = f"{rows:,} rows an epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
-    return replace(ask, steps=steps, row_tokens=tokens / rows, basis=basis)
+    return replace(spec, steps=steps, row_tokens=tokens / rows, basis=basis)
 
 
-def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
+def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
     """The prediction for the plan's own layout; None for a strategy that does not say what it comes to."""
     layout = strategy_spec(plan.strategy).layout(plan.mesh, plan.engine)
     if layout is None:
         return None
-    candidate = predicted(layout, work_of(plan, ask, layout), plan.mesh, ask)
+    candidate = predicted(layout, step_spec_of(plan, spec, layout), plan.mesh, spec)
     states = plan.memory and plan.memory.largest
     if not states or plan.mesh.pp > 1:
         return candidate
@@ -191,16 +193,16 @@ def planned_candidate(plan: Plan, ask: Ask) -> Candidate | None:
     return replace(candidate, peak=peak)
 
 
-def work_of(plan: Plan, ask: Ask, layout: Layout) -> Work:
+def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSpec:
     """The plan's layout. The optimizer's bytes a parameter follow from its kind; gradients and masters from the engine's precision."""
     mesh, storage = plan.mesh, layout.storage
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
     if not low:
         storage = Storage(size, size, 2 * size, storage.sent)
-    return Work(
-        shape=ask.shape,
-        machine=ask.cluster.machine if low else _full_precision(ask.cluster.machine),
+    return StepSpec(
+        shape=spec.shape,
+        machine=spec.cluster.machine if low else _full_precision(spec.cluster.machine),
         seq_len=plan.seq_len,
         micro_batch=plan.batch.micro_batch,
         accumulation=plan.batch.accumulation,
@@ -212,17 +214,17 @@ def work_of(plan: Plan, ask: Ask, layout: Layout) -> Work:
         shard=(mesh.dp_shard if layout.zero else mesh.data_parallel_size) * mesh.cp,
         storage=storage,
         recompute="full" if plan.recompute else "none",
-        flash=ask.flash,
+        flash=spec.flash,
         compiled=plan.compile,
         sequence_parallel=(plan.config.training.parallelism or Parallelism()).sequence_parallel,
         stages_a_rank=layout.stages_a_rank,
-        adapter=ask.adapter,
+        adapter=spec.adapter,
         offload=layout.offload,
         algorithm=plan.algorithm,
-        kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
+        kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
         element=size,
-        rollout=ask.rollout,
-        frozen_size=ask.frozen_size,
+        rollout=spec.rollout,
+        frozen_size=spec.frozen_size,
         start=layout.start,
         master=float(SIZES.get(plan.precision.master, 4)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.plan.cost.starts import CARD, Start
+from paceline.plan.cost.starts import CARD, LoadingSpec
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights with 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class StrategyLayout:
     """One way of a strategy, called ``name`` on a page; ``strategy`` starts it.
 
     ``zero`` (0 to 3) says what is shared out, as ZeRO's stages do. ``tp``, ``pp``, ``cp``: whether these axes of the mesh are searched; ``hybrid``: whether
@@ -41,7 +41,7 @@ class Layout:
     cp: bool = False
     hybrid: bool = False
     offload: str = "none"
-    start: Start | None = CARD
+    start: LoadingSpec | None = CARD
     packed: bool = False
     whole_submodules: bool = True
     sequence_parallel: bool = True

@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One run. Bytes of the fullest rank, tokens a second over all ranks; None where nothing was predicted or measured."""
 
     time: str
@@ -45,7 +45,7 @@ def _ratio(measured: float | None, predicted: float | None) -> float | None:
     return measured / predicted if measured and predicted else None
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[LedgerEntry]:
     """All entries, oldest first; lines that cannot be read are left out. An absent file is an empty ledger."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -54,15 +54,15 @@ def read(path: Path) -> list[Entry]:
     return [entry for entry in map(_entry, lines) if entry is not None]
 
 
-def _entry(line: str) -> Entry | None:
+def _entry(line: str) -> LedgerEntry | None:
     try:
         data: Any = json.loads(line)
-        return Entry(**data)
+        return LedgerEntry(**data)
     except (ValueError, TypeError):
         return None
 
 
-def append(path: Path, entry: Entry) -> None:
+def append(path: Path, entry: LedgerEntry) -> None:
     """Add one line; the file is kept short."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = read(path)[-(KEPT - 1) :]
@@ -72,7 +72,7 @@ def append(path: Path, entry: Entry) -> None:
     staged.replace(path)
 
 
-def corrections(entries: Iterable[Entry], machine: str) -> tuple[float, float]:
+def corrections(entries: Iterable[LedgerEntry], machine: str) -> tuple[float, float]:
     """(factor on memory, factor on time) for plans on ``machine``: medians over its newest runs; 1 where there are none."""
     own = [entry for entry in entries if entry.machine == machine][-LEARNT_FROM:]
     memory = _bounded([e.memory_ratio for e in own if e.memory_ratio])
@@ -85,7 +85,7 @@ def _bounded(ratios: Sequence[float]) -> float:
     return min(high, max(low, statistics.median(ratios))) if ratios else 1.0
 
 
-def table(entries: Sequence[Entry]) -> str:
+def table(entries: Sequence[LedgerEntry]) -> str:
     """The ledger for a person, the newest last, and what follows for each machine."""
     if not entries:
         return "The ledger is empty: every finished run adds a line.\n"
@@ -109,6 +109,6 @@ def _number(value: float | None, unit: float) -> str:
     return f"{value / unit:.1f}" if value / unit < 1000 else f"{value / unit:,.0f}"
 
 
-def to_json(entries: Sequence[Entry]) -> list[Mapping[str, float | str | None]]:
+def to_json(entries: Sequence[LedgerEntry]) -> list[Mapping[str, float | str | None]]:
     """Plain JSON types."""
     return [{**asdict(e), "memory_ratio": e.memory_ratio, "speed_ratio": e.speed_ratio} for e in entries]

@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 
 from paceline.core.units import human_bytes, human_seconds
-from paceline.plan.cost.search import Ask, Candidate, host_bytes
-from paceline.plan.cost.work import Work
+from paceline.plan.cost.search import Candidate, SearchSpec, host_bytes
+from paceline.plan.cost.work import StepSpec
 
 SAVED = (
     12.0  # bytes a trained parameter: fp32 weight and two moments (checkpoint/: plain names, any strategy reads them)
@@ -33,25 +33,25 @@ class Outlook:
 
     def text(self) -> str:
         """One sentence."""
-        said = []
+        parts = []
         if self.steps:
             rests = f" ({self.basis})" if self.basis else ""
-            said.append(f"{self.steps:,} steps in {human_seconds(self.seconds)}{rests}")
+            parts.append(f"{self.steps:,} steps in {human_seconds(self.seconds)}{rests}")
         elif self.basis:
-            said.append(self.basis)
+            parts.append(self.basis)
         many = f" × {self.kept} = {human_bytes(self.disk_bytes)}" if self.kept > 1 else ""
-        said.append(f"a checkpoint takes {human_bytes(self.checkpoint_bytes)} of disk{many}")
+        parts.append(f"a checkpoint takes {human_bytes(self.checkpoint_bytes)} of disk{many}")
         if self.host_bytes_a_node:
-            said.append(f"offload takes {human_bytes(self.host_bytes_a_node)} of host memory a node")
+            parts.append(f"offload takes {human_bytes(self.host_bytes_a_node)} of host memory a node")
         if self.nvme_bytes_a_node:
-            said.append(f"offload takes {human_bytes(self.nvme_bytes_a_node)} of NVMe a node")
-        return "; ".join(said)
+            parts.append(f"offload takes {human_bytes(self.nvme_bytes_a_node)} of NVMe a node")
+        return "; ".join(parts)
 
 
-def outlook(candidate: Candidate, ask: Ask) -> Outlook:
+def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
     """What follows from a layout for a whole training."""
-    work, nvme = candidate.work, ask.nvme
-    steps = ask.steps or (math.ceil(ask.tokens / work.step_tokens) if ask.tokens else 0)
+    work, nvme = candidate.work, spec.nvme
+    steps = spec.steps or (math.ceil(spec.tokens / work.step_tokens) if spec.tokens else 0)
     each = SAVED * trained_parameters(work) * (1 + work.trained_models)
     host, disk = host_bytes(work), 0.0
     if nvme and host:
@@ -60,17 +60,17 @@ def outlook(candidate: Candidate, ask: Ask) -> Outlook:
         disk = optimizer * ("optimizer" in nvme) + (host - optimizer) * ("parameters" in nvme)
     return Outlook(
         steps=steps,
-        seconds=steps * candidate.step * (ask.row_tokens / ask.seq_len if ask.row_tokens else 1.0),
+        seconds=steps * candidate.step * (spec.row_tokens / spec.seq_len if spec.row_tokens else 1.0),
         checkpoint_bytes=round(each),
-        kept=ask.kept,
-        disk_bytes=round(each * ask.kept),
+        kept=spec.kept,
+        disk_bytes=round(each * spec.kept),
         host_bytes_a_node=round(host - disk),
         nvme_bytes_a_node=round(disk),
-        basis=ask.basis,
+        basis=spec.basis,
     )
 
 
-def trained_parameters(work: Work) -> float:
+def trained_parameters(work: StepSpec) -> float:
     """Of one trained model: all, or the adapter's and what is trained whole beside it."""
     if work.adapter is not None:
         return float(work.adapter.parameters + work.adapter.full_modules)

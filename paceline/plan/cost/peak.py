@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
-from paceline.plan.cost.work import Rollout, StageCut, Work
+from paceline.plan.cost.work import RolloutSpec, StageSize, StepSpec
 
 BUCKET = 25 * 2**20  # DDP's
 OWN_NORM = 4.0  # input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
@@ -47,7 +47,7 @@ class Peak:
         return {f.name: round(getattr(self, f.name)) for f in fields(self)}
 
 
-def peak_of(work: Work, c: MemoryCoefficients, place: int) -> Peak:
+def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
     """The peak of the ``place``-th rank of a pipeline (0 where there is none)."""
     stage = work.stages[place]
     whole = work.stage_parameters(stage)
@@ -86,24 +86,24 @@ def peak_of(work: Work, c: MemoryCoefficients, place: int) -> Peak:
     )
 
 
-def _answers(work: Work) -> float:
+def _answers(work: StepSpec) -> float:
     """Keys and values of the answers that are written together, before the update begins: at their longest, whole rows."""
     if not work.spec.on_policy:
         return 0.0
-    rollout = work.rollout or Rollout(work.seq_len // 2)
+    rollout = work.rollout or RolloutSpec(work.seq_len // 2)
     rows = min(rollout.rows, work.micro_batch * work.accumulation * rollout.windows)
     shape = work.shape
     return 2 * work.element * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len * rows / (work.tp * work.pp)
 
 
-def worst_peak(work: Work, c: MemoryCoefficients) -> tuple[int, Peak]:
+def worst_peak(work: StepSpec, c: MemoryCoefficients) -> tuple[int, Peak]:
     """The fullest place of a pipeline and its peak: the ends and one between are looked at."""
     places = {0, 1, work.pp - 2, work.pp - 1} if work.pp > 1 else {0}
     found = [(place, peak_of(work, c, place)) for place in sorted(p for p in places if 0 <= p < work.pp)]
     return max(found, key=lambda pair: pair[1].total)
 
 
-def in_flight(work: Work, place: int) -> float:
+def in_flight(work: StepSpec, place: int) -> float:
     """Micro-batches whose activations a stage holds under 1F1B: those that stages behind it have not given back (interleaved: a part more)."""
     if work.pp == 1:
         return 1.0
@@ -113,7 +113,7 @@ def in_flight(work: Work, place: int) -> float:
     return held
 
 
-def _states(work: Work, whole: float) -> tuple[float, float, float]:
+def _states(work: StepSpec, whole: float) -> tuple[float, float, float]:
     """(weights, gradients, optimizer) of a rank with ``whole`` unsharded parameters."""
     share = work.sharers
     s, adapter = work.storage, work.adapter
@@ -134,7 +134,7 @@ def _states(work: Work, whole: float) -> tuple[float, float, float]:
     return weights, gradients, optimizer
 
 
-def _kept(work: Work, c: MemoryCoefficients) -> tuple[float, float]:
+def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     """What one layer keeps of one micro-batch for its backward: (attention with its norm, feed-forward with its norm).
 
     Two bytes an element. Attention: residual, norm's output, q, k and v (spread to all heads where the block does so), the attention's output.
@@ -171,7 +171,7 @@ def _kept(work: Work, c: MemoryCoefficients) -> tuple[float, float]:
     return tokens * attention / split, tokens * mlp / split
 
 
-def _segments(work: Work) -> float:
+def _segments(work: StepSpec) -> float:
     """From 0 to 1: how far one tensor's size is above what the allocator serves from common segments, where micro-batches overlap."""
     if work.tp == 1 or work.pp == 1 or work.accumulation == 1:
         return 0.0
@@ -179,7 +179,7 @@ def _segments(work: Work) -> float:
     return min(1.0, max(0.0, (size - LARGE_BUFFER) / (2 * LARGE_BUFFER)))
 
 
-def _visited(work: Work) -> float:
+def _visited(work: StepSpec) -> float:
     """Experts that a token visits (1 for a dense model)."""
     if not work.shape.experts:
         return 1.0
@@ -189,7 +189,7 @@ def _visited(work: Work) -> float:
     return (work.layer_matmul - attention) / expert
 
 
-def _logits(work: Work, c: MemoryCoefficients) -> float:
+def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
     """Logits, their fp32 copy, its softmax and gradients, as long as they are whole."""
     if work.kernels != "eager":  # chunks of logits, and the head's gradient made in the forward (models.head_kernels)
         trained = work.adapter is None or work.adapter.full_modules > 0
@@ -200,7 +200,7 @@ def _logits(work: Work, c: MemoryCoefficients) -> float:
     return c.logits * work.tokens * work.shape.vocab / work.tp
 
 
-def _gathered(work: Work, c: MemoryCoefficients, whole: float, stage: StageCut, slots: float) -> float:
+def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, slots: float) -> float:
     """What lies there unsharded for a while."""
     h = work.shape.hidden_size
     found = 0.0

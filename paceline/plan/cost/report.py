@@ -12,7 +12,7 @@ from paceline.core.units import human_count
 from paceline.plan.cost.advice import advice, escalated
 from paceline.plan.cost.coefficients import spread
 from paceline.plan.cost.outlook import outlook
-from paceline.plan.cost.search import GIB, Ask, Candidate, best_of_each, fastest, search
+from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, fastest, search
 from paceline.plan.strategies.base import strategy_spec
 
 WIDTH = 100
@@ -36,7 +36,7 @@ class Forecast:
     """What was asked, of every strategy its best layout, the fastest that fits, the guide's choice, and what to say about them."""
 
     name: str
-    ask: Ask
+    spec: SearchSpec
     rows: tuple[Candidate, ...]
     chosen: Candidate | None
     ruled: Candidate | None
@@ -47,45 +47,45 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        machine = self.ask.cluster.machine
+        machine = self.spec.cluster.machine
         return {
             "model": self.name,
-            "parameters": self.ask.shape.num_parameters,
+            "parameters": self.spec.shape.num_parameters,
             "hardware": {
                 **asdict(machine),
-                "cards": self.ask.cluster.cards,
-                "nodes": self.ask.cluster.nodes,
-                "source": self.ask.cluster.source,
+                "cards": self.spec.cluster.cards,
+                "nodes": self.spec.cluster.nodes,
+                "source": self.spec.cluster.source,
             },
-            "unverified": list(self.ask.cluster.unverified),
-            "seq_len": self.ask.seq_len,
-            "rows": self.ask.rows,
+            "unverified": list(self.spec.cluster.unverified),
+            "seq_len": self.spec.seq_len,
+            "rows": self.spec.rows,
             "considered": self.considered,
             "strategies": [candidate_json(c) for c in self.rows],
             "planned": candidate_json(self.own) if self.own else None,
             "chosen": candidate_json(self.chosen) if self.chosen else None,
             "auto": {"chosen": self.ruled.strategy if self.ruled else None, "steps": list(self.steps)},
-            "outlook": outlook(shown, self.ask).to_json() if (shown := self.own or self.chosen) else None,
+            "outlook": outlook(shown, self.spec).to_json() if (shown := self.own or self.chosen) else None,
             "advice": list(self.advice),
         }
 
 
-def forecast(name: str, ask: Ask, own: Candidate | None = None, reason: str = "") -> Forecast:
+def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: str = "") -> Forecast:
     """Search all layouts and say what is best; ``own`` is what a config asks for, ``reason`` why its plan's ``auto`` chose that.
 
     What ``auto`` does with a config's own batch is the plan's to say; only a page without a config says what it would choose with all sizes free.
     """
-    found = search(ask)
+    found = search(spec)
     chosen = fastest(found)
-    ruled, steps = escalated(ask, found) if own is None else (own if reason else None, [reason] if reason else [])
+    ruled, steps = escalated(spec, found) if own is None else (own if reason else None, [reason] if reason else [])
     return Forecast(
         name,
-        ask,
+        spec,
         tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(found)),
         chosen,
         ruled,
         tuple(steps),
-        tuple(advice(ask, found, chosen)),
+        tuple(advice(spec, found, chosen)),
         len(found),
         own,
     )
@@ -148,12 +148,12 @@ def settings(c: Candidate) -> dict[str, Any]:
 
 def text(f: Forecast) -> str:
     """The table in the terminal."""
-    machine, shape = f.ask.cluster.machine, f.ask.shape
-    nodes = f"{f.ask.cluster.nodes} node{'s' if f.ask.cluster.nodes > 1 else ''} of {machine.node}"
+    machine, shape = f.spec.cluster.machine, f.spec.shape
+    nodes = f"{f.spec.cluster.nodes} node{'s' if f.spec.cluster.nodes > 1 else ''} of {machine.node}"
     lines = [
-        f"{f.name} on {f.ask.cluster.cards} × {machine.name} ({nodes}, {machine.memory / GIB:.1f} GiB each)",
-        f"{human_count(shape.num_parameters)} parameters, {human_count(shape.matmul_parameters)} a token; {f.ask.rows} rows of {f.ask.seq_len} tokens a step "
-        f"({human_count(f.ask.rows * f.ask.seq_len)})",
+        f"{f.name} on {f.spec.cluster.cards} × {machine.name} ({nodes}, {machine.memory / GIB:.1f} GiB each)",
+        f"{human_count(shape.num_parameters)} parameters, {human_count(shape.matmul_parameters)} a token; {f.spec.rows} rows of {f.spec.seq_len} tokens a step "
+        f"({human_count(f.spec.rows * f.spec.seq_len)})",
         "",
         f"  {'strategy':<20} {'mesh':<21} {'micro':>8} {'GiB':>6} {'states':>6} {'act.':>5} {'s/step':>7} {'tok/s':>6} {'MFU':>4}",
     ]
@@ -173,7 +173,7 @@ def text(f: Forecast) -> str:
         lines += _wrapped("auto", "; ".join(f.steps))
     shown = f.own or f.chosen
     if shown is not None:
-        lines += _wrapped("whole", outlook(shown, f.ask).text())
+        lines += _wrapped("whole", outlook(shown, f.spec).text())
     for sentence in f.advice:
         lines += _wrapped("note", sentence)
     low, high = spread("memory")
@@ -182,14 +182,14 @@ def text(f: Forecast) -> str:
         "spread",
         f"measured over predicted, 80 % of published rows: memory {low:.2f} to {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/planner_accuracy.md)",
     )
-    memory_factor, time_factor = f.ask.corrections
-    if f.ask.corrections != (1.0, 1.0):
+    memory_factor, time_factor = f.spec.corrections
+    if f.spec.corrections != (1.0, 1.0):
         lines += _wrapped(
             "ledger", f"this machine's runs correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}"
         )
-    if f.ask.cluster.unverified:
+    if f.spec.cluster.unverified:
         lines += _wrapped(
-            "unsure", f"nobody checked these numbers of {machine.name}: {', '.join(f.ask.cluster.unverified)}"
+            "unsure", f"nobody checked these numbers of {machine.name}: {', '.join(f.spec.cluster.unverified)}"
         )
     lines.append("* fastest that fits (within 1 %: the leanest)  " + ("= this config" if f.own else "> auto's"))
     lines.append("micro: micro-batch × accumulation, r: recomputed")
@@ -229,9 +229,9 @@ def _chosen(f: Forecast) -> list[str]:
     if c is None:
         return ["Nothing fits."]
     terms = c.peak.to_json()
-    said = ", ".join(f"{name} {terms[name] / GIB:.1f}" for name in TERMS if terms.get(name, 0) >= 0.05 * GIB)
+    parts = ", ".join(f"{name} {terms[name] / GIB:.1f}" for name in TERMS if terms.get(name, 0) >= 0.05 * GIB)
     where = f" on stage {c.place} of {c.work.pp}" if c.work.pp > 1 else ""
-    lines = _wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {said}")
+    lines = _wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {parts}")
     return lines + _wrapped("start", settings_text(settings(c)))
 
 

@@ -6,7 +6,7 @@ forecast tells (``predict``), which is measured to be off by some per cent and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.core.diagnostics import Code, Diagnostic
@@ -14,7 +14,7 @@ from paceline.core.units import human_bytes
 from paceline.plan import codes
 from paceline.plan.adapter import adapter_parameters
 from paceline.plan.cost.memory import states_by_role
-from paceline.plan.cost.starts import INTERPRETER, Role, Start, card_peak, host_peak
+from paceline.plan.cost.starts import INTERPRETER, LoadingSpec, ModelBytes, card_peak, host_peak
 from paceline.plan.cost.states import SIZES
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.parts import ModelStates
@@ -49,13 +49,13 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
     on_cpu = hardware.device == "cpu"
     shapes = {"": plan.shape, **{role: model.shape for role, model in plan.models.items()}}
     states = _fullest(plan)
-    parts = [placed(plan, s, on_cpu) for s in states] if states is not None else None
+    parts = [bytes_by_device(plan, s, on_cpu) for s in states] if states is not None else None
     size = SIZES[plan.precision.master]
     roles = []
     for place, shape in enumerate(shapes.values()):
-        kept = _built(plan, states[place], on_cpu) if states is not None else Placed(0, 0, 0)
-        roles.append(Role((shape.num_parameters if shape else 0) * size, kept.card, kept.host))
-    first = Start(False, start.one_reads, start.words) if on_cpu else start
+        kept = _built(plan, states[place], on_cpu) if states is not None else StateBytes(0, 0, 0)
+        roles.append(ModelBytes((shape.num_parameters if shape else 0) * size, kept.card, kept.host))
+    first = LoadingSpec(False, start.one_reads, start.words) if on_cpu else start
     return Room(
         start_card=round(card_peak(first, roles)),
         start_host=round(host_peak(first, roles, processes)),
@@ -66,7 +66,7 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
 
 
 @dataclass(frozen=True)
-class Placed:
+class StateBytes:
     """Bytes of one rank's states by where they lie."""
 
     card: int
@@ -74,19 +74,19 @@ class Placed:
     disk: int
 
 
-def placed(plan: Plan, states: ModelStates, on_cpu: bool = False) -> Placed:
+def bytes_by_device(plan: Plan, states: ModelStates, on_cpu: bool = False) -> StateBytes:
     """``states`` by place: offloaded ones in host memory or on a drive. On a CPU the host's memory is the card's, too."""
     masters, (optimizer, weights) = master_bytes(plan), plan.engine.places
     where = {"none": 0, "cpu": 0, "nvme": 0}
     where[optimizer] += states.optimizer + states.counters + states.gradients + masters
     where[weights] += states.parameters - masters
     card, host, disk = where["none"], where["cpu"], where["nvme"]
-    return Placed(0, card + host, disk) if on_cpu else Placed(card, host, disk)
+    return StateBytes(0, card + host, disk) if on_cpu else StateBytes(card, host, disk)
 
 
-def _built(plan: Plan, states: ModelStates, on_cpu: bool) -> Placed:
+def _built(plan: Plan, states: ModelStates, on_cpu: bool) -> StateBytes:
     """What is there of a model once it is made and before the first step: its weights."""
-    return placed(plan, ModelStates(states.parameters, 0, 0), on_cpu)
+    return bytes_by_device(plan, ModelStates(states.parameters, 0, 0), on_cpu)
 
 
 def master_bytes(plan: Plan) -> int:
@@ -190,8 +190,3 @@ def room_decisions(plan: Plan, hardware: Hardware, room: Room | None) -> Iterato
         else "how much a node has is not known here: host_memory_gb in a YAML for --hardware says it"
     )
     yield Decision("start", " and ".join(parts), f"{room.words}; {known}")
-
-
-def told(problems: Sequence[Diagnostic]) -> str:
-    """Findings in a few words, for the reasons of ``auto``."""
-    return "; ".join(f"{d.what}: {d.found}" for d in problems)

@@ -11,13 +11,13 @@ from paceline.core.errors import ConfigError
 from paceline.plan import codes
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
-from paceline.plan.cost.layout import Layout
+from paceline.plan.cost.layout import StrategyLayout
 from paceline.plan.cost.peak import Peak, worst_peak
 from paceline.plan.cost.speed import Speed, speed_of
-from paceline.plan.cost.starts import CARD, HOST, Start, card_peak, host_peak
-from paceline.plan.cost.starts import Role as Held
-from paceline.plan.cost.work import Adapter, Rollout, Work, why_not_run
-from paceline.plan.hardware.catalogue import Cluster
+from paceline.plan.cost.starts import CARD, HOST, LoadingSpec, card_peak, host_peak
+from paceline.plan.cost.starts import ModelBytes as Held
+from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, why_not_run
+from paceline.plan.hardware.catalogue import AcceleratorCluster
 from paceline.plan.mesh import Mesh, divisors
 from paceline.plan.model.families import NO_STAGES, NO_TENSOR_PLAN
 from paceline.plan.model.read_shape import ModelShape
@@ -32,14 +32,14 @@ FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 
 
 @dataclass(frozen=True)
-class Ask:
+class SearchSpec:
     """What is to be trained where: everything but the layout. ``rows`` an optimizer step; ``frozen`` and ``trained`` models beside the first."""
 
     shape: ModelShape
-    cluster: Cluster
+    cluster: AcceleratorCluster
     seq_len: int = 4096
     rows: int = 0
-    adapter: Adapter | None = None
+    adapter: AdapterSize | None = None
     flash: bool = True
     algorithm: str = "sft"
     tokens: float = 0.0  # of the whole training, or its steps; 0: not known
@@ -47,7 +47,7 @@ class Ask:
     row_tokens: float = 0.0  # of a row on average, where that was measured; 0: rows are full
     basis: str = ""  # what the length of the training rests on, in words
     kept: int = 1  # checkpoints
-    rollout: Rollout | None = None
+    rollout: RolloutSpec | None = None
     frozen_size: float = 1.0  # parameters of a frozen model over those of the first
     nvme: frozenset[str] = frozenset()  # of optimizer and parameters, what is moved to disk in place of host memory
     corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
@@ -62,8 +62,8 @@ class Ask:
 class Candidate:
     """One layout and what is predicted of it. ``limit`` is the memory it may take."""
 
-    layout: Layout
-    work: Work
+    layout: StrategyLayout
+    work: StepSpec
     mesh: Mesh
     peak: Peak
     place: int
@@ -117,17 +117,17 @@ class Candidate:
         return f"{self.bytes / GIB:.0f} GiB of {self.card / GIB:.0f}, most of it {most.replace('_', ' ')} ({terms[most] * self.memory_factor / GIB:.0f})"
 
 
-def layouts() -> tuple[Layout, ...]:
+def layouts() -> tuple[StrategyLayout, ...]:
     """Those of all strategies: without other axes first, of those the ones that begin with a whole model on every card, and what shares out least."""
     every = [layout for spec in strategy_specs() for layout in spec.layouts()]
     return tuple(sorted(every, key=lambda a: (a.pp, a.tp, a.start is not CARD, a.offload != "none", a.zero)))
 
 
-def search(ask: Ask) -> list[Candidate]:
+def search(spec: SearchSpec) -> list[Candidate]:
     """All layouts of all strategies. Raises ConfigError when the rows of a step cannot be shared out by any."""
-    found = [candidate for layout in layouts() for candidate in layout_candidates(layout, ask)]
+    found = [candidate for layout in layouts() for candidate in layout_candidates(layout, spec)]
     if not found:
-        raise ConfigError(_no_layout(ask))
+        raise ConfigError(_no_layout(spec))
     return found
 
 
@@ -160,51 +160,51 @@ def _rank(candidate: Candidate) -> tuple[bool, float, float]:
     return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
 
 
-def layout_candidates(layout: Layout, ask: Ask) -> Iterator[Candidate]:
+def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Candidate]:
     """What one layout is searched for: mesh, micro-batch, recomputation."""
-    cards, node = ask.cluster.cards, ask.cluster.machine.node
-    if ask.adapter is not None and (
-        layout.tp or layout.pp or layout.cp or (ask.adapter.base_bytes < 2 and not layout.packed)
+    cards, node = spec.cluster.cards, spec.cluster.machine.node
+    if spec.adapter is not None and (
+        layout.tp or layout.pp or layout.cp or (spec.adapter.base_bytes < 2 and not layout.packed)
     ):
         return  # adapters are trained on whole matrices and whole rows here; packed ones by these strategies only
     for tp, pp, cp in product(
-        _tp_sizes(ask.shape, node) if layout.tp else (1,),
-        _pp_sizes(ask.shape, cards) if layout.pp else (1,),
-        _cp_sizes(ask, node) if layout.cp else (1,),
+        _tp_sizes(spec.shape, node) if layout.tp else (1,),
+        _pp_sizes(spec.shape, cards) if layout.pp else (1,),
+        _cp_sizes(spec, node) if layout.cp else (1,),
     ):
         if cards % (tp * pp * cp) or (layout.tp and tp == 1) or (layout.pp and pp == 1):
             continue
         dp = cards // (tp * pp * cp)
-        if ask.rows % dp or (layout.zero and dp * cp == 1) or (layout.hybrid and dp <= max(1, node // tp)):
+        if spec.rows % dp or (layout.zero and dp * cp == 1) or (layout.hybrid and dp <= max(1, node // tp)):
             continue
         shard = node // tp if layout.hybrid else 0
         if shard and dp % shard:
             continue
         replicas = dp // shard if shard else 1
-        yield from _batches(layout, ask, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp))
+        yield from _batches(layout, spec, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp))
 
 
-def _batches(layout: Layout, ask: Ask, mesh: Mesh) -> Iterator[Candidate]:
+def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[Candidate]:
     dp = mesh.data_parallel_size
-    rows = ask.rows // dp
+    rows = spec.rows // dp
     for micro in (m for m in MICRO_BATCHES if rows % m == 0):
         for recompute in ("none", "full"):
-            work = Work(
-                shape=ask.shape, machine=ask.cluster.machine, seq_len=ask.seq_len, micro_batch=micro, accumulation=rows // micro,
+            work = StepSpec(
+                shape=spec.shape, machine=spec.cluster.machine, seq_len=spec.seq_len, micro_batch=micro, accumulation=rows // micro,
                 dp=dp, tp=mesh.tp, pp=mesh.pp, cp=mesh.cp, zero=layout.zero, shard=(mesh.dp_shard if layout.hybrid else dp) * mesh.cp,
-                storage=layout.storage, recompute=recompute, flash=ask.flash, adapter=ask.adapter, offload=layout.offload,
-                sequence_parallel=layout.sequence_parallel, algorithm=ask.algorithm, kernels=own_kernels(ask, mesh.tp, layout.whole_submodules),
-                rollout=ask.rollout, frozen_size=ask.frozen_size, start=started(layout.start, ask.adapter),
+                storage=layout.storage, recompute=recompute, flash=spec.flash, adapter=spec.adapter, offload=layout.offload,
+                sequence_parallel=layout.sequence_parallel, algorithm=spec.algorithm, kernels=own_kernels(spec, mesh.tp, layout.whole_submodules),
+                rollout=spec.rollout, frozen_size=spec.frozen_size, start=started(layout.start, spec.adapter),
             )  # fmt: skip
             replicated = layout.zero == 0
             shown = replace(mesh, dp_replicate=dp, dp_shard=1) if replicated else mesh
-            yield predicted(layout, work, shown, ask)
+            yield predicted(layout, work, shown, spec)
 
 
-def predicted(layout: Layout, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
+def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSpec) -> Candidate:
     """The prediction for one layout."""
     place, peak = worst_peak(work, memory_coefficients(work.system))
-    memory_factor, time_factor = ask.corrections
+    memory_factor, time_factor = spec.corrections
     impossible = why_not_run(work) or why_not_start(work)
     if not impossible and work.machine.host_memory and work.offload != "none":
         need = host_bytes(work)
@@ -216,12 +216,12 @@ def predicted(layout: Layout, work: Work, mesh: Mesh, ask: Ask) -> Candidate:
     )  # fmt: skip
 
 
-def started(start: Start | None, adapter: Adapter | None) -> Start | None:
+def started(start: LoadingSpec | None, adapter: AdapterSize | None) -> LoadingSpec | None:
     """How a strategy starts under an adapter: weights are packed (4 bit) where their data are, so rank 0 cannot hand them out."""
     return HOST if start and start.one_reads and adapter is not None and adapter.base_bytes < 2 else start
 
 
-def why_not_start(work: Work) -> str:
+def why_not_start(work: StepSpec) -> str:
     """What of a start has no room, or nothing: the whole model on a card, or in the memory of a node (where that is known)."""
     if work.start is None:
         return ""
@@ -243,7 +243,7 @@ def why_not_start(work: Work) -> str:
     return ""
 
 
-def host_bytes(work: Work) -> float:
+def host_bytes(work: StepSpec) -> float:
     """What offloading keeps in a node's memory: the optimizer's states, with ``all`` weights and gradients too."""
     if work.offload == "none":
         return 0.0
@@ -252,11 +252,11 @@ def host_bytes(work: Work) -> float:
     return whole * per * min(work.machine.node, work.world) / work.sharers
 
 
-def own_kernels(ask: Ask, tp: int, whole_submodules: bool) -> str:
+def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:
     """What of Paceline's kernels runs: norms on every Llama-like block, projections and gates where one rank has whole submodules."""
-    if ask.shape.model_type not in FUSED_FAMILIES:
+    if spec.shape.model_type not in FUSED_FAMILIES:
         return "eager"
-    return "norms" if ask.adapter or tp > 1 or not whole_submodules or ask.shape.experts else "fused"
+    return "norms" if spec.adapter or tp > 1 or not whole_submodules or spec.shape.experts else "fused"
 
 
 def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
@@ -268,11 +268,11 @@ def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
     ]
 
 
-def _cp_sizes(ask: Ask, node: int) -> list[int]:
+def _cp_sizes(spec: SearchSpec, node: int) -> list[int]:
     """Inside one node, dividing heads (Ulysses): for blocks that take flat micro-batches, and algorithms whose rows may be cut."""
-    if not algorithm_spec(ask.algorithm).sums_tokens or ask.shape.model_type not in FUSED_FAMILIES:
+    if not algorithm_spec(spec.algorithm).sums_tokens or spec.shape.model_type not in FUSED_FAMILIES:
         return []
-    return [c for c in divisors(node) if c > 1 and ask.shape.heads % c == 0]
+    return [c for c in divisors(node) if c > 1 and spec.shape.heads % c == 0]
 
 
 def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
@@ -281,18 +281,18 @@ def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
     return [p for p in divisors(cards) if p <= shape.layers and (p <= 16 or p % 8 == 0)]
 
 
-def near_rows(ask: Ask) -> list[int]:
+def near_rows(spec: SearchSpec) -> list[int]:
     """The nearest rows a step that all cards can share."""
-    cards = ask.cluster.cards
-    lower = max(1, ask.rows // cards) * cards
+    cards = spec.cluster.cards
+    lower = max(1, spec.rows // cards) * cards
     return sorted({lower, lower + cards})
 
 
-def _no_layout(ask: Ask) -> Diagnostic:
-    cards, near = ask.cluster.cards, near_rows(ask)
+def _no_layout(spec: SearchSpec) -> Diagnostic:
+    cards, near = spec.cluster.cards, near_rows(spec)
     return codes.PLAN_ROWS_CARDS(
-        f"{ask.rows} rows a step cannot be shared out evenly over {cards} cards by any strategy",
+        f"{spec.rows} rows a step cannot be shared out evenly over {cards} cards by any strategy",
         "--rows",
-        str(ask.rows),
+        str(spec.rows),
         " or ".join(map(str, near)),
     )

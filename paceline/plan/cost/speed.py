@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.plan.cost.coefficients import SpeedCoefficients
 from paceline.plan.cost.links import Group, latency, pass_time
-from paceline.plan.cost.work import Rollout, StageCut, Work
+from paceline.plan.cost.work import RolloutSpec, StageSize, StepSpec
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Speed:
         return self.flops / (self.step * self.world * self.peak_flops)
 
 
-def speed_of(work: Work, c: SpeedCoefficients) -> Speed:
+def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
     """The time of a step and what it goes to."""
     compute, tensor, gather = max((_slot(work, c, stage) for stage in work.stage_kinds), key=sum)
     m = work.accumulation
@@ -85,19 +85,19 @@ def speed_of(work: Work, c: SpeedCoefficients) -> Speed:
     )
 
 
-def token_flops(work: Work, *, causal: bool = False) -> float:
+def token_flops(work: StepSpec, *, causal: bool = False) -> float:
     """6 × matmul parameters + 12 × layers × heads × head size × sequence (Kaplan 2020; Narayanan 2021's attention term, not halved)."""
     shape = work.shape
     attention = 12.0 * shape.layers * shape.heads * shape.head_dim * work.seq_len
     return 6.0 * shape.matmul_parameters + (attention / 2 if causal else attention)
 
 
-def step_flops(work: Work) -> float:
+def step_flops(work: StepSpec) -> float:
     """The model's FLOPs of a step over all ranks."""
     return token_flops(work) * work.step_tokens * (2 / 3 if work.adapter else 1)
 
 
-def _slot(work: Work, c: SpeedCoefficients, stage: StageCut) -> tuple[float, float, float]:
+def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float, float, float]:
     """One micro-batch forward and backward on one stage: (compute, exposed tensor-parallel time, exposed gathering of ZeRO-3)."""
     shape, tokens, tp = work.shape, work.tokens, work.tp
     reached = work.machine.reached or 0.8 * work.machine.flops
@@ -127,7 +127,7 @@ def _slot(work: Work, c: SpeedCoefficients, stage: StageCut) -> tuple[float, flo
     return compute, tensor, stage.layers * _gather(work, c, alone)
 
 
-def _tensor_parallel(work: Work, c: SpeedCoefficients) -> tuple[float, float]:
+def _tensor_parallel(work: StepSpec, c: SpeedCoefficients) -> tuple[float, float]:
     """A layer's 4 gathers and 4 scatters of 2·s·b·h over the tensor-parallel group (Korthikanti 2022): (moving the bytes, waiting for the first)."""
     if work.tp == 1:
         return 0.0, 0.0
@@ -138,7 +138,7 @@ def _tensor_parallel(work: Work, c: SpeedCoefficients) -> tuple[float, float]:
     return times * (pass_time(group, count, work.machine, c) - wait), times * wait
 
 
-def _context_parallel(work: Work, c: SpeedCoefficients) -> float:
+def _context_parallel(work: StepSpec, c: SpeedCoefficients) -> float:
     """Ulysses (Jacobs et al. 2023, arXiv:2309.14509): q, k, v and the output of a layer go all to all in each pass; nothing hides them."""
     if work.cp == 1 or work.ring:
         return 0.0
@@ -149,7 +149,7 @@ def _context_parallel(work: Work, c: SpeedCoefficients) -> float:
     return passes * (3 * wait + pass_time(group, work.element * work.tokens * width, work.machine, c))
 
 
-def _gather(work: Work, c: SpeedCoefficients, busy: float) -> float:
+def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
     """ZeRO-3: weights gathered for the forward and the backward, gradients scattered, in every micro-batch; what compute does not cover."""
     if work.zero < 3 or work.sharers == 1:
         return 0.0
@@ -163,7 +163,7 @@ def _gather(work: Work, c: SpeedCoefficients, busy: float) -> float:
     return max(0.0, seconds - c.overlap * busy) + c.overlap_slow * min(seconds, busy)
 
 
-def _reduce(work: Work, c: SpeedCoefficients, whole: float, compute: float) -> float:
+def _reduce(work: StepSpec, c: SpeedCoefficients, whole: float, compute: float) -> float:
     """Gradients averaged once a window (ZeRO-2: in every micro-batch), weights gathered again; the last backward hides a part, of weights nothing."""
     if work.adapter:
         whole = work.adapter.parameters / work.shape.num_parameters * whole
@@ -188,7 +188,7 @@ def _reduce(work: Work, c: SpeedCoefficients, whole: float, compute: float) -> f
     return found
 
 
-def _send(work: Work, c: SpeedCoefficients) -> float:
+def _send(work: StepSpec, c: SpeedCoefficients) -> float:
     """What a micro-batch's activations and gradients take between two stages."""
     if work.pp == 1:
         return 0.0
@@ -198,7 +198,7 @@ def _send(work: Work, c: SpeedCoefficients) -> float:
     return c.send * 1e-3 + count / link * work.stages_a_rank
 
 
-def _optimizer(work: Work, c: SpeedCoefficients) -> float:
+def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
     """Adam reads and writes about 30 bytes a parameter; a step has a fixed price beside."""
     if work.adapter:
         own = float(work.adapter.parameters)
@@ -209,7 +209,7 @@ def _optimizer(work: Work, c: SpeedCoefficients) -> float:
     return c.optimizer_moves * own / work.machine.hbm + c.step_fixed
 
 
-def _offload(work: Work) -> float:
+def _offload(work: StepSpec) -> float:
     """Gradients down and weights up over the host's link, and Adam on the host (about 30 bytes a parameter at 100 GB/s a node)."""
     if work.offload == "none":
         return 0.0
@@ -223,12 +223,12 @@ def _offload(work: Work) -> float:
     return moved + 30.0 * share * min(work.machine.node, work.world) / 100e9
 
 
-def _generation(work: Work, c: SpeedCoefficients) -> float:
+def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     """A step's share of a rollout: every token reads all weights and the keys and values of half a row (decoding is bound by memory: Pope et al.
     2022, arXiv:2211.05102). All answers of a rollout are written at once; its steps share the time."""
     if not work.spec.on_policy:
         return 0.0
-    shape, rollout = work.shape, work.rollout or Rollout(work.seq_len // 2)
+    shape, rollout = work.shape, work.rollout or RolloutSpec(work.seq_len // 2)
     cut = work.tp * work.pp
     weights = 2.0 * shape.num_parameters / cut
     answers = work.micro_batch * work.accumulation * rollout.windows

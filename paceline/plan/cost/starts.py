@@ -1,6 +1,6 @@
 """What a start holds before every rank has its share: where the whole model lies, in the masters' dtype, and in how many processes.
 
-Each strategy says it of itself (``StrategySpec.start``, and ``Family.start`` of the search). Read from ``models.factory`` (a model is built or loaded whole,
+Each strategy says it of itself (``StrategySpec.start``, and ``StrategyLayout.start`` of the search). Read from ``models.factory`` (a model is built or loaded whole,
 cast to the masters' dtype and moved to the device that the strategy names), ``FSDP.built``, ``Pipeline.built`` and ``DeepSpeed.prepare``;
 ``docs/planner.md`` has what was measured.
 """
@@ -15,7 +15,7 @@ INTERPRETER = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Start:
+class LoadingSpec:
     """``on_card``: every process moves the whole model to its card before it is cut, packed or cast. ``one_reads``: only rank 0 holds it in
     host memory, the others never do; else every process does. ``words`` say it."""
 
@@ -28,15 +28,15 @@ class Start:
         return 1 if self.one_reads else processes
 
 
-CARD = Start(
+CARD = LoadingSpec(
     True, False, "every process reads the whole model and moves it to its card before anything is cut, cast or packed"
 )
-HOST = Start(False, False, "every process reads the whole model into host memory and keeps its part")
-FIRST = Start(False, True, "rank 0 reads the whole model into host memory and hands each rank its share")
+HOST = LoadingSpec(False, False, "every process reads the whole model into host memory and keeps its part")
+FIRST = LoadingSpec(False, True, "rank 0 reads the whole model into host memory and hands each rank its share")
 
 
 @dataclass(frozen=True)
-class Role:
+class ModelBytes:
     """One model of a job: bytes of the whole, and what a rank keeps of it on its card and in host memory once it is made."""
 
     whole: float
@@ -44,7 +44,7 @@ class Role:
     host: float
 
 
-def card_peak(start: Start, roles: Sequence[Role]) -> float:
+def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
     """Bytes of a card while the models are made one after the other, at the fullest moment of it (0 where they never lie there whole)."""
     if not start.on_card:
         return 0.0
@@ -55,7 +55,7 @@ def card_peak(start: Start, roles: Sequence[Role]) -> float:
     return peak
 
 
-def host_peak(start: Start, roles: Sequence[Role], processes: int) -> float:
+def host_peak(start: LoadingSpec, roles: Sequence[ModelBytes], processes: int) -> float:
     """Bytes of a node's memory while the models are made: what is read whole at a time beside what is kept there, and the interpreters."""
     kept, peak = 0.0, 0.0
     for role in roles:

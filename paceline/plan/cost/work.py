@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paceline.plan.algorithms.base import AlgorithmSpec, algorithm_spec
 from paceline.plan.cost.layout import Storage
 from paceline.plan.cost.pieces import layer_ranges
-from paceline.plan.cost.starts import Start
+from paceline.plan.cost.starts import LoadingSpec
 from paceline.plan.model.read_shape import ModelShape
 
 UNGATED = ("gpt2", "gpt_neox", "phi", "opt", "mpt")  # feed-forward of two matrices; all others have gate, up and down
@@ -33,7 +33,7 @@ class Machine:
     context: bool = True  # whether a driver and its communicators take a part of ``memory``
 
 
-class StageCut(NamedTuple):
+class StageSize(NamedTuple):
     """One pipeline stage: how many decoder layers, and whether it has the embedding and the head."""
 
     layers: int
@@ -42,7 +42,7 @@ class StageCut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterSize:
     """LoRA: trained parameters beside frozen linear weights of ``base_bytes`` each (2; for 4 bit about half of one, with scales)."""
 
     parameters: int
@@ -52,7 +52,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutSpec:
     """What is answered before it is learnt from: ``answer`` tokens each, in ``windows`` optimizer steps a pass, ``passes`` times; ``rows`` at a time."""
 
     answer: int
@@ -62,7 +62,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepSpec:
     """One training step. ``dp`` ranks see different rows; ``shard`` of them share the states that ``zero`` (0 to 3) shares out.
 
     ``recompute``: none, selective (matrix products and attention kept), or full. ``fused_loss``: logits are never whole.
@@ -88,7 +88,7 @@ class Work:
     compiled: bool = False
     sequence_parallel: bool = True
     stages_a_rank: int = 1
-    adapter: Adapter | None = None
+    adapter: AdapterSize | None = None
     offload: str = "none"  # none, optimizer, all
     cut_by_cost: bool = False
     low_precision: str = ""  # fp8, or empty
@@ -98,8 +98,8 @@ class Work:
     kernels: str = "eager"
     ring: bool = False  # context parallel passes keys and values on behind the products; else Ulysses
     element: float = 2.0  # bytes of an activation's number
-    rollout: Rollout | None = None  # None: answers of half a row, one step on each
-    start: Start | None = None  # None: not looked at
+    rollout: RolloutSpec | None = None  # None: answers of half a row, one step on each
+    start: LoadingSpec | None = None  # None: not looked at
     frozen_size: float = 1.0  # parameters of a frozen model over those of the first
     master: float = 4.0  # bytes a parameter of the whole model that a start holds
 
@@ -182,21 +182,21 @@ class Work:
         return (self.shape.matmul_parameters - self.embedding_parameters) / self.shape.layers
 
     @cached_property
-    def stages(self) -> Sequence[StageCut]:
+    def stages(self) -> Sequence[StageSize]:
         """What each of the ``pp`` ranks of a row holds."""
         return cut_by_cost(self) if self.cut_by_cost else even_cut(self)
 
     @cached_property
-    def stage_kinds(self) -> Sequence[StageCut]:
+    def stage_kinds(self) -> Sequence[StageSize]:
         """One stage of every kind: those of a long pipeline are mostly equal."""
-        return list(dict.fromkeys(StageCut(stage.layers, False, stage.head) for stage in self.stages))
+        return list(dict.fromkeys(StageSize(stage.layers, False, stage.head) for stage in self.stages))
 
     @cached_property
     def largest_stage(self) -> float:
         """Parameters of the stage that has most, on one tensor-parallel rank."""
         return max(self.stage_parameters(stage) for stage in self.stages)
 
-    def stage_parameters(self, stage: StageCut) -> float:
+    def stage_parameters(self, stage: StageSize) -> float:
         """Whole parameters of a stage on one tensor-parallel rank. A tied embedding is held by both ends of a pipeline."""
         ends = int(stage.embedding) + int(stage.head)
         if ends == 2 and self.shape.tied:
@@ -204,7 +204,7 @@ class Work:
         return (stage.layers * self.layer_parameters + ends * self.embedding_parameters) / self.tp
 
 
-def why_not_run(work: Work) -> str:
+def why_not_run(work: StepSpec) -> str:
     """Why a pipeline of this form cannot run, or nothing: a stage needs something to hold, the warm-up of 1F1B a micro-batch a later stage."""
     if work.pp == 1:
         return ""
@@ -218,13 +218,13 @@ def why_not_run(work: Work) -> str:
     return ""
 
 
-def even_cut(work: Work) -> list[StageCut]:
+def even_cut(work: StepSpec) -> list[StageSize]:
     """As ``models.stages`` cuts a pipeline: equal numbers of layers, what is left over to the middle."""
     ranges = layer_ranges(work.shape.layers, work.pp)
-    return [StageCut(len(r), i == 0, i == work.pp - 1) for i, r in enumerate(ranges)]
+    return [StageSize(len(r), i == 0, i == work.pp - 1) for i, r in enumerate(ranges)]
 
 
-def cut_by_cost(work: Work) -> list[StageCut]:
+def cut_by_cost(work: StepSpec) -> list[StageSize]:
     """nanotron's cut: blocks go to a stage until its share of all products is passed; the head counts as its matrix."""
     each, head = work.layer_matmul, float(work.embedding_parameters)
     total = work.shape.layers * each + head
@@ -239,4 +239,4 @@ def cut_by_cost(work: Work) -> list[StageCut]:
             counts[at] += 1
         if done > total * (place + 1) / work.pp * (1 + 1e-12):
             place += 1
-    return [StageCut(count, i == 0, i == head_at) for i, count in enumerate(counts)]
+    return [StageSize(count, i == 0, i == head_at) for i, count in enumerate(counts)]

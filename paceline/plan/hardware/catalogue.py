@@ -60,7 +60,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class AcceleratorCluster:
     """``cards`` accelerators like ``machine``; ``source`` says where the numbers are from, ``unverified`` which of them nobody checked."""
 
     machine: Machine
@@ -174,7 +174,7 @@ def _near(name: str, known: Mapping[str, Card]) -> str:
     return f"nearest: {', '.join(names)}; or a YAML with {', '.join(FIELDS[1:6])}"
 
 
-def cluster_of(text: str) -> Cluster:
+def cluster_of(text: str) -> AcceleratorCluster:
     """``16xH100``, ``H100`` (one), or the path of a YAML. Raises ConfigError."""
     if text.endswith((".yaml", ".yml")):
         return _from_yaml(Path(text))
@@ -183,7 +183,7 @@ def cluster_of(text: str) -> Cluster:
     if match is None or count < 1:
         raise ConfigError(codes.PLAN_HARDWARE_FORM("hardware is a number and a name", "--hardware", text, "16xH100"))
     card = card_named(match.group(2))
-    return Cluster(
+    return AcceleratorCluster(
         _whole_nodes(card.machine(), count), count, "the catalogue's data sheet", card.bf16, card.capability, card.unverified
     )  # fmt: skip
 
@@ -203,7 +203,7 @@ def _whole_nodes(machine: Machine, count: int) -> Machine:
     return replace(machine, node=min(machine.node, count))
 
 
-def _from_yaml(path: Path) -> Cluster:
+def _from_yaml(path: Path) -> AcceleratorCluster:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -241,7 +241,7 @@ def _from_yaml(path: Path) -> Cluster:
     }
     machine = replace(base, **{key: value for key, value in given.items() if value})  # type: ignore[arg-type]
     machine = machine if machine.name else replace(machine, name=path.stem)
-    return Cluster(
+    return AcceleratorCluster(
         _whole_nodes(machine, count), count, str(path), card.bf16 if card else True, card.capability if card else None
     )  # fmt: skip
 

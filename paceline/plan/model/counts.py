@@ -8,7 +8,7 @@ from paceline.plan.model.parameters import parameters_of
 from paceline.plan.model.shape import ModelShape
 
 
-def counted(shape: ModelShape) -> ModelShape:
+def with_counts(shape: ModelShape) -> ModelShape:
     """``shape`` with its counts, from the list of its parameters: of the experts of a layer, a token is multiplied with those it visits."""
     listed = parameters_of(shape)
     matmul = shape.head_outputs * shape.hidden_size if shape.scalar_head else shape.vocab * shape.hidden_size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.plan import codes
-from paceline.plan.model.counts import counted
+from paceline.plan.model.counts import with_counts
 from paceline.plan.model.families import FAMILY_SIZES, LARGEST, LARGEST_SIZE, SIZE_NAMES, family_sizes
 from paceline.plan.model.mixtures import latent_of, mixture_of
 from paceline.plan.model.rope import by_length
@@ -55,7 +55,7 @@ def shape_from_config(config: Mapping[str, Any], where: str = "model.config") ->
 
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
     """The same trunk under a head of one number (a reward model) or of as many as there are classes, ``Linear(hidden, outputs)`` without bias."""
-    return counted(replace(shape, scalar_head=True, head_outputs=outputs))
+    return with_counts(replace(shape, scalar_head=True, head_outputs=outputs))
 
 
 def shape_from_path(path: str | Path) -> ModelShape:
@@ -158,10 +158,10 @@ def _whole(value: Any, name: str, where: str, largest: int) -> int:
     return value
 
 
-def _nearest(number: int, asked: int) -> str:
-    """The divisors of ``number`` next to ``asked``."""
+def _nearest(number: int, requested: int) -> str:
+    """The divisors of ``number`` next to ``requested``."""
     legal = [d for d in range(1, number + 1) if number % d == 0]
-    return " or ".join(map(str, [*[d for d in legal if d < asked][-1:], *[d for d in legal if d > asked][:1]]))
+    return " or ".join(map(str, [*[d for d in legal if d < requested][-1:], *[d for d in legal if d > requested][:1]]))
 
 
 def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where: str) -> ModelShape:
@@ -223,7 +223,7 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
         rope_by_length=by_length(config),
         buffers=known.buffers,
     )
-    return counted(shape)
+    return with_counts(shape)
 
 
 def _positions(trained: int, config: Mapping[str, Any]) -> int:

@@ -10,8 +10,8 @@ BY_LENGTH = frozenset({"dynamic", "longrope"})
 
 def rope_kinds(config: Mapping[str, Any]) -> frozenset[str]:
     """The kinds of rotary scaling that a ``config.json`` asks for: one, or one a kind of layers; in old spellings too."""
-    asked: list[Any] = [config.get("rope_parameters"), config.get("rope_scaling")]
-    return frozenset(kind for one in asked if isinstance(one, Mapping) for kind in _kinds(one))
+    sections: list[Any] = [config.get("rope_parameters"), config.get("rope_scaling")]
+    return frozenset(kind for one in sections if isinstance(one, Mapping) for kind in _kinds(one))
 
 
 def by_length(config: Mapping[str, Any]) -> bool:

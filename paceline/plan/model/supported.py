@@ -39,7 +39,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _FamilyTable:
     """``transformers``: the version that the verdicts are about."""
 
     transformers: str
@@ -47,9 +47,9 @@ class _Table:
 
 
 @cache
-def _table() -> _Table:
+def _table() -> _FamilyTable:
     text = resources.files("paceline.plan").joinpath("data/families.json").read_text(encoding="utf-8")
-    return from_json(_Table, json.loads(text))
+    return from_json(_FamilyTable, json.loads(text))
 
 
 def families() -> Mapping[str, Family]:

@@ -46,12 +46,12 @@ def weights_of(folder: Path, found: list[Diagnostic]) -> list[Path]:
     if not index.exists():
         return [folder / "model.safetensors"] if (folder / "model.safetensors").exists() else []
     try:
-        said = read_json(index, MAX_INDEX_BYTES)
-        placed = said.get("weight_map") if isinstance(said, dict) else None
-        if not isinstance(placed, dict) or not placed:
+        contents = read_json(index, MAX_INDEX_BYTES)
+        weight_map = contents.get("weight_map") if isinstance(contents, dict) else None
+        if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError("it has no weight_map")
-        files = sorted({name for name in placed.values() if isinstance(name, str)})
-        if any(not isinstance(name, str) for name in placed.values()) or any(
+        files = sorted({name for name in weight_map.values() if isinstance(name, str)})
+        if any(not isinstance(name, str) for name in weight_map.values()) or any(
             os.sep in n or n in ("", ".", "..") for n in files
         ):
             raise ValueError("weight_map names something else than files of this folder")

@@ -13,11 +13,11 @@ from paceline.core.errors import ConfigError
 from paceline.core.registry import is_assigned, load_attr
 from paceline.core.tables import STRATEGIES
 from paceline.plan import codes
-from paceline.plan.asked import Asked
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import Layout
-from paceline.plan.cost.starts import Start
+from paceline.plan.cost.layout import StrategyLayout
+from paceline.plan.cost.starts import LoadingSpec
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.job_to_check import JobToCheck
 from paceline.plan.mesh import Mesh, mesh_for
 from paceline.plan.plan import Plan, Precision
 from paceline.plan.strategies.job import Findings, Job
@@ -26,7 +26,7 @@ from paceline.plan.strategies.state_form import StateForm
 
 if TYPE_CHECKING:
     from paceline.plan.cost.pieces import OwnStages, Piece
-    from paceline.plan.cost.work import Work
+    from paceline.plan.cost.work import StepSpec
     from paceline.plan.parts import ModelStates
 
 
@@ -45,7 +45,7 @@ class StrategySpec:
     user's own names that class: ``implementation``, as ``module:Class``.
 
     ``requires``: packages. ``engine``: the name of what does the work, where several strategies share it (empty: ``name``).
-    ``axes``: the sizes of ``training.parallelism`` it may have (None: any). ``sections``: keys of ``training`` that are options of it; ``knobs``: single ones, without effect under others.
+    ``axes``: the sizes of ``training.parallelism`` it may have (None: any). ``sections``: keys of ``training`` that are options of it; ``training_keys``: single ones, without effect under others.
     ``one_process``: for a job of one process; ``multi_device``: which drives all devices of its node. ``min_processes`` of a job.
     ``alone``: the strategy that computes the same in one process. ``zero_stage``: ZeRO's, where the name fixes it.
     ``substitute``: (strategy, ``training.fsdp``) that shares out the same states where a required package is missing.
@@ -62,7 +62,7 @@ class StrategySpec:
     engine: str = ""
     axes: frozenset[str] | None = None
     sections: frozenset[str] = frozenset()
-    knobs: frozenset[str] = frozenset()
+    training_keys: frozenset[str] = frozenset()
     one_process: bool = False
     multi_device: bool = False
     min_processes: int = 1
@@ -89,7 +89,7 @@ class StrategySpec:
         """What does the work, as a message names it."""
         return self.engine or self.name
 
-    def check(self, job: Asked) -> Iterable[Diagnostic]:
+    def check(self, job: JobToCheck) -> Iterable[Diagnostic]:
         """What this strategy cannot be combined with, and settings that do nothing under it: findings of the one pass of rules, made by ``job.problem``."""
         return ()
 
@@ -103,7 +103,7 @@ class StrategySpec:
         """``Plan.engine``; decisions and what stands against the options go to ``findings``."""
         return EngineOptions()
 
-    def start(self, engine: EngineOptions) -> Start | None:
+    def start(self, engine: EngineOptions) -> LoadingSpec | None:
         """Where a start holds the whole model, by the resolved options ``engine``; None where nobody knows."""
         return None
 
@@ -131,15 +131,15 @@ class StrategySpec:
         """Whether each rank holds a part of the weights, so that they are gathered to write answers."""
         return False
 
-    def layouts(self) -> tuple[Layout, ...]:
+    def layouts(self) -> tuple[StrategyLayout, ...]:
         """Its part of the search."""
         return ()
 
-    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         """What a plan comes to for the cost model; None where memory and speed are not known."""
         return None
 
-    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
         """The keys of ``training`` that start a layout of it on ``mesh``."""
         if self.alone and work.world == 1:
             return {"distributed_strategy": self.alone}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.config.schema import Config
-from paceline.config.sections.small import LoraSection
+from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.config.sections.training_scale import Parallelism
 from paceline.core.diagnostics import Code, Diagnostic
@@ -84,7 +84,7 @@ class Findings:
     decisions: list[Decision] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
 
-    def say(self, subject: str, choice: str, reason: str, granted: bool = True) -> None:
+    def explain(self, subject: str, choice: str, reason: str, granted: bool = True) -> None:
         """One decision."""
         self.decisions.append(Decision(subject, choice, reason, granted))
 

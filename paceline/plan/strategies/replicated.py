@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import Layout
+from paceline.plan.cost.layout import StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
-from paceline.plan.cost.starts import CARD, Start
+from paceline.plan.cost.starts import CARD, LoadingSpec
 from paceline.plan.cost.states import whole_states
-from paceline.plan.cost.work import Work
+from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
@@ -25,16 +25,16 @@ from paceline.plan.strategies.state_form import TORCH
 class Replicated(StrategySpec):
     """Every process moves the whole model to its card."""
 
-    def start(self, engine: EngineOptions) -> Start | None:
+    def start(self, engine: EngineOptions) -> LoadingSpec | None:
         return CARD
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
         return whole_states(plan, [tp_share(p, plan.mesh.tp, vocabulary=False) for p in pieces])
 
-    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
-        return Layout(self.name, self.name, packed=True)
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
+        return StrategyLayout(self.name, self.name, packed=True)
 
-    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
         return {"distributed_strategy": self.alone if self.alone and work.world == 1 else self.name}
 
 
@@ -42,8 +42,8 @@ class Replicated(StrategySpec):
 class Averaged(Replicated):
     """One copy a process, gradients averaged."""
 
-    def layouts(self) -> tuple[Layout, ...]:
-        return (Layout(self.name, self.name, packed=True),)
+    def layouts(self) -> tuple[StrategyLayout, ...]:
+        return (StrategyLayout(self.name, self.name, packed=True),)
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Threads(Replicated):
         self, job: Job, mesh: Mesh, batch: BatchSplit, precision: Precision, findings: Findings
     ) -> EngineOptions:
         devices = max(1, job.hardware.num_devices) if job.hardware.device == "cuda" else 1
-        findings.say(
+        findings.explain(
             "data_parallel",
             f"{devices} device(s) of one process",
             "nn.DataParallel copies the model in every step and gathers on the first device; ddp is faster on the same devices",
         )
         return ThreadOptions(devices)
 
-    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         return None
 
 
@@ -73,7 +73,9 @@ DATA_PARALLEL = Threads(
 DDP = Averaged(
     "ddp",
     axes=frozenset({"dp_replicate"}),
-    knobs=frozenset({"ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"}),
+    training_keys=frozenset(
+        {"ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"}
+    ),
     alone="single",
     state_form=TORCH,
     simulated=Simulated.MODULE_AND_STATES,

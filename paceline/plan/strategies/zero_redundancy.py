@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.plan.cost.layout import WHOLE, Layout
+from paceline.plan.cost.layout import WHOLE, StrategyLayout
 from paceline.plan.cost.pieces import Piece
 from paceline.plan.cost.states import counter_bytes, moments
 from paceline.plan.mesh import Mesh
@@ -19,7 +19,7 @@ from paceline.plan.strategies.state_form import TORCH
 
 
 @dataclass(frozen=True)
-class ZeroRedundancy(Averaged):
+class ZeroRedundancySpec(Averaged):
     """Gradients are averaged whole; each rank keeps the moments of some parameters, steps these and sends them to the others."""
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
@@ -34,10 +34,10 @@ class ZeroRedundancy(Averaged):
             counters=counter_bytes(plan.optimizer) * len(own),
         )
 
-    def layouts(self) -> tuple[Layout, ...]:
-        return (Layout(self.name, self.name, 1, replace(WHOLE, sent=4.0), packed=True),)
+    def layouts(self) -> tuple[StrategyLayout, ...]:
+        return (StrategyLayout(self.name, self.name, 1, replace(WHOLE, sent=4.0), packed=True),)
 
-    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         return self.layouts()[0]
 
 
@@ -54,10 +54,10 @@ def _keepers(pieces: Sequence[Piece], ranks: int) -> list[tuple[Piece, int]]:
     return found
 
 
-ZERO_REDUNDANCY = ZeroRedundancy(
+ZERO_REDUNDANCY = ZeroRedundancySpec(
     "zero_redundancy",
     axes=frozenset({"dp_shard"}),
-    knobs=DDP.knobs | {"parameters_as_bucket_view"},
+    training_keys=DDP.training_keys | {"parameters_as_bucket_view"},
     alone=DDP.alone,
     state_form=TORCH,
     simulated=Simulated.MODULE,

@@ -15,7 +15,7 @@ from paceline.strategies import codes
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterSlice:
     """Where this rank's copy of a parameter lies in the whole one (AutoTP cuts a dim over consecutive ranks).
 
     ``first`` is whether this rank is the one of its tensor-parallel group that speaks for it: always for a cut parameter, else rank 0's.
@@ -26,12 +26,12 @@ class Place:
     first: bool
 
     @staticmethod
-    def of(name: str, parameter: nn.Parameter, tp_rank: int) -> Place:
+    def of(name: str, parameter: nn.Parameter, tp_rank: int) -> ParameterSlice:
         """From what AutoTP left on the parameter. Raises PacelineError for a layout that is no contiguous block."""
         local = tuple(getattr(parameter, "ds_shape", parameter.shape))
         cut = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
         if cut is None or cut["replicated"] or cut["partition_dim"] is None:
-            return Place(local, (0,) * len(local), tp_rank == 0)
+            return ParameterSlice(local, (0,) * len(local), tp_rank == 0)
         sizes, whole = cut["partition_sizes"], cut["original_shape"]
         if not sizes or not whole or cut["conversion"].get("unsupported_reason") or cut["sub_param_sizes"]:
             raise PacelineError(
@@ -44,7 +44,7 @@ class Place:
             )
         dim = cut["partition_dim"]
         offsets = tuple(sum(sizes[:tp_rank]) if d == dim else 0 for d in range(len(whole)))
-        return Place(tuple(whole), offsets, True)
+        return ParameterSlice(tuple(whole), offsets, True)
 
 
 @dataclass
@@ -107,11 +107,11 @@ def finish_import(engine: Any) -> None:
         timers: set[str] = set()
         optimizer._partition_all_parameters()
         for index in range(len(optimizer.fp16_groups)):
-            swapped = optimizer._swappable_optimizer_subgroup(index)
-            if swapped:
+            on_drive = optimizer._swappable_optimizer_subgroup(index)
+            if on_drive:
                 optimizer._optimizer_states_and_gradient_swap_in(index)
             optimizer._reassign_or_swap_out_partitioned_parameters(index)
-            if swapped:
+            if on_drive:
                 optimizer._release_swap_buffers(index)
         optimizer._post_step(timers)
         return
@@ -152,8 +152,8 @@ def _stage12(optimizer: Any) -> Iterator[Part]:
 def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
     """ZeRO-3: every parameter is cut into equal partitions, the last padded; a sub-group's partitions lie end to end."""
     for index, group in enumerate(optimizer.fp16_groups):
-        swapped = optimizer._swappable_optimizer_subgroup(index)
-        if swapped:
+        on_drive = optimizer._swappable_optimizer_subgroup(index)
+        if on_drive:
             optimizer._optimizer_states_and_gradient_swap_in(index)
         flat = optimizer.fp32_partitioned_groups_flat[index]
         moments, step = _state(optimizer.optimizer, flat)
@@ -167,11 +167,11 @@ def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
                 part = Part(
                     parameter, tuple(parameter.ds_shape), start, count, flat, at, optimizer.optimizer, views, step
                 )
-                yield _copied(part) if swapped and not writing else part
+                yield _copied(part) if on_drive and not writing else part
             at += size
-        if swapped and writing:
+        if on_drive and writing:
             optimizer._optimizer_states_and_gradient_swap_out(index)
-        elif swapped:
+        elif on_drive:
             optimizer._release_swap_buffers(index)
 
 

@@ -20,7 +20,7 @@ from paceline.plan.mesh import Mesh
 from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.runtime.world import World
 from paceline.strategies import codes, state
-from paceline.strategies.deepspeed.parts import Part, Place, finish_import, local_parts
+from paceline.strategies.deepspeed.parts import ParameterSlice, Part, finish_import, local_parts
 from paceline.strategies.handle import Handle
 
 STEP = "step"
@@ -32,7 +32,7 @@ class Spread:
     """How one parameter lies over the ranks: its local shape and place, and each data-parallel rank's (start, count) of its flattened elements."""
 
     shape: tuple[int, ...]
-    place: Place
+    place: ParameterSlice
     ranges: tuple[tuple[int, int], ...]
 
     @property
@@ -92,7 +92,7 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     role = handle.role.value
     for part in local_parts(engine, writing=True):
         name = names[id(part.parameter)]
-        place = Place.of(name, part.parameter, mesh.coordinates(world.rank).tp)
+        place = ParameterSlice.of(name, part.parameter, mesh.coordinates(world.rank).tp)
         check_tensor(reader, role, name, place.shape)
         for kind in reader.kinds(role, name):
             if kind == STEP:
@@ -102,7 +102,9 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
                 (part.master if kind == PARAM else part.moment(kind)).copy_(values)
     for name, parameter in named.items():
         if not parameter.requires_grad:
-            _read_frozen(parameter, reader, role, name, Place.of(name, parameter, mesh.coordinates(world.rank).tp))
+            _read_frozen(
+                parameter, reader, role, name, ParameterSlice.of(name, parameter, mesh.coordinates(world.rank).tp)
+            )
     for name, buffer in handle.root.plain_named_buffers():
         buffer.copy_(reader.read(role, name, BUFFER))
     _read_scaler(role, engine, reader)
@@ -130,7 +132,7 @@ def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ..
         )
 
 
-def read_range(reader: ShardReader, role: str, name: str, kind: str, place: Place, part: Part) -> Tensor:
+def read_range(reader: ShardReader, role: str, name: str, kind: str, place: ParameterSlice, part: Part) -> Tensor:
     """The elements of ``part``: the rows they lie in are read, the ends cut off."""
     if not part.shape:
         return reader.read(role, name, kind).flatten()
@@ -151,7 +153,7 @@ def _spreads(trained: dict[str, nn.Parameter], parts: dict[int, Part], world: Wo
     return {
         name: Spread(
             tuple(getattr(parameter, "ds_shape", parameter.shape)),
-            Place.of(name, parameter, tp_rank),
+            ParameterSlice.of(name, parameter, tp_rank),
             tuple((rows[i][0], rows[i][1]) for rows in alike if rows[i] is not None),
         )
         for i, (name, parameter) in enumerate(trained.items())
@@ -179,7 +181,7 @@ def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh
     sizes = {name: int(getattr(p, "ds_numel", p.numel())) * p.element_size() for name, p in frozen.items()}
     owner = state.assign(sizes, len(alike))
     for name, parameter in frozen.items():
-        values, place = whole_frozen(parameter), Place.of(name, parameter, tp_rank)
+        values, place = whole_frozen(parameter), ParameterSlice.of(name, parameter, tp_rank)
         if alike[owner[name]] == world.rank and place.first:
             yield Shard(role, name, PARAM, place.shape, place.offsets, values)
 
@@ -194,7 +196,7 @@ def whole_frozen(parameter: nn.Parameter) -> Tensor:
         return parameter.detach().clone().cpu()
 
 
-def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, place: Place) -> None:
+def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, place: ParameterSlice) -> None:
     """Every rank reads a frozen parameter whole: ZeRO-3 takes this rank's part of it."""
     if not reader.has(role, name, PARAM):  # an adapter's checkpoint leaves the base model out
         return

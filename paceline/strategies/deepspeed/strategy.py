@@ -87,8 +87,8 @@ class DeepSpeed(Strategy):
 
     def shard_batch(self, batch: Batch) -> Batch:
         """Under Ulysses this rank's share of the tokens."""
-        placed = super().shard_batch(batch)
-        return placed if self._context is None else self._context.split(placed)
+        local_batch = super().shard_batch(batch)
+        return local_batch if self._context is None else self._context.split(local_batch)
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
         """Unused: ``prepare`` starts the engine, which needs the optimizer too."""
@@ -147,7 +147,7 @@ class DeepSpeed(Strategy):
         """The whole model: under ZeRO-3 every rank gathers it, or all go through it together. Collective at both ends there."""
         whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.stage == 3 and handle.trained:
-            taken = zero3.in_turns if self.collective_decoding else zero3.gathered
+            taken = zero3.gathered_by_layer if self.collective_decoding else zero3.gathered
             whole = taken(handle.module)
         with evaluating(handle.root), whole:
             yield handle.root

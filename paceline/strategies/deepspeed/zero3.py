@@ -43,7 +43,7 @@ def gathered(engine: Any) -> Iterator[None]:
 
 
 @contextmanager
-def in_turns(engine: Any) -> Iterator[None]:
+def gathered_by_layer(engine: Any) -> Iterator[None]:
     """DeepSpeed's hooks gather a module at a time in forwards of the Hugging Face model alone; all ranks make equally many. Collective at both ends."""
     coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
     begins = engine.module.hf.register_forward_pre_hook(

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from paceline.models.stages import StageModule
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 _STAGE_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds of neighbouring stages lie far apart
 _SEEDS = 2**63
 
 
 @dataclass(frozen=True)
-class Work:
+class ScheduleInput:
     """The micro-batches of one run of a schedule; all ranks of a pipeline hold the same.
 
     finish    outputs of the head and their batch → the loss to go backward from (a scalar); called by the last stage
@@ -27,7 +27,7 @@ class Work:
     """
 
     batches: Sequence[Batch]
-    ask: frozenset[Ask]
+    outputs: frozenset[Output]
     finish: Callable[[dict[str, Tensor], Batch], Tensor]
     seed: Callable[[int], int] | None = None
 
@@ -38,19 +38,19 @@ class ScheduledStage(nn.Module):
     def __init__(self, stage: StageModule) -> None:
         super().__init__()
         self.stage = stage
-        self.work: Work | None = None
+        self.run_input: ScheduleInput | None = None
 
     def forward(self, states: Tensor, index: Tensor) -> Tensor:
         """Ids or hidden states of one micro-batch; index int64 [1] -> hidden states, or the loss (last stage)."""
-        assert self.work is not None
+        assert self.run_input is not None
         number = int(index)
-        batch = self.work.batches[number]
-        if self.work.seed is not None:
-            torch.manual_seed((self.work.seed(number) + self.stage.index * _STAGE_STRIDE) % _SEEDS)
+        batch = self.run_input.batches[number]
+        if self.run_input.seed is not None:
+            torch.manual_seed((self.run_input.seed(number) + self.stage.index * _STAGE_STRIDE) % _SEEDS)
         hidden: Tensor = self.stage(states, batch)
         if not self.stage.last:
             return hidden
-        return self.work.finish(self.stage.answer(hidden, batch, self.work.ask), batch)
+        return self.run_input.finish(self.stage.answer(hidden, batch, self.run_input.outputs), batch)
 
 
 class PipelineRoot(RootModule):
@@ -77,10 +77,10 @@ class PipelineRoot(RootModule):
         """The model without what other ranks have: for its config and sizes."""
         return self.stages[0].hf
 
-    def give(self, work: Work | None) -> None:
+    def give(self, run_input: ScheduleInput | None) -> None:
         """What the next run of the schedule is about."""
         for scheduled in self.scheduled:
-            scheduled.work = work  # type: ignore[assignment]
+            scheduled.run_input = run_input  # type: ignore[assignment]
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters under the whole model's names; a tied weight that this rank holds twice comes twice."""
@@ -111,10 +111,10 @@ class PipelineRoot(RootModule):
 
     def notes(self) -> dict[str, str]:
         """How these stages compute, by subject."""
-        said: dict[str, str] = {}
+        notes: dict[str, str] = {}
         for stage in self.stages:
-            said |= stage.notes()
-        return said
+            notes |= stage.notes()
+        return notes
 
     def _tied(self, *, first: bool) -> nn.Parameter | None:
         for stage in self.stages:

@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 from paceline.strategies import codes
 from paceline.strategies.fixed_shape import FixedShape
 
@@ -33,7 +33,7 @@ SPLIT_BACKWARD = frozenset({"zero_bubble", "zbv"})  # gradients of inputs first,
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageLayout:
     """The stages of one pipeline: ``ranks`` in a row, ``each`` stages on every one of them, run by ``schedule``.
 
     Raises ConfigError ``strategy.pipeline_schedule`` for a number of stages that the schedule does not take.
@@ -56,9 +56,9 @@ class Cut:
             )
 
     @property
-    def also_ask(self) -> frozenset[Ask]:
+    def extra_outputs(self) -> frozenset[Output]:
         """A backward in two parts goes through the head twice, and the cheapest loss forms its gradients once: log-probabilities can be gone through again."""
-        return frozenset({Ask.LOGPROBS}) if self.schedule in SPLIT_BACKWARD else frozenset()
+        return frozenset({Output.LOGPROBS}) if self.schedule in SPLIT_BACKWARD else frozenset()
 
     @property
     def count(self) -> int:
@@ -121,7 +121,7 @@ class Running:
 
     def __init__(
         self,
-        cut: Cut,
+        layout: StageLayout,
         stages: Mapping[int, nn.Module],
         shape: FixedShape,
         number: int,
@@ -135,16 +135,16 @@ class Running:
             _Stage(
                 module,
                 index,
-                cut.count,
+                layout.count,
                 device,
                 input_args=_example(shape, wire, first=index == 0, last=False),
-                output_args=_example(shape, wire, first=False, last=index == cut.count - 1),
+                output_args=_example(shape, wire, first=False, last=index == layout.count - 1),
                 group=group,
             )
             for index, module in stages.items()
         ]
-        kind = cut.kind(number)
-        given: Any = made if cut.schedule in _MULTI else made[0]
+        kind = layout.kind(number)
+        given: Any = made if layout.schedule in _MULTI else made[0]
         # every stage's losses are sums already divided by the window's weight: nothing is left to scale
         self._schedule = kind(given, number, loss_fn=_as_it_is, scale_grads=False)
 

@@ -28,8 +28,8 @@ from paceline.strategies.base import Strategy
 from paceline.strategies.fixed_shape import MULTIPLE, FixedShape
 from paceline.strategies.fsdp import FSDP
 from paceline.strategies.handle import Handle, Handles
-from paceline.strategies.pipeline.parts import PipelineRoot, Work
-from paceline.strategies.pipeline.schedules import Cut, Running, Wire
+from paceline.strategies.pipeline.parts import PipelineRoot, ScheduleInput
+from paceline.strategies.pipeline.schedules import Running, StageLayout, Wire
 from paceline.strategies.pipeline.state import PipelineHandle, exchange, sum_gradients, whole_blocks
 from paceline.strategies.runner import WindowRunner
 from paceline.strategies.sharded_state import blocks_of
@@ -65,30 +65,32 @@ class PipelineRunner(WindowRunner):
         generator_seed: Callable[[int], int] | None,
     ) -> None:
         """The window through the schedule; then gradients are whole sums on every rank that holds them."""
-        strategy, cut = self.strategy, self.strategy.cut
+        strategy, stage_layout = self.strategy, self.strategy.stage_layout
         for handle in (handles[role] for role in algorithm.trains):
             assert isinstance(handle, PipelineHandle)
 
             def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = handle.role) -> Tensor:
                 return self._loss(role, outputs, batch, algorithm, scales, sums)
 
-            ask = algorithm.ask(handle.role, training=True) | cut.also_ask
-            self._run(handle, micro_batches, Work((), ask, finish, generator_seed), training=True)
+            required = algorithm.required_outputs(handle.role, training=True) | stage_layout.extra_outputs
+            self._run(handle, micro_batches, ScheduleInput((), required, finish, generator_seed), training=True)
             if not strategy.sharding and self.mesh.dp_replicate > 1:
                 sum_gradients(handle.parameters(), strategy.mesh["dp_replicate"].get_group())
-            exchange(handle, strategy.row, cut.rank_of(0), cut.rank_of(cut.count - 1))
+            exchange(handle, strategy.row, stage_layout.rank_of(0), stage_layout.rank_of(stage_layout.count - 1))
 
-    def _run(self, handle: Handle, micro_batches: Sequence[Batch], work: Work, *, training: bool) -> None:
-        """One run of the schedule over ``micro_batches`` as they are (``work`` without batches)."""
+    def _run(self, handle: Handle, micro_batches: Sequence[Batch], run_input: ScheduleInput, *, training: bool) -> None:
+        """One run of the schedule over ``micro_batches`` as they are (``run_input`` without batches)."""
         root = handle.root
         assert isinstance(root, PipelineRoot)
         packed = root.stages[0].attention.layout == "packed"
-        placed = [self.strategy.shard_batch(batch) for batch in micro_batches]
-        shape = FixedShape.of(placed, packed, MULTIPLE * self.mesh.tp)
-        number = self.strategy.cut.micro_batches(len(placed))
-        fitted = [shape.fit(batch) for batch in placed] + [shape.empty(placed[0])] * (number - len(placed))
+        local_batches = [self.strategy.shard_batch(batch) for batch in micro_batches]
+        shape = FixedShape.of(local_batches, packed, MULTIPLE * self.mesh.tp)
+        number = self.strategy.stage_layout.micro_batches(len(local_batches))
+        fitted = [shape.fit(batch) for batch in local_batches] + [shape.empty(local_batches[0])] * (
+            number - len(local_batches)
+        )
         running = self._running(handle.role, root, shape, number, training)
-        root.give(replace(work, batches=fitted))
+        root.give(replace(run_input, batches=fitted))
         try:
             running.run(torch.cat([token_ids(batch, packed) for batch in fitted]), training=training)
         finally:
@@ -101,7 +103,9 @@ class PipelineRunner(WindowRunner):
             stage, strategy = root.stages[0], self.strategy
             width = stage.hf.config.get_text_config().hidden_size
             wire = Wire(width, stage.boundary_dtype, self.mesh.tp if strategy.how.sequence_parallel else 1)
-            running = Running(strategy.cut, root.by_index, shape, number, wire, strategy.row, self.world.device)
+            running = Running(
+                strategy.stage_layout, root.by_index, shape, number, wire, strategy.row, self.world.device
+            )
             kept = self._kept[role, training] = _Kept((shape, number), running)
         return kept.running
 
@@ -109,20 +113,20 @@ class PipelineRunner(WindowRunner):
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
     ) -> Iterator[Batch]:
         """Forward only, some micro-batches at a time; the last stage's names of sums go to all ranks."""
-        batches, cut = iter(micro_batches), self.strategy.cut
-        while chunk := list(islice(batches, _EVAL_MICRO_BATCHES_A_RANK * cut.ranks)):
+        batches, stage_layout = iter(micro_batches), self.strategy.stage_layout
+        while chunk := list(islice(batches, _EVAL_MICRO_BATCHES_A_RANK * stage_layout.ranks)):
             for role in algorithm.trains:
 
                 def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = role) -> Tensor:
                     self._add_evaluation(algorithm, role, outputs, batch, sums)
                     return torch.zeros((), device=batch.input_ids.device)
 
-                work = Work((), algorithm.ask(role, training=False), finish)
-                self._run(handles[role], chunk, work, training=False)
+                run_input = ScheduleInput((), algorithm.required_outputs(role, training=False), finish)
+                self._run(handles[role], chunk, run_input, training=False)
             yield from chunk
         for role in algorithm.trains:
             self._kept.pop((role, False), None)  # it holds room for its micro-batches' hidden states
-        holder = cut.rank_of(cut.count - 1) * (self.world.world_size // cut.ranks)
+        holder = stage_layout.rank_of(stage_layout.count - 1) * (self.world.world_size // stage_layout.ranks)
         for name in self.world.broadcast_json(sorted(sums), src=holder):
             sums.setdefault(name, torch.zeros((), dtype=torch.float64, device=self.world.device))
 
@@ -150,7 +154,7 @@ class Pipeline(FSDP):
                 )
             )
         engine = plan.engine if isinstance(plan.engine, PipelineOptions) else PipelineOptions()
-        self.cut = Cut(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
+        self.stage_layout = StageLayout(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
         self.place_in_row = plan.mesh.coordinates(world.rank).pp
         self.how = replace(engine.fsdp, reshard_after_forward=False)
         self.collective_forward = self.sharding  # whole stages need no other row
@@ -169,7 +173,7 @@ class Pipeline(FSDP):
     def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
         """This rank's stages of ``root``; the rest is let go."""
         assert isinstance(root, RoleModule), "a pipeline cuts Hugging Face models"
-        stages = split(root, self.cut.count, self.cut.own(self.place_in_row))
+        stages = split(root, self.stage_layout.count, self.stage_layout.own(self.place_in_row))
         if self.plan.mesh.tp > 1:
             how = self.how
             apply_tensor_parallel(

@@ -13,18 +13,18 @@ from paceline.algorithms.rewards.sample import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.data.source import PackedSource
 from paceline.data.table import TokenTable
-from paceline.generation.engine import Completion, Engine, Request, RolloutSampling
+from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
-from paceline.training.rollout.judge import ModelJudge
-from paceline.training.windows import Cut
+from paceline.training.rollout.reward_model import RewardModel
+from paceline.training.windows import BatchLayout
 
-OpenEngine = Callable[[Any], Engine]  # from the whole model (what ``Strategy.generating`` yields)
+OpenEngine = Callable[[Any], GenerationEngine]  # from the whole model (what ``Strategy.generating`` yields)
 
 
 @dataclass
-class Answerer:
+class RolloutGenerator:
     """Writes and judges answers. ``clock`` holds the seconds of each phase since it was last restarted."""
 
     strategy: Strategy
@@ -32,7 +32,7 @@ class Answerer:
     tokenizer: Any
     scorer: Scorer
     open_engine: OpenEngine
-    judge: ModelJudge | None = None
+    reward_model: RewardModel | None = None
     clock: dict[str, float] = field(default_factory=dict)
 
     def restart_clock(self) -> None:
@@ -63,13 +63,13 @@ class Answerer:
         with self.timed("score"):
             samples = self._samples(table, owners, completions)
             by_model: list[float] = []
-            if self.judge is not None:
+            if self.reward_model is not None:
                 texts = [
                     None if owner < 0 else (*request.prompt, *completion.tokens)
                     for owner, request, completion in zip(owners, requests, completions, strict=True)
                 ]
-                said = self.judge(texts, batches)
-                by_model = [score for score, owner in zip(said, owners, strict=False) if owner >= 0]
+                model_scores = self.reward_model(texts, batches)
+                by_model = [score for score, owner in zip(model_scores, owners, strict=False) if owner >= 0]
             return samples, self.scorer(samples, by_model)
 
     def _samples(self, table: TokenTable, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
@@ -111,23 +111,28 @@ class Limits:
 
 
 def evaluate_answers(
-    answerer: Answerer, prompts: PackedSource, world: World, cut: Cut, limits: Limits, leader: bool
+    generator: RolloutGenerator,
+    prompts: PackedSource,
+    world: World,
+    layout: BatchLayout,
+    limits: Limits,
+    is_group_leader: bool,
 ) -> dict[str, float]:
     """The likeliest answer to every prompt, judged: ``eval_reward``, ``eval_reward/<function>``, lengths, ``eval_rows``. Collective."""
-    labels, count = answerer.scorer.labels, prompts.num_rows(0)
-    owners = prompts.document_ids(0, list(range(cut.dp_rank, count, cut.dp_size)))
+    labels, count = generator.scorer.labels, prompts.num_rows(0)
+    owners = prompts.document_ids(0, list(range(layout.dp_rank, count, layout.dp_size)))
     requests = []
     for owner in owners:
         ids = tuple(prompts.table.row(owner)[0].tolist())
         requests.append(Request(ids, 0, limits.room(ids)))
-    completions = answerer.write(requests, RolloutSampling(temperature=0.0))
-    batches = math.ceil(math.ceil(count / cut.dp_size) / cut.micro_batch)
-    _, scored = answerer.judged(prompts.table, owners, requests, completions, batches)
+    completions = generator.write(requests, RolloutSampling(temperature=0.0))
+    batches = math.ceil(math.ceil(count / layout.dp_size) / layout.micro_batch)
+    _, scored = generator.judged(prompts.table, owners, requests, completions, batches)
     columns = [scored.total, *(scored.parts[label] for label in labels)]
     known = [[v for v in column if not math.isnan(v)] for column in columns]
     sums = [math.fsum(values) for values in known] + [float(len(values)) for values in known]
     sums += [float(len(owners)), float(sum(len(c.tokens) for c in completions)), float(sum(c.ended for c in completions))]  # fmt: skip
-    total = world.all_reduce_sum_float(sums if leader else [0.0] * len(sums))
+    total = world.all_reduce_sum_float(sums if is_group_leader else [0.0] * len(sums))
     return _means(total, ["eval_reward", *(f"eval_reward/{label}" for label in labels)])
 
 

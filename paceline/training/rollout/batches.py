@@ -48,12 +48,12 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
         positions += range(nothing)
         ends.append(ends[-1] + nothing)
         values = torch.zeros(nothing, dtype=dtype)
-        credit = torch.zeros(nothing, dtype=dtype)
+        advantage = torch.zeros(nothing, dtype=dtype)
         if answer is not None and count:
             values[first : first + count] = answer.sampled.to(dtype)
-            credit[first : first + count] = answer.advantage
+            advantage[first : first + count] = answer.advantage
         sampled.append(values)
-        advantages.append(credit)
+        advantages.append(advantage)
     batch = Batch(
         input_ids=torch.tensor([ids], dtype=torch.int64),
         labels=torch.tensor([labels], dtype=torch.int64),

@@ -16,10 +16,10 @@ _REWARDS = "training.rollout.rewards"
 def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
     """``rewards.model`` where the folder's config.json speaks of no single number; what cannot be read is told as a damaged model."""
     try:
-        said = json.loads(read_text(folder / "config.json"))
+        config = json.loads(read_text(folder / "config.json"))
         # Transformers writes the labels' names, and leaves out its default of two
-        labels = len(said["id2label"]) if said.get("id2label") else int(said.get("num_labels") or 2)
-        found = gives_no_number(str(folder), said.get("architectures") or (), labels)
+        labels = len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels") or 2)
+        found = gives_no_number(str(folder), config.get("architectures") or (), labels)
     except (OSError, ValueError, TypeError, AttributeError):
         return
     if found is not None:

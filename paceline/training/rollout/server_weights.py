@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.checkpoint.disk import named_errors
 from paceline.checkpoint.folder import MAX_SHARD_BYTES, write_weights
 from paceline.checkpoint.hub_layout import hub_entries
-from paceline.checkpoint.tensorfile import Entry
+from paceline.checkpoint.tensorfile import TensorEntry
 from paceline.core.errors import ConfigError
 from paceline.core.private import open_to_strangers
 from paceline.generation.remote import Server
@@ -53,22 +53,22 @@ class WeightSync:
             (place / "config.json").write_text(json.dumps(hf.config.to_dict(), default=str), encoding="utf-8")
             write_weights(place, entries, MAX_SHARD_BYTES)
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}, "timeout": self.seconds}
-        self.server.ask("POST", "/collective_rpc", reload, self.seconds)
-        self.server.ask("POST", "/reset_prefix_cache", {}, self.seconds)
+        self.server.request("POST", "/collective_rpc", reload, self.seconds)
+        self.server.request("POST", "/reset_prefix_cache", {}, self.seconds)
         shutil.rmtree(self.folder / f"weights-{self.sent - 1:06d}", ignore_errors=True)
 
 
-def whole(hf: Any, dtype: torch.dtype) -> Iterator[Entry]:
+def whole(hf: Any, dtype: torch.dtype) -> Iterator[TensorEntry]:
     """Parameters and persistent buffers, under their Hugging Face names, of the plain model that ``hf`` computes as: W + scale · B A (peft's own sum) where a layer has an adapter."""
     layers = {name: module for name, module in hf.named_modules() if NAME in getattr(module, "lora_A", ())}
     for name, parameter in hf.named_parameters():
         if ".lora_" in name:
             continue
         adapted = layers.get(name.removesuffix(".base_layer.weight"))
-        yield Entry(plain_name(name), dtype, tuple(parameter.shape), _given(parameter, adapted, dtype))
+        yield TensorEntry(plain_name(name), dtype, tuple(parameter.shape), _given(parameter, adapted, dtype))
     for name, buffer in persistent_buffers(hf):
         kind = dtype if buffer.is_floating_point() else buffer.dtype
-        yield Entry(plain_name(name), kind, tuple(buffer.shape), _given(buffer, None, kind))
+        yield TensorEntry(plain_name(name), kind, tuple(buffer.shape), _given(buffer, None, kind))
 
 
 def _given(parameter: Tensor, adapted: Any, dtype: torch.dtype) -> Callable[[], Tensor]:

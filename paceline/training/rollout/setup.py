@@ -17,7 +17,7 @@ from paceline.data.prepare import Prepared
 from paceline.data.source import PackedSource
 from paceline.data.table import TokenTable
 from paceline.data.tokenizer import TokenizerSpec, open_tokenizer
-from paceline.generation.engine import Engine, RolloutSampling
+from paceline.generation.engine import GenerationEngine, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.plan import Plan
@@ -29,13 +29,13 @@ from paceline.runtime.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training import codes
-from paceline.training.rollout.answers import Answerer, Limits
-from paceline.training.rollout.cut import AnswerRows, RolloutCut
+from paceline.training.rollout.answers import Limits, RolloutGenerator
 from paceline.training.rollout.draws import Draws
-from paceline.training.rollout.judge import ModelJudge
+from paceline.training.rollout.layout import AnswerRows, RolloutLayout
+from paceline.training.rollout.reward_model import RewardModel
 from paceline.training.rollout.server import RolloutServer
 from paceline.training.rollout.windows import RolloutWindows
-from paceline.training.windows import Cut, Epochs
+from paceline.training.windows import BatchLayout, Epochs
 
 _ROWS_NAMED = 5
 
@@ -78,13 +78,13 @@ class RolloutSetup:
     runner: Runner
     algorithm: OnPolicyObjective
     handles: Handles
-    cut: Cut
+    layout: BatchLayout
 
     def __post_init__(self) -> None:
         self.options = self.training.rollout or RolloutOptions()
-        updates = updates_per_pass(self.options, self.cut.accumulation)
+        updates = updates_per_pass(self.options, self.layout.accumulation)
         group = algorithm_spec(self.plan.algorithm).group_size(self.training)
-        self.rollout_cut = RolloutCut(self.cut, group, updates, self.algorithm.passes)
+        self.rollout_layout = RolloutLayout(self.layout, group, updates, self.algorithm.passes)
         specs = [RewardSpec(r.name, r.weight, dict(r.options)) for r in self.options.rewards]
         self.scorer = Scorer(
             specs,
@@ -98,7 +98,7 @@ class RolloutSetup:
 
     def rows(self, prompts: PackedSource) -> AnswerRows:
         """What epochs are counted by."""
-        return AnswerRows(prompts, self.rollout_cut, self.training.dataloader_drop_last)
+        return AnswerRows(prompts, self.rollout_layout, self.training.dataloader_drop_last)
 
     def windows(
         self,
@@ -122,17 +122,17 @@ class RolloutSetup:
             algorithm=self.algorithm,
             handles=self.handles,
             prompts=prompts,
-            draws=Draws(prompts, self.rollout_cut.groups, again=options.max_redraws > 0, saved=drawn or {}),
-            answerer=self.answerer(dtype),
+            draws=Draws(prompts, self.rollout_layout.groups, again=options.max_redraws > 0, saved=drawn or {}),
+            generator=self.generator(dtype),
             sampling=RolloutSampling(options.temperature, options.top_p, options.top_k),
             limits=Limits(options.max_completion_length, plan.seq_len),
-            cut=self.rollout_cut,
+            layout=self.rollout_layout,
             epochs=epochs,
             start=start,
             seed=self.training.seed,
             pad_id=self.prepared.pad_token_id,
             dtype=dtype,
-            leader=not (place.pp or place.cp or place.tp),
+            is_group_leader=not (place.pp or place.cp or place.tp),
             shown=options.num_samples_shown,
             filter_groups=options.filter_groups,
             max_redraws=options.max_redraws,
@@ -140,11 +140,13 @@ class RolloutSetup:
             reader=reader,
         )
 
-    def answerer(self, dtype: torch.dtype) -> Answerer:
+    def generator(self, dtype: torch.dtype) -> RolloutGenerator:
         """What writes and judges answers."""
         policy = self.handles[self.algorithm.trains[0]]
         tokenizer = open_tokenizer(TokenizerSpec(str(self.prepared.tokenizer_path)))
-        return Answerer(self.runner.strategy, policy, tokenizer, self.scorer, self.engine, self.judge(dtype))
+        return RolloutGenerator(
+            self.runner.strategy, policy, tokenizer, self.scorer, self.engine, self.reward_model(dtype)
+        )
 
     def check_rows(self, table: TokenTable, name: str) -> None:
         """Raises ConfigError, the same on every rank. Collective where a reward looks at rows at all."""
@@ -173,14 +175,14 @@ class RolloutSetup:
             getattr(torch, self.plan.precision.compute),
         )
 
-    def judge(self, dtype: torch.dtype) -> ModelJudge | None:
+    def reward_model(self, dtype: torch.dtype) -> RewardModel | None:
         """The reward model, where one is among the rewards."""
         if Role.REWARD not in self.handles:
             return None
-        rows, pad = self.cut.micro_batch, self.prepared.pad_token_id
-        return ModelJudge(self.runner, self.handles, rows, pad, dtype)
+        rows, pad = self.layout.micro_batch, self.prepared.pad_token_id
+        return RewardModel(self.runner, self.handles, rows, pad, dtype)
 
-    def engine(self, root: Any) -> Engine:
+    def engine(self, root: Any) -> GenerationEngine:
         """This process's own model, whole inside ``Strategy.generating``; or the server, given these weights."""
         if self.server is not None:
             return self.server.open(root)

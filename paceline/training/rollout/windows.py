@@ -25,11 +25,11 @@ from paceline.runtime.world import World
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training import codes
-from paceline.training.rollout.answers import Answerer, Limits, evaluate_answers
+from paceline.training.rollout.answers import Limits, RolloutGenerator, evaluate_answers
 from paceline.training.rollout.batches import Answer, answer_batch
-from paceline.training.rollout.cut import RolloutCut
 from paceline.training.rollout.drawn import Drawn
 from paceline.training.rollout.draws import Draws, Prompt
+from paceline.training.rollout.layout import RolloutLayout
 from paceline.training.rollout.report import Judged, sample_rows
 from paceline.training.rollout.state import batch_shards, read_batch
 from paceline.training.windows import Epochs, sample_digest
@@ -49,7 +49,7 @@ class RolloutWindows:
     """The windows of one rank from global step ``start`` on, made of rollouts with the weights of that moment.
 
     Answer number p of a rollout is sample p mod group of the prompt of group p div group (``draws``), whatever rank makes it; its noise depends on
-    (seed, epoch, prompt, sample) alone. ``leader``: this rank's numbers stand for its group of ranks that see the same rows.
+    (seed, epoch, prompt, sample) alone. ``is_group_leader``: this rank's numbers stand for its group of ranks that see the same rows.
     ``filter_groups``: prompts whose answers score the same are told of, not trained on; ``max_redraws`` times others are asked in their place first.
     """
 
@@ -59,16 +59,16 @@ class RolloutWindows:
     handles: Handles
     prompts: PackedSource
     draws: Draws
-    answerer: Answerer
+    generator: RolloutGenerator
     sampling: RolloutSampling
     limits: Limits
-    cut: RolloutCut
+    layout: RolloutLayout
     epochs: Epochs
     start: int
     seed: int
     pad_id: int
     dtype: torch.dtype
-    leader: bool = True
+    is_group_leader: bool = True
     shown: int = 2
     filter_groups: bool = False
     max_redraws: int = 0
@@ -83,22 +83,26 @@ class RolloutWindows:
     def window(self, step: int) -> Window:
         """The window of global ``step``: a new rollout where one begins. Collective."""
         epoch, within = self.epochs.locate(step)
-        number, place = divmod(within, self.cut.steps)
+        number, place = divmod(within, self.layout.steps)
         fresh = place == 0
         if fresh or self.current is None:
             self.current = self.roll(epoch, number) if fresh else self._read(epoch, number)
-        update, answers = place % self.cut.updates, self.cut.cut.global_batch
+        update, answers = place % self.layout.updates, self.layout.batch_layout.global_batch
         everyone = [self._prompt(p).document for p in range(update * answers, (update + 1) * answers)]
         report = self.current.report if fresh else None
         return Window(step, epoch, self.current.batches[update], sample_digest([i for i in everyone if i >= 0]), report)
 
     def _prompt(self, place: int) -> Prompt:
         """What the answer at a place of the rollout is to."""
-        return self.draws.asked[place // self.cut.group]
+        return self.draws.prompts_of_groups[place // self.layout.group]
 
     def shards(self, step: int) -> Iterator[Shard]:
         """This rank's part of the running rollout, where ``step`` finished steps leave some of it unused."""
-        if self.current is None or not self.leader or (self.epochs.locate(step - 1)[1] + 1) % self.cut.steps == 0:
+        if (
+            self.current is None
+            or not self.is_group_leader
+            or (self.epochs.locate(step - 1)[1] + 1) % self.layout.steps == 0
+        ):
             return
         for first, batch in zip(self._firsts(), [b for row in self.current.batches for b in row], strict=True):
             yield from batch_shards(batch, first)
@@ -112,18 +116,18 @@ class RolloutWindows:
         assert self.reader is not None, "a run begins with a rollout"
         self.draws.resume(epoch, number)
         fields = self.algorithm.fields()
-        size, accumulation = self.cut.cut.micro_batch, self.cut.cut.accumulation
+        size, accumulation = self.layout.batch_layout.micro_batch, self.layout.batch_layout.accumulation
         flat = [read_batch(self.reader, first, size, fields) for first in self._firsts()]
         batches = [flat[i : i + accumulation] for i in range(0, len(flat), accumulation)]
         return Rollout(number, batches, None)
 
     def _firsts(self) -> list[int]:
         """The place in a rollout of the first answer of each of this rank's micro-batches."""
-        return self._places()[:: self.cut.cut.micro_batch]
+        return self._places()[:: self.layout.batch_layout.micro_batch]
 
     def filler(self) -> Batch:
         """A micro-batch that weighs nothing, with every field a real one has."""
-        batch = answer_batch([None] * self.cut.cut.micro_batch, self.pad_id, self.dtype)
+        batch = answer_batch([None] * self.layout.batch_layout.micro_batch, self.pad_id, self.dtype)
         zero = torch.zeros(batch.labels.shape, dtype=self.dtype)
         return replace(batch, tokens=dict.fromkeys(self.algorithm.fields(), zero))
 
@@ -131,27 +135,27 @@ class RolloutWindows:
 
     def roll(self, epoch: int, number: int) -> Rollout:
         """Generate, judge, compute advantages, and ask what the algorithm needs to know before its first step. Collective."""
-        answerer = self.answerer
-        answerer.restart_clock()
+        generator = self.generator
+        generator.restart_clock()
         begun = time.perf_counter()
-        places, groups = self._places(), torch.arange(self.cut.answers) // self.cut.group
+        places, groups = self._places(), torch.arange(self.layout.answers) // self.layout.group
         self.draws.begin(epoch, number)
         drawn = self._draw(places, groups)
         judged = drawn.judged
         kept = drawn.spread > 0 if self.filter_groups else torch.ones_like(drawn.spread, dtype=torch.bool)
         made = {place: self._answer(place, drawn, kept) for place in places}
-        with answerer.timed("ask"):
+        with generator.timed("ask"):
             batches = self._batches(made)
-            own = torch.split(torch.tensor(places), self.cut.cut.micro_batch)
+            own = torch.split(torch.tensor(places), self.layout.batch_layout.micro_batch)
             answers = RolloutAnswers(drawn.advantages, groups, judged.judged & kept, own, self._total)
             batches, stats = self.algorithm.finalize_rollout(batches, answers)
         seconds = time.perf_counter() - begun
-        clock = {f"time/{phase}": value for phase, value in answerer.clock.items()}
+        clock = {f"time/{phase}": value for phase, value in generator.clock.items()}
         compares = self.algorithm.uses_group_baseline
-        metrics = drawn.metrics(self.answerer.scorer.labels, self.cut.group, compares=compares)
+        metrics = drawn.metrics(self.generator.scorer.labels, self.layout.group, compares=compares)
         if self.max_redraws:
-            metrics |= drawn.counts(self.cut.group)
-        notes = [*drawn.problems, *_nothing_learnt(judged, drawn.spread, compares)] if self.leader else []
+            metrics |= drawn.counts(self.layout.group)
+        notes = [*drawn.problems, *_nothing_learnt(judged, drawn.spread, compares)] if self.is_group_leader else []
         report = Report(
             {**metrics, **stats, **clock, "time/rollout": seconds},
             sample_rows(*drawn.shown, self.shown) if self.world.rank == 0 else (),
@@ -165,26 +169,29 @@ class RolloutWindows:
         drawn = self._written(places, len(places))
         for again in range(self.max_redraws + 1):
             drawn.compare(self.algorithm, groups)
-            flat = drawn.flat_groups(self.cut.group)
+            flat = drawn.flat_groups(self.layout.group)
             if again == self.max_redraws or not flat:
                 break
             self.draws.replace(flat)
             chosen = set(flat)
-            theirs = [place for place in places if place // self.cut.group in chosen]
-            drawn.replace(self._written(theirs, min(len(places), len(flat) * self.cut.group)), groups, flat)
+            theirs = [place for place in places if place // self.layout.group in chosen]
+            drawn.replace(self._written(theirs, min(len(places), len(flat) * self.layout.group)), groups, flat)
         return drawn
 
     def _written(self, places: Sequence[int], most: int) -> Drawn:
         """Answers at ``places``, judged by as many forwards of a reward model as ``most`` answers take (no rank has more). Collective."""
-        asked, table = [self._prompt(place) for place in places], self.prompts.table
+        asked_prompts, table = [self._prompt(place) for place in places], self.prompts.table
         requests = []
-        for place, prompt in zip(places, asked, strict=True):
+        for place, prompt in zip(places, asked_prompts, strict=True):
             ids = () if prompt.document < 0 else tuple(table.row(prompt.document)[0].tolist())
-            stream = stream_of(self.seed, prompt.epoch, prompt.document, place % self.cut.group)
+            stream = stream_of(self.seed, prompt.epoch, prompt.document, place % self.layout.group)
             requests.append(Request(ids, stream, self.limits.room(ids)))
-        completions = self.answerer.write(requests, self.sampling)
-        owners, forwards = [prompt.document for prompt in asked], -(-most // self.cut.cut.micro_batch)
-        samples, scored = self.answerer.judged(table, owners, requests, completions, forwards)
+        completions = self.generator.write(requests, self.sampling)
+        owners, forwards = (
+            [prompt.document for prompt in asked_prompts],
+            -(-most // self.layout.batch_layout.micro_batch),
+        )
+        samples, scored = self.generator.judged(table, owners, requests, completions, forwards)
         written = dict(zip(places, zip(owners, requests, completions, strict=True), strict=True))
         return Drawn(
             written, self._share(places, owners, completions, scored), (samples, scored), list(scored.problems)
@@ -192,22 +199,27 @@ class RolloutWindows:
 
     def _total(self, values: Sequence[float]) -> list[float]:
         """Sums over the ranks that see different answers."""
-        found: list[float] = self.world.all_reduce_sum_float(list(values) if self.leader else [0.0] * len(values))
+        found: list[float] = self.world.all_reduce_sum_float(
+            list(values) if self.is_group_leader else [0.0] * len(values)
+        )
         return found
 
     def _places(self) -> list[int]:
         """This rank's answers, by their place in the rollout."""
-        cut = self.cut.cut
+        layout = self.layout.batch_layout
         return [
-            p for u in range(self.cut.updates) for j in range(cut.accumulation) for p in cut.positions(u, j, 1 << 62)
+            p
+            for u in range(self.layout.updates)
+            for j in range(layout.accumulation)
+            for p in layout.positions(u, j, 1 << 62)
         ]
 
     def _share(
         self, places: Sequence[int], owners: Sequence[int], completions: Sequence[Completion], scored: Scored
     ) -> Judged:
         """Everybody's scores and lengths, by place in the rollout: one all-reduce of numbers that one rank has and the others leave 0."""
-        labels = self.answerer.scorer.labels
-        table = torch.zeros(5 + 2 * len(labels), self.cut.answers, dtype=torch.float64)
+        labels = self.generator.scorer.labels
+        table = torch.zeros(5 + 2 * len(labels), self.layout.answers, dtype=torch.float64)
         real = [i for i, owner in enumerate(owners) if owner >= 0]
         for row, i in enumerate(real):
             values = [scored.total[row], *(scored.parts[label][row] for label in labels)]
@@ -230,25 +242,31 @@ class RolloutWindows:
 
     def _batches(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
         """Micro-batches by update and micro-step, with what the algorithm asks of its models. Collective: as many forwards on every rank."""
-        cut, found = self.cut.cut, []
-        for update in range(self.cut.updates):
+        layout, found = self.layout.batch_layout, []
+        for update in range(self.layout.updates):
             row = []
-            for j in range(cut.accumulation):
-                batch = answer_batch([answers[p] for p in cut.positions(update, j, 1 << 62)], self.pad_id, self.dtype)
+            for j in range(layout.accumulation):
+                batch = answer_batch(
+                    [answers[p] for p in layout.positions(update, j, 1 << 62)], self.pad_id, self.dtype
+                )
                 for wanted in self.algorithm.precomputed_fields():
                     if wanted.known and self.sampling_exact:
                         batch = with_tokens(batch, wanted.name, batch.at_labels(wanted.known))
                         continue
-                    placed = self.runner.strategy.shard_batch(batch)
-                    out = self.runner.forward_no_grad(self.handles, wanted.role, placed, frozenset({wanted.ask}))
-                    batch = with_tokens(batch, wanted.name, out[wanted.ask.value])
+                    local_batch = self.runner.strategy.shard_batch(batch)
+                    out = self.runner.forward_no_grad(
+                        self.handles, wanted.role, local_batch, frozenset({wanted.output})
+                    )
+                    batch = with_tokens(batch, wanted.name, out[wanted.output.value])
                 row.append(batch)
             found.append(row)
         return found
 
     def evaluate(self, prompts: PackedSource) -> dict[str, float]:
         """The likeliest answer to every prompt, judged. Collective."""
-        return evaluate_answers(self.answerer, prompts, self.world, self.cut.cut, self.limits, self.leader)
+        return evaluate_answers(
+            self.generator, prompts, self.world, self.layout.batch_layout, self.limits, self.is_group_leader
+        )
 
 
 def _nothing_learnt(judged: Judged, spread: Tensor, compares: bool) -> list[Diagnostic]:

@@ -33,44 +33,44 @@ from paceline.training.questions import open_questions
 @redacted
 def main(job: str, answer: str) -> int:
     """Writes what was found, each finding with whether it hangs on this machine's packages."""
-    for told in answers(json.loads(Path(job).read_text(encoding="utf-8"))):
-        _write(Path(answer), told)
+    for reply in answers(json.loads(Path(job).read_text(encoding="utf-8"))):
+        _write(Path(answer), reply)
     return 0
 
 
-def answers(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What is known after the look and after each try, the whole of it each time."""
-    config = Config.from_json(asked["config"])
-    plan = None if asked["plan"] is None else Plan.from_json(asked["plan"])
-    if asked["doubt"] is not None:
-        yield {"looked": [d.to_json() for d in look_in_doubt(config, frozenset(asked["doubt"]))]}
+    config = Config.from_json(request["config"])
+    plan = None if request["plan"] is None else Plan.from_json(request["plan"])
+    if request["doubt"] is not None:
+        yield {"looked": [d.to_json() for d in look_in_doubt(config, frozenset(request["doubt"]))]}
         return
     looked = look(config, current(), plan)
-    told: dict[str, Any] = {"looked": [d.to_json() for d in looked.found], "tried": [], "asked": {}, "under_way": ""}
-    told["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
-    yield told
+    reply: dict[str, Any] = {"looked": [d.to_json() for d in looked.found], "tried": [], "asked": {}, "under_way": ""}
+    reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
+    yield reply
     formats = looked.formats
-    if asked["open"] and (folders := saved_sets(config.data)):
-        told["asked"][DATASETS] = ", ".join(folders)
-        if asked["imports"]:
-            yield {**told, "under_way": DATASETS}
+    if request["open"] and (folders := saved_sets(config.data)):
+        reply["asked"][DATASETS] = ", ".join(folders)
+        if request["imports"]:
+            yield {**reply, "under_way": DATASETS}
             more, found = look_at_sets(config.data, reading_of(config), saved=True)
-            told["tried"].append({"name": DATASETS, "found": [d.to_json() for d in found]})
+            reply["tried"].append({"name": DATASETS, "found": [d.to_json() for d in found]})
             formats |= more
-    if asked["open"]:
-        told["asked"] |= open_questions(config, plan, formats)
-    names = dict.fromkeys([*asked["tries"], *told["asked"]]) if asked["imports"] else ()
+    if request["open"]:
+        reply["asked"] |= open_questions(config, plan, formats)
+    names = dict.fromkeys([*request["tries"], *reply["asked"]]) if request["imports"] else ()
     for name in names:
         if name == DATASETS:
             continue
-        yield {**told, "under_way": name}
-        told["tried"].append({"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]})
-    yield told
+        yield {**reply, "under_way": name}
+        reply["tried"].append({"name": name, "found": [d.to_json() for d in _tried(name, config, plan, formats)]})
+    yield reply
 
 
-def _write(answer: Path, told: dict[str, Any]) -> None:
+def _write(answer: Path, reply: dict[str, Any]) -> None:
     staged = answer.with_suffix(".part")
-    staged.write_text(json.dumps(told), encoding="utf-8")
+    staged.write_text(json.dumps(reply), encoding="utf-8")
     os.replace(staged, answer)
 
 

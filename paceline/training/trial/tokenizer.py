@@ -16,7 +16,7 @@ from paceline.data.settle import settle_template, stop_tokens
 from paceline.data.tokenizer import load_tokenizer, open_tokenizer
 from paceline.plan.algorithms.base import algorithm_spec
 from paceline.training.questions import readers_of
-from paceline.training.rollout.judge import check_reward_model
+from paceline.training.rollout.reward_model import check_reward_model
 from paceline.training.same_tokens import check_teacher_tokens
 
 

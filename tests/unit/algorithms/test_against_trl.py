@@ -120,7 +120,7 @@ def test_reward_trainer(job: SimpleNamespace, center: float | None) -> None:
     loss = trainer.compute_loss(theirs, inputs)
     algorithm = Reward(center_rewards_coefficient=center or 0.0)
     with torch.no_grad():
-        outputs = ours(job.batch, algorithm.ask(Role.REWARD, training=True))
+        outputs = ours(job.batch, algorithm.required_outputs(Role.REWARD, training=True))
     names = {"accuracy": "accuracy", "margin": "margin", "reward_mean": "mean_reward"}
     close(means(algorithm, Role.REWARD, outputs, job.batch), loss, trainer._metrics["eval"], names)
 
@@ -150,11 +150,11 @@ def test_dpo_trainer(job: SimpleNamespace, ours: dict[str, Any], theirs: dict[st
     policy.eval()
     loss = trainer._compute_loss(policy, inputs, False)
     algorithm = DPO(beta=0.2, **ours)
-    ask = algorithm.ask(Role.POLICY, training=True)
+    ask = algorithm.required_outputs(Role.POLICY, training=True)
     with torch.no_grad():
-        batch = algorithm.informed(
+        batch = algorithm.attach_outputs(
             Role.REFERENCE, module(job, Role.REFERENCE, job.folders[1])(job.batch, ask), job.batch
         )
         outputs = module(job, Role.POLICY, job.folders[0])(batch, ask)
-    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
+    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.train_metrics}
     close(means(algorithm, Role.POLICY, outputs, batch), loss, trainer._metrics["eval"], names)

@@ -22,7 +22,7 @@ from support import ROOT
 
 from paceline.algorithms.rewards.code import check_isolation
 from paceline.algorithms.rewards.sandbox import client, kernel, landlock, seccomp
-from paceline.algorithms.rewards.sandbox.client import Refused, Sandbox, readable_folders
+from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, readable_folders
 from paceline.core.errors import ConfigError
 
 OTHER_USER = 12345
@@ -258,7 +258,7 @@ def test_a_lost_server_is_started_again() -> None:
     reward._free.put(lost)
     assert reward([sample]) == [1.0]
     reward.close()
-    with pytest.raises(Refused):
+    with pytest.raises(SandboxUnavailable):
         lost.passes("", "", **LIMITS)
 
 

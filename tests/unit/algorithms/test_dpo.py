@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.algorithms.dpo import DPO
 from paceline.algorithms.referenced import REFERENCE
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 BETA = 0.3
 
@@ -100,7 +100,7 @@ def expected(options: dict[str, Any], batch: Batch, logprobs: Tensor) -> dict[st
 def test_losses_gradients_and_statistics_equal_their_formulas(options: dict[str, Any]) -> None:
     algorithm = DPO(beta=BETA, **options)
     batch, logprobs = batch_of(9, seed=3)
-    outputs = {Ask.LOGPROBS.value: logprobs}
+    outputs = {Output.LOGPROBS.value: logprobs}
     right = expected(options, batch, logprobs)
     losses = algorithm.losses(Role.POLICY, outputs, batch)
     assert set(losses) == {"pairs", *(["sft"] if "rpo_alpha" in options else [])} == set(algorithm.weights(batch))
@@ -110,7 +110,7 @@ def test_losses_gradients_and_statistics_equal_their_formulas(options: dict[str,
     assert weights["pairs"] == 9
     assert weights.get("sft") in (None, sum(map(len, answers(batch, logprobs)[::2])))
     metrics = {name: float(v) for name, v in algorithm.metrics(Role.POLICY, outputs, batch).items()}
-    assert set(metrics) == {f"{name}/pairs" for name in right if "/" in name} == set(algorithm.watched)
+    assert set(metrics) == {f"{name}/pairs" for name in right if "/" in name} == set(algorithm.train_metrics)
     for name, value in metrics.items():
         assert value == pytest.approx(right[name.removesuffix("/pairs")], abs=1e-10)
     sum(losses.values()).backward()
@@ -154,15 +154,15 @@ def test_a_cut_of_the_pairs_changes_no_sum_and_fillers_weigh_nothing() -> None:
 
 
 def test_who_is_asked_for_the_reference() -> None:
-    assert (DPO().consulted, DPO().frozen) == ((Role.REFERENCE,), (Role.REFERENCE,))
-    assert (DPO(reference="adapter").consulted, DPO(reference="adapter").frozen) == ((Role.REFERENCE,), ())
-    assert (DPO(reference="cached").consulted, DPO(reference="cached").frozen) == ((), ())
-    assert (DPO(reference_free=True).consulted, DPO(reference_free=True).frozen) == ((), ())
+    assert (DPO().reference_roles, DPO().frozen) == ((Role.REFERENCE,), (Role.REFERENCE,))
+    assert (DPO(reference="adapter").reference_roles, DPO(reference="adapter").frozen) == ((Role.REFERENCE,), ())
+    assert (DPO(reference="cached").reference_roles, DPO(reference="cached").frozen) == ((), ())
+    assert (DPO(reference_free=True).reference_roles, DPO(reference_free=True).frozen) == ((), ())
     batch, logprobs = batch_of(4, seed=1)
     bare = replace(batch, extras={})
     with pytest.raises(AssertionError, match="asked"):
         DPO().losses(Role.POLICY, {"logprobs": logprobs}, bare)
-    informed = DPO().informed(Role.REFERENCE, {"logprobs": logprobs.detach()}, bare)
+    informed = DPO().attach_outputs(Role.REFERENCE, {"logprobs": logprobs.detach()}, bare)
     assert float(DPO().losses(Role.POLICY, {"logprobs": logprobs.detach()}, informed)["pairs"]) == pytest.approx(
         4 * math.log(2)
     )

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.grpo import GRPO
-from paceline.algorithms.on_policy import Tokens, per_token, with_tokens
+from paceline.algorithms.on_policy import LabelledTokens, per_token, with_tokens
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 LENGTHS, LONGEST = [3, 1, 4, 0, 2], 6  # tokens of each answer; one is empty, the last is left out
@@ -50,7 +50,7 @@ def test_an_answer_batch_labels_the_sampled_tokens() -> None:
     assert made.position_ids[0].tolist() == [*range(4), *range(3), *range(7), *range(1), *range(4), *range(2)]
     assert made.num_rows == 5 and made.document_ids.tolist() == [10, 11, 12, 13, 14, -1]
     assert made.extras["is_scored"].tolist() == [1, 1, 1, 1, 0, 0] and int(made.num_labels()) == LABELLED
-    where = Tokens.of(made)
+    where = LabelledTokens.of(made)
     assert where.lengths.tolist() == [3, 1, 4, 0, 0, 0] and where.segments.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
     torch.testing.assert_close(made.at_labels("sampled"), SAMPLED, rtol=0, atol=0)
     assert made.at_labels("advantage").tolist() == [1.3] * 3 + [-0.7] + [0.4] * 4
@@ -102,7 +102,7 @@ def test_loss_weight_and_metrics(options: dict[str, Any]) -> None:
     fields = {"old": old} | ({"reference": reference} if options.get("beta") else {})
     assert {a.name for a in grpo.precomputed_fields()} == set(fields)
     made = batch(**fields)
-    outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: entropy}
+    outputs = {Output.LOGPROBS.value: new, Output.ENTROPY.value: entropy}
     expected = by_hand(new.tolist(), old.tolist(), reference.tolist(), options)
     (weight,) = grpo.weights(made).values()
     (loss,) = grpo.losses(Role.POLICY, outputs, made).values()
@@ -111,7 +111,7 @@ def test_loss_weight_and_metrics(options: dict[str, Any]) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert new.grad is not None and new.grad.abs().sum() > 0
     sums = grpo.metrics(Role.POLICY, outputs, made)
-    assert set(sums) == set(grpo.watched)
+    assert set(sums) == set(grpo.train_metrics)
     told = grpo.summary({name.rpartition("/")[0]: float(value) / int(weight) for name, value in sums.items()})
     expected["entropy"] = float(entropy.mean())
     assert ("kl" in told) == bool(options.get("beta"))
@@ -123,7 +123,7 @@ def test_the_first_update_of_a_rollout_needs_no_old_policy() -> None:
     grpo = GRPO()
     assert list(grpo.precomputed_fields()) == [] and grpo.frozen == ()
     new, made = drawn(2).requires_grad_(), batch()
-    outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: drawn(5)}
+    outputs = {Output.LOGPROBS.value: new, Output.ENTROPY.value: drawn(5)}
     loss = grpo.losses(Role.POLICY, outputs, made)["policy"]
     advantages = made.at_labels("advantage")
     assert float(loss.detach()) == pytest.approx(-float(advantages.sum()), abs=1e-12)  # the ratio is 1
@@ -136,7 +136,7 @@ def test_fillers_alone_and_what_is_left_out_weigh_nothing() -> None:
     grpo = GRPO(beta=0.1, loss_type="grpo")
     filler = answer_batch([None, None], 0, torch.float64)
     none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    outputs = {Ask.LOGPROBS.value: none, Ask.ENTROPY.value: none}
+    outputs = {Output.LOGPROBS.value: none, Output.ENTROPY.value: none}
     assert int(grpo.weights(filler)["policy"]) == 0
     assert float(grpo.losses(Role.POLICY, outputs, filler)["policy"].detach()) == 0.0
     assert per_token({"tokens": 0.0, "kl": 0.0}) == {"kl": 0.0}
@@ -149,7 +149,7 @@ def test_cispo_learns_of_every_token_by_a_bounded_weight() -> None:
     grpo = GRPO(loss_type="cispo", epsilon_high=1.1, num_iterations=2)
     new, old = drawn(2).requires_grad_(), drawn(3)
     made = batch(old=old)
-    grpo.losses(Role.POLICY, {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: drawn(5)}, made)["policy"].backward()  # type: ignore[no-untyped-call]
+    grpo.losses(Role.POLICY, {Output.LOGPROBS.value: new, Output.ENTROPY.value: drawn(5)}, made)["policy"].backward()  # type: ignore[no-untyped-call]
     weight = (new.detach() - old).exp().clamp(max=1.1)
     assert 0 < int((weight == 1.1).sum()) < LABELLED, "the test needs tokens of both sorts"
     assert new.grad is not None

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.algorithms.advantages import group_advantages
 from paceline.algorithms.grpo import GRPO
 from paceline.algorithms.on_policy import with_tokens
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
@@ -106,8 +106,8 @@ def test_loss_gradient_and_statistics(options: dict[str, Any], tmp_path: Path, t
     grpo, made = GRPO(**own, num_iterations=2, max_completion_length=LONG), batch.ours()
     whole, real = batch.logprobs(), batch.mask.bool()
     outputs = {
-        Ask.LOGPROBS.value: whole.gather(2, batch.answers[:, :, None]).squeeze(2)[real],
-        Ask.ENTROPY.value: -(whole.exp() * whole).sum(-1)[real],
+        Output.LOGPROBS.value: whole.gather(2, batch.answers[:, :, None]).squeeze(2)[real],
+        Output.ENTROPY.value: -(whole.exp() * whole).sum(-1)[real],
     }
     weight = grpo.weights(made)["policy"]
     ours = grpo.losses(Role.POLICY, outputs, made)["policy"] / weight

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.algorithms.kto import KTO
 from paceline.algorithms.referenced import REFERENCE
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 BETA, COUNT = 0.3, 7
 LENGTHS = [4, 6, 3, 9, 5, 2, 7]
@@ -42,8 +42,8 @@ def sums(seed: int, document: int) -> float:
 
 
 def informed(algorithm: KTO, documents: list[int], kl: float | None) -> Batch:
-    batch = algorithm.informed(
-        Role.REFERENCE, {Ask.LOGPROBS.value: logprobs(2, documents).detach()}, batch_of(documents)
+    batch = algorithm.attach_outputs(
+        Role.REFERENCE, {Output.LOGPROBS.value: logprobs(2, documents).detach()}, batch_of(documents)
     )
     return batch if kl is None else batch.with_numbers({"kl": kl})
 
@@ -65,7 +65,7 @@ def test_the_loss_is_its_formula_however_the_window_is_cut(kl: float, cut: list[
     total, weight, gradients = 0.0, 0, {}
     for documents in cut:
         given, batch = logprobs(1, documents), informed(algorithm, documents, kl)
-        [loss] = algorithm.losses(Role.POLICY, {Ask.LOGPROBS.value: given}, batch).values()
+        [loss] = algorithm.losses(Role.POLICY, {Output.LOGPROBS.value: given}, batch).values()
         loss.backward()
         total, weight = total + float(loss.detach()), weight + int(algorithm.weights(batch)["answers"])
         real = [d for d in documents if d >= 0]
@@ -85,7 +85,7 @@ def test_apo_zero_unpaired_has_no_baseline_and_asks_for_none() -> None:
     assert algorithm.window_means is None and KTO().window_means is not None
     documents = list(range(COUNT))
     found = algorithm.losses(
-        Role.POLICY, {Ask.LOGPROBS.value: logprobs(1, documents)}, informed(algorithm, documents, None)
+        Role.POLICY, {Output.LOGPROBS.value: logprobs(1, documents)}, informed(algorithm, documents, None)
     )
     assert float(found["answers"].detach()) == pytest.approx(sum(by_hand(0.0)), abs=1e-12)
 
@@ -94,7 +94,7 @@ def test_apo_zero_unpaired_has_no_baseline_and_asks_for_none() -> None:
 def test_the_kl_is_a_mean_over_the_whole_window_fillers_left_out(cut: list[list[int]]) -> None:
     algorithm, total, weight = KTO(), 0.0, 0
     for documents in cut:
-        outputs = {role: {Ask.LOGPROBS.value: logprobs(seed, documents).detach()} for role, seed in ((Role.POLICY, 1), (Role.REFERENCE, 2))}  # fmt: skip
+        outputs = {role: {Output.LOGPROBS.value: logprobs(seed, documents).detach()} for role, seed in ((Role.POLICY, 1), (Role.REFERENCE, 2))}  # fmt: skip
         value, count = algorithm.window_sums(outputs, batch_of(documents))["kl"]
         total, weight = total + float(value), weight + int(count)
     assert (weight, total) == (COUNT, pytest.approx(sum(sums(1, d) - sums(2, d) for d in range(COUNT)), abs=1e-12))
@@ -103,9 +103,9 @@ def test_the_kl_is_a_mean_over_the_whole_window_fillers_left_out(cut: list[list[
 def told(documents: list[int], **options: Any) -> dict[str, float]:
     algorithm = KTO(beta=BETA, **options)
     batch = informed(algorithm, documents, 0.6)
-    found = algorithm.metrics(Role.POLICY, {Ask.LOGPROBS.value: logprobs(1, documents)}, batch)
+    found = algorithm.metrics(Role.POLICY, {Output.LOGPROBS.value: logprobs(1, documents)}, batch)
     count = sum(d >= 0 for d in documents)
-    assert set(found) == set(algorithm.watched)
+    assert set(found) == set(algorithm.train_metrics)
     return algorithm.summary({name.removesuffix("/answers"): float(value) / count for name, value in found.items()})
 
 
@@ -123,13 +123,13 @@ def test_rewards_are_means_over_the_answers_of_each_label() -> None:
 
 
 def test_the_reference_is_a_model_beside_or_the_policy_without_its_adapter() -> None:
-    assert (KTO().consulted, KTO().frozen) == ((Role.REFERENCE,), (Role.REFERENCE,))
-    assert (KTO(reference="adapter").consulted, KTO(reference="adapter").frozen) == ((Role.REFERENCE,), ())
+    assert (KTO().reference_roles, KTO().frozen) == ((Role.REFERENCE,), (Role.REFERENCE,))
+    assert (KTO(reference="adapter").reference_roles, KTO(reference="adapter").frozen) == ((Role.REFERENCE,), ())
     bare = batch_of([0, 1])
     with pytest.raises(AssertionError, match="nobody asked"):
-        KTO().losses(Role.POLICY, {Ask.LOGPROBS.value: logprobs(1, [0, 1])}, bare)
+        KTO().losses(Role.POLICY, {Output.LOGPROBS.value: logprobs(1, [0, 1])}, bare)
     filler = batch_of([-1])
-    empty = KTO().losses(Role.POLICY, {Ask.LOGPROBS.value: logprobs(1, [])}, filler)
+    empty = KTO().losses(Role.POLICY, {Output.LOGPROBS.value: logprobs(1, [])}, filler)
     assert float(empty["answers"].detach()) == 0.0
     known = replace(bare, extras={**bare.extras, REFERENCE: torch.zeros(2, dtype=torch.float64)})
-    assert float(KTO().losses(Role.POLICY, {Ask.LOGPROBS.value: logprobs(1, [0, 1]).detach()}, known)["answers"]) > 0
+    assert float(KTO().losses(Role.POLICY, {Output.LOGPROBS.value: logprobs(1, [0, 1]).detach()}, known)["answers"]) > 0

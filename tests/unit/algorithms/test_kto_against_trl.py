@@ -95,9 +95,9 @@ def test_kto_trainer(job: SimpleNamespace, options: dict[str, Any], swapped: boo
     algorithm, modules = KTO(beta=0.2, **options), {}
     for role, folder in zip((Role.POLICY, Role.REFERENCE), folders, strict=True):
         modules[role] = HFModelFactory(job.config.model.model_copy(update={"name_or_path": folder}), role)().eval()
-    ask, batch = algorithm.ask(Role.POLICY, training=True), job.batch
+    ask, batch = algorithm.required_outputs(Role.POLICY, training=True), job.batch
     with torch.no_grad():
-        batch = algorithm.informed(Role.REFERENCE, modules[Role.REFERENCE](batch, ask), batch)
+        batch = algorithm.attach_outputs(Role.REFERENCE, modules[Role.REFERENCE](batch, ask), batch)
         if algorithm.window_means is not None:
             other = batch.others[MISMATCHED]
             same_tokens(inputs, "KL_", other)

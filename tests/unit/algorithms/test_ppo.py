@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.ppo import PPO
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 LENGTHS = [3, 1, 4, 0, 2, 5]  # tokens of each answer; one is empty, the one of two tokens is left out
@@ -145,7 +145,7 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
     batch, expected = made[0][0], by_hand(options)
     new, now = NEW.clone().requires_grad_(), NOW.clone().requires_grad_()
     entropy = drawn(9)
-    outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: entropy, Ask.VALUES.value: now}
+    outputs = {Output.LOGPROBS.value: new, Output.ENTROPY.value: entropy, Output.VALUES.value: now}
     seen: dict[str, list[float]] = {n: [] for n in ("policy", "value_loss", "kl", "ratio", "clip_low", "clip_high", "approx_kl", "value_clip", "sampling_gap")}  # fmt: skip
     clip, near = options.get("cliprange", 0.2), options.get("cliprange_value", 0.2)
     for t in range(sum(LEARNT)):
@@ -175,7 +175,7 @@ def test_losses_gradients_and_metrics_of_a_step(options: dict[str, Any]) -> None
         assert now.grad is not None
         assert float(now.grad[t]) == pytest.approx(vf_coef * (v - target) if free else 0.0, abs=1e-10)
     sums = {**ppo.metrics(Role.POLICY, outputs, batch), **ppo.metrics(Role.VALUE, outputs, batch)}
-    assert set(sums) == set(ppo.watched)
+    assert set(sums) == set(ppo.train_metrics)
     told = ppo.summary({name.rpartition("/")[0]: float(total) / 13 for name, total in sums.items()})
     errors = [r - float(v) for r, v in zip(expected["return"], NOW, strict=True)]
     explained = 1 - statistics.pvariance(errors) / statistics.pvariance(expected["return"])
@@ -193,12 +193,12 @@ def test_a_rollout_of_fillers_and_of_answers_left_out_has_nothing_in_it() -> Non
     made, told = ppo.finalize_rollout([[batch]], alone())
     assert made[0][0].at_labels("advantage").shape == (0,) and set(told.values()) == {0.0, 0.05}
     none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    outputs = {Ask.LOGPROBS.value: none, Ask.ENTROPY.value: none, Ask.VALUES.value: none}
+    outputs = {Output.LOGPROBS.value: none, Output.ENTROPY.value: none, Output.VALUES.value: none}
     assert [float(x) for x in ppo.weights(made[0][0]).values()] == [0, 0]
     for role in ppo.trains:
         (loss,) = ppo.losses(role, outputs, made[0][0]).values()
         assert float(loss.detach()) == 0.0 and loss.requires_grad
-    zero = ppo.summary({name.rpartition("/")[0]: 0.0 for name in ppo.watched})
+    zero = ppo.summary({name.rpartition("/")[0]: 0.0 for name in ppo.train_metrics})
     assert set(zero.values()) == {0.0}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.ppo import PPO
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 pytest.importorskip("trl.experimental.ppo", reason="needs trl 1.10, which is no dependency")
@@ -144,8 +144,8 @@ def test_losses_gradients_and_statistics(
     ((batch,),), told = ppo.finalize_rollout([[batch]], alone())
     whole = out["policy"].log_softmax(-1)
     outputs = {
-        Ask.LOGPROBS.value: picked["policy"].flatten(), Ask.VALUES.value: out["values"].flatten(),
-        Ask.ENTROPY.value: -(whole.exp() * whole).sum(-1).flatten(),
+        Output.LOGPROBS.value: picked["policy"].flatten(), Output.VALUES.value: out["values"].flatten(),
+        Output.ENTROPY.value: -(whole.exp() * whole).sum(-1).flatten(),
     }  # fmt: skip
     count = int(ppo.weights(batch)["policy"])
     policy = ppo.losses(Role.POLICY, outputs, batch)["policy"] / count

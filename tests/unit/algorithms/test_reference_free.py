@@ -83,7 +83,11 @@ def test_losses_gradients_and_statistics_equal_their_formulas(case: str) -> None
     assert weights["pairs"] == 9
     assert weights.get("sft") in (None, sum(map(len, answers(batch, logprobs)[::2])))
     metrics = {name: float(v) for name, v in algorithm.metrics(Role.POLICY, {"logprobs": logprobs}, batch).items()}
-    assert set(metrics) == {f"{name}/pairs" for name in right if name not in ("pairs", "sft")} == set(algorithm.watched)
+    assert (
+        set(metrics)
+        == {f"{name}/pairs" for name in right if name not in ("pairs", "sft")}
+        == set(algorithm.train_metrics)
+    )
     for name, value in metrics.items():
         assert value == pytest.approx(right[name.removesuffix("/pairs")], abs=1e-10), name
     sum(losses.values()).backward()
@@ -133,7 +137,7 @@ def test_a_policy_that_is_sure_gives_numbers(case: str, scale: float) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_reference_is_asked(case: str) -> None:
-    assert (made(case).consulted, made(case).frozen) == ((), ())
+    assert (made(case).reference_roles, made(case).frozen) == ((), ())
 
 
 def test_an_option_that_the_loss_does_not_have_is_refused() -> None:

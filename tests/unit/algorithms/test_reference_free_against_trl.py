@@ -51,7 +51,9 @@ def trained(kind: str, job: SimpleNamespace, **options: Any) -> tuple[Any, Any]:
 
 def ours(algorithm: Any, job: SimpleNamespace) -> dict[str, float]:  # noqa: F811
     with torch.no_grad():
-        outputs = module(job, Role.POLICY, job.folders[0])(job.batch, algorithm.ask(Role.POLICY, training=True))
+        outputs = module(job, Role.POLICY, job.folders[0])(
+            job.batch, algorithm.required_outputs(Role.POLICY, training=True)
+        )
     return means(algorithm, Role.POLICY, outputs, job.batch)
 
 
@@ -69,7 +71,7 @@ def ours(algorithm: Any, job: SimpleNamespace) -> dict[str, float]:  # noqa: F81
 def test_cpo_trainer(job: SimpleNamespace, options: dict[str, Any]) -> None:  # noqa: F811
     loss, told = theirs(*trained("CPO", job, **options))
     algorithm = CPO(beta=0.2, **options)
-    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
+    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.train_metrics}
     close(ours(algorithm, job), loss, told, names)
 
 
@@ -79,7 +81,7 @@ def test_cpo_trainer(job: SimpleNamespace, options: dict[str, Any]) -> None:  # 
 def test_simpo_is_cpo_trainer_s_loss_of_that_name(job: SimpleNamespace, options: dict[str, Any]) -> None:  # noqa: F811
     loss, told = theirs(*trained("CPO", job, loss_type="simpo", **{"cpo_alpha": 0.0, **options}))
     algorithm = SimPO(beta=0.2, **options)
-    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
+    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.train_metrics}
     close(ours(algorithm, job), loss, told, names)
 
 
@@ -88,5 +90,5 @@ def test_orpo_trainer(job: SimpleNamespace) -> None:  # noqa: F811
     loss, told = theirs(*trained("ORPO", job))
     of_answers = theirs(*trained("CPO", job))[1]["nll_loss"][0]
     algorithm = ORPO(beta=0.2)
-    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.watched}
+    names = {name.removesuffix("/pairs"): name.removesuffix("/pairs") for name in algorithm.train_metrics}
     close(ours(algorithm, job), loss - told["nll_loss"][0] + of_answers, told, names)

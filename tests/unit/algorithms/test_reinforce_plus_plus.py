@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 LENGTHS = [
@@ -123,13 +123,13 @@ def test_loss_weight_gradient_and_metrics(options: dict[str, Any]) -> None:
             seen[name].append(float(value))
     assert any(seen["clip_low"]) and any(seen["clip_high"]), "the test needs tokens on both sides"
     new, entropy = NEW.clone().requires_grad_(), drawn(7)
-    outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: entropy}
+    outputs = {Output.LOGPROBS.value: new, Output.ENTROPY.value: entropy}
     loss = made.losses(Role.POLICY, outputs, batch)["policy"]
     assert float(loss.detach()) == pytest.approx(total, abs=1e-10) and int(made.weights(batch)["policy"]) == 13
     loss.backward()  # type: ignore[no-untyped-call]
     assert new.grad is not None and float(new.grad.abs().sum()) > 0
     sums = made.metrics(Role.POLICY, outputs, batch)
-    assert set(sums) == set(made.watched)
+    assert set(sums) == set(made.train_metrics)
     told = made.summary({name.rpartition("/")[0]: float(value) / 13 for name, value in sums.items()})
     expected = {name: statistics.fmean(values) for name, values in seen.items()} | {"entropy": float(entropy.mean())}
     if not beta:
@@ -149,5 +149,5 @@ def test_what_it_asks_before_a_step_and_fillers() -> None:
     filler = answer_batch([None, None], 0, torch.float64)
     ((batch,),), told = made.finalize_rollout([[filler]], alone())
     none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    loss = made.losses(Role.POLICY, {Ask.LOGPROBS.value: none, Ask.ENTROPY.value: none}, batch)["policy"]
+    loss = made.losses(Role.POLICY, {Output.LOGPROBS.value: none, Output.ENTROPY.value: none}, batch)["policy"]
     assert float(loss.detach()) == 0.0 and loss.requires_grad and set(told.values()) == {0.0}

@@ -12,14 +12,14 @@ from pair_batches import batch_of, pair_batch
 from paceline.algorithms.pairs import document_labels, document_sums
 from paceline.algorithms.reward import Reward
 from paceline.core.tables import ALGORITHMS
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 
 @pytest.mark.parametrize("center", [0.0, 0.01])
 def test_losses_gradients_and_metrics_equal_their_formulas(center: float) -> None:
     batch, scores = batch_of(7)
     algorithm = Reward(center_rewards_coefficient=center)
-    outputs = {Ask.SCORES.value: scores}
+    outputs = {Output.SCORES.value: scores}
     weights = {name: int(value) for name, value in algorithm.weights(batch).items()}
     assert set(weights.values()) == {7}
     found = algorithm.losses(Role.REWARD, outputs, batch)
@@ -52,7 +52,7 @@ def test_spread_and_calibration_error_equal_a_count_pair_by_pair() -> None:
     algorithm, sums, pairs, everything = Reward(), {}, 0, []
     for count in (7, 60):
         batch, scores = batch_of(count)
-        for name, value in algorithm.metrics(Role.REWARD, {Ask.SCORES.value: scores}, batch).items():
+        for name, value in algorithm.metrics(Role.REWARD, {Output.SCORES.value: scores}, batch).items():
             sums[name] = sums.get(name, 0.0) + float(value)
         pairs += count
         everything += scores.detach().tolist()[: 2 * count]
@@ -76,5 +76,5 @@ def test_spread_and_calibration_error_equal_a_count_pair_by_pair() -> None:
 
 
 def test_training_tells_no_bins() -> None:
-    means = {name.removesuffix("/pairs"): 1.0 for name in Reward.watched}
+    means = {name.removesuffix("/pairs"): 1.0 for name in Reward.train_metrics}
     assert set(Reward().summary(means)) == {"accuracy", "margin", "reward_chosen", "reward_rejected", "reward_mean", "reward_std"}  # fmt: skip

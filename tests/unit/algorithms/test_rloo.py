@@ -15,7 +15,7 @@ from paceline.algorithms.advantages import leave_one_out
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.rloo import RLOO
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 # three prompts of three answers: tokens of each, scores; the fifth was not judged, the last two neither, the second was cut off and masked
@@ -121,12 +121,12 @@ def test_loss_weight_gradient_and_metrics(options: dict[str, Any]) -> None:
         for name, value in zip(seen, (ratio, ratio < 1 - low and a < 0, ratio > 1 + high and a > 0), strict=True):
             seen[name].append(float(value))
     assert 0 < sum(slope == 0.0 for slope in slopes) < len(slopes), "the test needs answers that are clipped and others"
-    told, found, weight, at = dict.fromkeys(rloo.watched, 0.0), 0.0, 0, 0
+    told, found, weight, at = dict.fromkeys(rloo.train_metrics, 0.0), 0.0, 0, 0
     entropy = drawn(7)
     for batch in batches:
         count = int(batch.num_labels())
         new = NEW[at : at + count].clone().requires_grad_()
-        outputs = {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: entropy[at : at + count]}
+        outputs = {Output.LOGPROBS.value: new, Output.ENTROPY.value: entropy[at : at + count]}
         loss = rloo.losses(Role.POLICY, outputs, batch)["policy"]
         loss.backward()  # type: ignore[no-untyped-call]
         assert new.grad is not None and new.grad.tolist() == pytest.approx(slopes[at : at + count], abs=1e-12)
@@ -147,7 +147,9 @@ def test_the_first_step_on_a_rollout_is_reinforce() -> None:
     ((((batch, *_),), _),) = rolled(rloo)
     bare = answer_batch([Answer(0, (5, 6), (20, 21, 22), torch.zeros(3), 1.05, True, True)], 0, torch.float64)
     new = torch.tensor([-0.4, -0.1, -2.0], dtype=torch.float64, requires_grad=True)
-    rloo.losses(Role.POLICY, {Ask.LOGPROBS.value: new, Ask.ENTROPY.value: new.detach()}, bare)["policy"].backward()  # type: ignore[no-untyped-call]
+    rloo.losses(Role.POLICY, {Output.LOGPROBS.value: new, Output.ENTROPY.value: new.detach()}, bare)[
+        "policy"
+    ].backward()  # type: ignore[no-untyped-call]
     assert new.grad is not None and new.grad.tolist() == pytest.approx([-1.05] * 3)
     assert [f.name for f in RLOO().precomputed_fields()] == ["old", "reference"]
     assert RLOO().frozen == (Role.REFERENCE,) and RLOO(reference="adapter").frozen == ()
@@ -160,7 +162,7 @@ def test_equal_scores_and_single_answers_teach_nothing() -> None:
     assert found.tolist() == [0.0] * 5 and spread.tolist() == [0.0] * 5
     filler = answer_batch([None, None], 0, torch.float64)
     none = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    rloo, outputs = RLOO(), {Ask.LOGPROBS.value: none, Ask.ENTROPY.value: none}
+    rloo, outputs = RLOO(), {Output.LOGPROBS.value: none, Output.ENTROPY.value: none}
     loss = rloo.losses(Role.POLICY, outputs, filler)["policy"]
     assert float(loss.detach()) == 0.0 and loss.requires_grad and int(rloo.weights(filler)["policy"]) == 0
-    assert set(rloo.summary(dict.fromkeys((n.rpartition("/")[0] for n in rloo.watched), 0.0)).values()) == {0.0}
+    assert set(rloo.summary(dict.fromkeys((n.rpartition("/")[0] for n in rloo.train_metrics), 0.0)).values()) == {0.0}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.algorithms.on_policy import with_tokens
 from paceline.algorithms.rloo import RLOO
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
@@ -117,8 +117,8 @@ def test_advantages_loss_gradient_and_statistics(tmp_path: Path, tokenizer_dir: 
         for i, advantage in mine.items():
             assert advantage == pytest.approx(float(theirs["advantages"][i]), abs=BOUND), (options, i)
         outputs = {
-            Ask.LOGPROBS.value: torch.cat([now[i][0] for i in with_loss]),
-            Ask.ENTROPY.value: torch.cat([now[i][1] for i in with_loss]).detach(),
+            Output.LOGPROBS.value: torch.cat([now[i][0] for i in with_loss]),
+            Output.ENTROPY.value: torch.cat([now[i][1] for i in with_loss]).detach(),
         }
         ours = rloo.losses(Role.POLICY, outputs, batch)["policy"]
         # TRL divides by all answers, those without a score and those that were masked too (a constant to them: ratio 1)

@@ -13,7 +13,7 @@ from paceline.algorithms.grpo import GRPO
 from paceline.algorithms.on_policy import OnPolicy, with_tokens
 from paceline.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from paceline.algorithms.rloo import RLOO
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.rollout.batches import Answer, answer_batch
 
 PROMPTS, GROUP, LENGTH, GOOD, STEPS = 4, 4, 3, 2, 40
@@ -49,7 +49,7 @@ def test_what_is_rewarded_becomes_likelier(name: str) -> None:
         ((batch,),), _ = algorithm.finalize_rollout([[batch]], alone(places=[torch.arange(len(GROUPS))], **whole))
         for _ in range(algorithm.passes):
             logprobs = policy.log_softmax(0)[said.flatten()]
-            loss = algorithm.losses(Role.POLICY, {Ask.LOGPROBS.value: logprobs}, batch)["policy"]
+            loss = algorithm.losses(Role.POLICY, {Output.LOGPROBS.value: logprobs}, batch)["policy"]
             optimizer.zero_grad()
             (loss / algorithm.weights(batch)["policy"]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main as cli
-from paceline.cli.asked import Asked
+from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.options import existing_run
 from paceline.cli.report import reported
 from paceline.core.diagnostics import Diagnostic, all_codes
@@ -100,8 +100,8 @@ def test_arguments_misspelt(arguments: list[str], message: str, capsys: pytest.C
 
 
 def test_flags_become_config_keys() -> None:
-    assert Asked().flags() == {}
-    assert Asked(nproc=2, node_rank=0, algorithm="sft").flags() == {
+    assert LaunchOptions().flags() == {}
+    assert LaunchOptions(nproc=2, node_rank=0, algorithm="sft").flags() == {
         "launch.nproc": 2,
         "launch.node_rank": 0,
         "training.algorithm": "sft",

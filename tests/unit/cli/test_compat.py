@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import compat
-from paceline.cli.asked import Asked
+from paceline.cli.launch_options import LaunchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCHER_VARIABLES = (
@@ -29,7 +29,7 @@ class Seen:
     """What would have been started."""
 
     def __init__(self) -> None:
-        self.started: tuple[Path, list[str], Asked] | None = None
+        self.started: tuple[Path, list[str], LaunchOptions] | None = None
         self.one_process = False
         self.became: list[str] | None = None
         self.prepared: tuple[Path, list[str]] | None = None
@@ -39,7 +39,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen()
 
-    def start(config: Path, overrides: Sequence[str], asked: Asked, *, one_process: bool = False) -> int:
+    def start(config: Path, overrides: Sequence[str], asked: LaunchOptions, *, one_process: bool = False) -> int:
         seen.started, seen.one_process = (config, list(overrides), asked), one_process
         return 0
 
@@ -76,13 +76,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
 
 def test_alone_main_starts_one_process(run: Callable[[str], int], seen: Seen) -> None:
     assert run("main.py --config config.yaml --mode train --algorithm sft") == 0
-    assert seen.started == (Path("config.yaml"), [], Asked(algorithm="sft"))
+    assert seen.started == (Path("config.yaml"), [], LaunchOptions(algorithm="sft"))
     assert seen.one_process and seen.became is None
 
 
 def test_overrides_and_resume(run: Callable[[str], int], seen: Seen) -> None:
     assert run("main.py --config c.yaml training.seed=1 --resume latest model.dtype=float32") == 0
-    assert seen.started == (Path("c.yaml"), ["training.seed=1", "model.dtype=float32"], Asked(resume="latest"))
+    assert seen.started == (Path("c.yaml"), ["training.seed=1", "model.dtype=float32"], LaunchOptions(resume="latest"))
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def test_the_launcher_script(run: Callable[[str], int], seen: Seen) -> None:
         run("scripts/run_distributed.py --nproc_per_node 4 --config config_distributed_example.yaml --algorithm sft")
         == 0
     )
-    assert seen.started == (Path("config_distributed_example.yaml"), [], Asked(4, algorithm="sft"))
+    assert seen.started == (Path("config_distributed_example.yaml"), [], LaunchOptions(4, algorithm="sft"))
     assert not seen.one_process
 
 
 def test_the_launcher_script_on_two_nodes_with_torchrun(run: Callable[[str], int], seen: Seen) -> None:
     line = "--use_torchrun --nproc_per_node 4 --nnodes 2 --node_rank 1 --master_addr 192.168.1.100 --master_port 29500 --config c.yaml"
     assert run(f"scripts/run_distributed.py {line}") == 0
-    assert seen.started == (Path("c.yaml"), [], Asked(4, 2, 1, "192.168.1.100", 29500, launcher="torchrun"))
+    assert seen.started == (Path("c.yaml"), [], LaunchOptions(4, 2, 1, "192.168.1.100", 29500, launcher="torchrun"))
 
 
 def test_preparing(run: Callable[[str], int], seen: Seen) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from paceline.launch.ending import Ended
+from paceline.launch.ending import EndedBySignal
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {  # programs with rules of their own
@@ -79,7 +79,7 @@ def test_a_signal_while_the_program_is_imported(number: int, code: int, said: st
     assert (process.returncode, err) == (code, said)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), Ended(143)])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EndedBySignal(143)])
 def test_typer_does_not_swallow_the_sentence(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.cli import main as program
 

@@ -24,9 +24,9 @@ from paceline.launch.outlet import Outlet, redacted, terminal
 from paceline.runlog.redact import Redactor
 from paceline.runlog.textlog import TextLog
 from paceline.runtime.alarm import _print_foreign
-from paceline.runtime.message import heard, told
+from paceline.runtime.message import failure_message, parsed_failure
 from paceline.runtime.signed import SignedStore
-from paceline.training.said import tell
+from paceline.training.print_diagnostics import print_diagnostics
 
 # colours, title of the window, cursor up and erase, C1's CSI, bell, backspace, carriage return, bidi override and isolate, tags, line separator
 HOSTILE = "\x1b[31mEVIL\x1b]0;t\x07\x1b[1A\x1b[2K\x9b2J\x08\rok\u202egpj.exe\u2066\U000e0041\u2028"
@@ -99,7 +99,7 @@ def test_a_row_of_the_data(printed: Any, tiny: Any, tmp_path: Path) -> None:
 def test_an_exception_and_a_finding(printed: Any) -> None:
     @redacted
     def program() -> None:
-        tell(ConfigError(Diagnostic("test.code", HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE + FORGED, FORGED)).diagnostics, 0)  # fmt: skip
+        print_diagnostics(ConfigError(Diagnostic("test.code", HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE + FORGED, FORGED)).diagnostics, 0)  # fmt: skip
         raise SystemExit(f"never printed by us {HOSTILE}")
 
     text = printed(program)
@@ -112,8 +112,8 @@ def test_a_value_of_the_ranks_store(printed: Any, monkeypatch: pytest.MonkeyPatc
     evil = Diagnostic(
         "evil.code", HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE + FORGED, HOSTILE, evidence={"x": HOSTILE}
     )
-    store.set("error", told(1, evil, 1))
-    message = heard(SignedStore(store, b"", "run").get("error"))
+    store.set("error", failure_message(1, evil, 1))
+    message = parsed_failure(SignedStore(store, b"", "run").get("error"))
     assert message is not None and message[1].what == HOSTILE + FORGED
     text = printed(redacted(lambda: _print_foreign(*message, 76)))
     assert text.count("EVIL") == 4

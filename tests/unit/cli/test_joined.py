@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import joined, main
-from paceline.cli.asked import Asked
+from paceline.cli.launch_options import LaunchOptions
 from paceline.core.errors import ConfigError
 
 TWO_TASKS = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "5"}  # fmt: skip
@@ -93,26 +93,26 @@ def test_a_verb_that_starts_processes_is_refused(within: Any, verb: str) -> None
 
 def test_one_task_is_nobodys_rank(within: Any) -> None:
     within({**TWO_TASKS, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"})
-    joined.join(Path("c.yaml"), [], Asked(nproc=8))
+    joined.join(Path("c.yaml"), [], LaunchOptions(nproc=8))
     joined.alone("paceline demo")
 
 
 def test_one_launcher_a_node_knows_which_node_it_is(within: Any) -> None:
     within(TWO_NODES)
-    asked = Asked(nproc=8, nnodes=2)
+    asked = LaunchOptions(nproc=8, nnodes=2)
     joined.join(Path("c.yaml"), [], asked)  # drives its node: nothing to join
     here = joined.on_its_node(asked)
     assert (here.node_rank, here.master_addr, here.nproc) == (1, "gpu3", 8)
-    given = Asked(nproc=8, nnodes=2, node_rank=0, master_addr="other")
+    given = LaunchOptions(nproc=8, nnodes=2, node_rank=0, master_addr="other")
     assert joined.on_its_node(given) == given
 
 
 def test_a_rehearsal_is_of_the_job_as_it_was_started(within: Any) -> None:
     within(TWO_NODES)
     with pytest.raises(SystemExit) as stop:
-        joined.rehearsed(Asked())
+        joined.rehearsed(LaunchOptions())
     assert stop.value.code == 0
     within({"SLURM_PROCID": "0"})
-    here = joined.rehearsed(Asked())
+    here = joined.rehearsed(LaunchOptions())
     assert (here.nproc, here.nnodes, here.master_addr) == (1, 2, "gpu3") and here.master_port
-    assert joined.rehearsed(Asked(nnodes=2)).node_rank == 0
+    assert joined.rehearsed(LaunchOptions(nnodes=2)).node_rank == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.asked import Asked
+from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.start import start
 from paceline.core.errors import ConfigError
 
@@ -22,7 +22,7 @@ def test_what_a_launcher_cannot_is_said_before_there_is_a_run(
         f"tokenizer: {ROOT}/examples/tokenizer}}\ndata: {{train: {ROOT}/examples/data/train.json, max_length: 128}}\n"
         f"training: {{output_dir: {tmp_path}/out, use_cpu: true}}\n"
     )
-    asked = Asked(2, 2, 0, "127.0.0.1", 29777, launcher="deepspeed")
+    asked = LaunchOptions(2, 2, 0, "127.0.0.1", 29777, launcher="deepspeed")
     with pytest.raises(ConfigError, match=r"launch\.one_node"):
         start(file, [], asked)
     assert not (tmp_path / "out").exists() and capsys.readouterr().out == "", "no folder, no plan"

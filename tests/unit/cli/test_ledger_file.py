@@ -15,7 +15,7 @@ from paceline.cli.options import load
 from paceline.core.rundir import RunDir
 from paceline.launch.before.planned import planned
 from paceline.plan.cost.from_plan import predictions
-from paceline.plan.cost.ledger import Entry, append, read
+from paceline.plan.cost.ledger import LedgerEntry, append, read
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.runlog.eventlog import EventLog
 from paceline.runlog.events import Step
@@ -66,7 +66,7 @@ def test_a_later_plan_on_this_cpu_says_what_its_runs_have_taught(
     assert expected is not None
     append(
         tmp_path / "ledger.jsonl",
-        Entry(
+        LedgerEntry(
             "2026-01-01T00:00:00",
             machine_name(hardware),
             "m",

@@ -19,7 +19,7 @@ import typer
 
 import paceline
 from paceline.cli import compat
-from paceline.cli.asked import Asked
+from paceline.cli.launch_options import LaunchOptions
 from paceline.cli.main import VERBS
 from paceline.cli.train import app as train_app
 from paceline.core.diagnostics import Diagnostic
@@ -119,7 +119,7 @@ def test_a_port_in_use_by_each_command(
         port = taken.getsockname()[1]
         words = [word.replace("PORT", str(port)) for word in line]
         monkeypatch.setenv("PACELINE_TRAINING__OUTPUT_DIR", str(tmp_path / "run"))
-        monkeypatch.setattr(beforehand, "_asked", lambda job: ({}, ""))  # the look has a process of its own
+        monkeypatch.setattr(beforehand, "_run_child", lambda job: ({}, ""))  # the look has a process of its own
         monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a process was started"))
         monkeypatch.setattr(sys, "argv", words[2:] if words[0] == "-m" else words)
         monkeypatch.chdir(ROOT)
@@ -150,5 +150,5 @@ def test_main_alone_is_one_process_unless_the_config_says_more(monkeypatch: pyte
     monkeypatch.setattr(starting, "planned", planned)
     for settings in ([], ["launch.nproc=2"]):
         with pytest.raises(Stop):
-            starting.start(ROOT / "config.yaml", settings, Asked(), one_process=True)
+            starting.start(ROOT / "config.yaml", settings, LaunchOptions(), one_process=True)
     assert counted == [1, 2]

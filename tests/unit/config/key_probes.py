@@ -32,7 +32,7 @@ from paceline.rules.planning import make_plan
 from paceline.training.parts import Parts
 from paceline.training.session import Session
 from paceline.training.state import TrainState
-from paceline.training.windows import Cut, Epochs
+from paceline.training.windows import BatchLayout, Epochs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))  # an algorithm from outside the tree
 
@@ -123,7 +123,7 @@ WORLD = SimpleNamespace(
 )  # fmt: skip
 STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, collective_decoding=False, world=WORLD)
 RUNNER = SimpleNamespace(strategy=STRATEGY)
-CUT, EPOCHS = Cut(2, 1, 0, 1), Epochs((5,) * 8, 40)
+CUT, EPOCHS = BatchLayout(2, 1, 0, 1), Epochs((5,) * 8, 40)
 
 
 def session(tree: Tree) -> Session:
@@ -146,7 +146,7 @@ def trainer(tree: Tree) -> Any:
     of = session(tree)
     trained = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     with (
-        mock.patch("paceline.training.session.Peak"),
+        mock.patch("paceline.training.session.PeakFlops"),
         mock.patch("paceline.training.session.evaluate") as evaluated,
     ):
         parts = Parts(RUNNER, trained, {}, mock.Mock(), EPOCHS, TrainState(), of.evaluated(RUNNER, {}, trained))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def trainer(tree: Tree) -> Any:
 
 
 def epochs(tree: Tree) -> Any:
-    return session(tree).epochs(SimpleNamespace(num_rows=lambda epoch: 37), Cut(4, 1, 0, 1))
+    return session(tree).epochs(SimpleNamespace(num_rows=lambda epoch: 37), BatchLayout(4, 1, 0, 1))
 
 
 def order(tree: Tree) -> Any:
@@ -214,7 +214,7 @@ def rollout(tree: Tree) -> Any:
     made.scorer.row_checks = ()
     made.windows(SimpleNamespace(table=Table()), EPOCHS, 0, None)  # type: ignore[arg-type]
     made.engine(root)
-    return made.rollout_cut
+    return made.rollout_layout
 
 
 @calls(
@@ -368,7 +368,7 @@ def reference(tree: Tree) -> Any:
         for name in ("ReferenceCache", "weights_identity"):
             stack.enter_context(mock.patch.object(room, name))
         stack.enter_context(mock.patch.object(room, "cached_columns", lambda *_: ({}, "")))
-        cut = stack.enter_context(mock.patch.object(Session, "cut", side_effect=Session.cut))
+        cut = stack.enter_context(mock.patch.object(Session, "batch_layout", side_effect=Session.batch_layout))
         room.ask_reference(of, RUNNER, {}, mock.Mock())
     return [call.args[1:] for call in cut.call_args_list]
 
@@ -395,7 +395,7 @@ def claim(tree: Tree) -> Any:
         stack.enter_context(mock.patch.object(command, "planned", lambda *_, **__: (rank.plan, ())))
         for run in (
             lambda: Worker.agree_on_plan(rank, WORLD),
-            lambda: command.start(Path("c.yaml"), [], command.Asked()),
+            lambda: command.start(Path("c.yaml"), [], command.LaunchOptions()),
         ):  # type: ignore[arg-type]
             with contextlib.suppress(InterruptedError):
                 run()

@@ -100,7 +100,7 @@ def test_parameters_that_change_the_update_are_carried(read: Read, kind: str, pa
 
 
 def test_what_is_carried_reaches_torchs_optimizer(read: Read) -> None:
-    from paceline.plan.knobs import optimizer_spec
+    from paceline.plan.engine_options import optimizer_spec
 
     loaded = read(optimizer("SGD", lr=0.1, momentum=0.9, nesterov=True))
     assert optimizer_spec(loaded.config.training).args == {"momentum": 0.9, "nesterov": True}

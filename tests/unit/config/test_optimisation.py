@@ -18,7 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.training.deepspeed_schedule import BUILDERS
 from paceline.training.schedule import learning_rate_schedule
 
@@ -152,15 +152,15 @@ def test_schedules_that_follow_losses_are_refused(refuse: Refuse, name: str) -> 
 def test_metrics_are_those_of_the_algorithms() -> None:
     for name in ALGORITHMS.names():
         spec, algorithm = ALGORITHMS.spec(name), ALGORITHMS.load(name)()
-        told = algorithm.summary({metric.rpartition("/")[0]: 1.0 for metric in algorithm.watched})
+        told = algorithm.summary({metric.rpartition("/")[0]: 1.0 for metric in algorithm.train_metrics})
         assert spec.on_policy or {f"eval_{metric}" for metric in told} < set(evaluation_metrics(name)), name
 
 
 def test_a_spec_says_what_the_forward_must_give() -> None:
     for name in ALGORITHMS.names():
         spec, algorithm = ALGORITHMS.spec(name), ALGORITHMS.load(name)()
-        asked = [algorithm.ask(Role(spec.trains), training=training) for training in (True, False)]
-        assert frozenset(map(Ask, spec.asks)) == asked[0] | asked[1], name
+        asked = [algorithm.required_outputs(Role(spec.trains), training=training) for training in (True, False)]
+        assert frozenset(map(Output, spec.outputs)) == asked[0] | asked[1], name
 
 
 @pytest.mark.parametrize(

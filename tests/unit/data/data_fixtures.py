@@ -13,7 +13,7 @@ from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.data.kinds.base import row_kind
 from paceline.data.prepare import Prepared, prepare
-from paceline.data.table import Documents, TableWriter, TokenTable, encode_labels
+from paceline.data.table import DocumentBlock, TableWriter, TokenTable, encode_labels
 
 SPECIALS = ("<|end|>", "<|im_start|>", "<|im_end|>")
 QA = [{"instruction": f"Question {i}?", "input": "", "output": f"Answer {i}."} for i in range(20)]
@@ -70,7 +70,7 @@ def make_table(
         block = [coded[i] for i in part]
         flat = np.concatenate(block) if block else np.empty(0, np.int32)
         writer.write(
-            Documents(
+            DocumentBlock(
                 flat,
                 sizes[part],
                 np.maximum(sizes[part] - 2, 0),

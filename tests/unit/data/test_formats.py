@@ -31,7 +31,7 @@ def test_each_format_is_found_and_brought_to_one_shape(name: str) -> None:
     shape = detect([row], where="f.jsonl")
     assert shape.format == want
     assert normalise(row, shape).messages == tuple(ASKED)
-    assert normalise(row, detect([row], where="f.jsonl", asked=want)).messages == tuple(ASKED)
+    assert normalise(row, detect([row], where="f.jsonl", requested=want)).messages == tuple(ASKED)
 
 
 def test_text_stays_text() -> None:
@@ -68,7 +68,7 @@ def test_alpaca_input_system_and_history() -> None:
             "data.format_ambiguous",
             "alpaca, prompt_completion",
         ),
-        ({"instruction": "x", "output": "y"}, {"asked": "text"}, "data.column_missing", "instruction, output"),
+        ({"instruction": "x", "output": "y"}, {"requested": "text"}, "data.column_missing", "instruction, output"),
         ({"a": "x"}, {"mapping": {"prompt": "b"}}, "data.column_missing", "columns: {prompt:"),
         ({"a": "x"}, {"mapping": {"promt": "a"}}, "data.column_unknown", "did you mean 'prompt'"),
         ({"prompt": "x", "chosen": "y", "rejected": "z"}, {}, "data.format_preference", "preference"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.demo.files import Material
-from paceline.demo.pairs import SPOILED, pairs_of, replaced, stuttered, swapped
+from paceline.demo.pairs import SPOILED, pairs_of, replaced, stuttered, swap_letters
 from paceline.demo.preferences import lay_pairs
 from paceline.demo.questions import KINDS, Question, held_out, training
 from paceline.demo.start import HalfWay
@@ -25,7 +25,7 @@ def test_the_wrong_answer_is_wrong_and_as_long_as_the_right_one() -> None:
         assert pair.rejected.isupper() == pair.chosen.isupper(), "the case gives nothing away"
 
 
-@pytest.mark.parametrize(("spoil", "found"), [(swapped, {"ba", "ab"}), (stuttered, {"aa"})])
+@pytest.mark.parametrize(("spoil", "found"), [(swap_letters, {"ba", "ab"}), (stuttered, {"aa"})])
 def test_mistakes_keep_to_the_letters(spoil: object, found: set[str]) -> None:
     assert spoil("ab", random.Random(0)) in found  # type: ignore[operator]
     assert spoil("aaa", random.Random(0)) == "aaa", "nothing to exchange"  # type: ignore[operator]

@@ -48,6 +48,6 @@ def test_the_yaml_is_a_config_that_reaches_its_files(tmp_path: Path) -> None:
     assert config.data.max_length == MAX_LENGTH
     assert config.model.config["vocab_size"] == len(vocabulary())
     assert [json.loads(line)["messages"][0]["content"] for line in material.held_out.read_text().splitlines()] == [
-        q.prompt for q in material.asked
+        q.prompt for q in material.questions
     ]
     assert Path(config.data.train[0].path) == material.train

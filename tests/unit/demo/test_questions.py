@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 
-from paceline.demo.questions import KINDS, MAX_LETTERS, REAL_WORDS, ask, backwards, held_out, next_letters, training
+from paceline.demo.questions import (
+    KINDS,
+    MAX_LETTERS,
+    REAL_WORDS,
+    backwards,
+    held_out,
+    make_question,
+    next_letters,
+    training,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +43,7 @@ def test_no_answer_stands_in_its_prompt() -> None:
 def test_a_palindrome_is_not_asked_backwards() -> None:
     import random
 
-    assert ask(KINDS["backwards"], "level", random.Random(0)) is None
+    assert make_question(KINDS["backwards"], "level", random.Random(0)) is None
     assert backwards("level") == "level"
 
 

@@ -34,7 +34,7 @@ def test_the_nearest_of_all_finished_demos_is_taken(tmp_path: Path) -> None:
     assert found is not None
     run, material, answers = found
     assert run.root == tmp_path / "demo-dpo" / "sft" and answers["step"] == 70
-    assert len(material.asked) == 240 and material.train.is_file()
+    assert len(material.questions) == 240 and material.train.is_file()
 
 
 def test_other_questions_far_scores_and_lost_checkpoints_are_passed_over(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
         return told, ""
 
-    monkeypatch.setattr(beforehand, "_asked", asked)
+    monkeypatch.setattr(beforehand, "_run_child", asked)
 
 
 class Job:

@@ -38,7 +38,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         plan = Plan.from_json(job["plan"]) if job["plan"] else None
         return {"looked": [d.to_json() for d in look(Config.from_json(job["config"]), os.environ, plan).found]}, ""
 
-    monkeypatch.setattr(beforehand, "_asked", asked)
+    monkeypatch.setattr(beforehand, "_run_child", asked)
 
 
 def save(job: Job, settings: dict[str, Any] | None = None, step: int = 2) -> Path:

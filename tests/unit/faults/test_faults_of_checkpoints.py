@@ -79,7 +79,7 @@ def test_a_flipped_weight_is_named_before_a_process_starts(job: Job) -> None:
 
 
 def test_train_reads_every_byte_and_starts_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.cli.asked import Asked
+    from paceline.cli.launch_options import LaunchOptions
     from paceline.cli.start import start
     from paceline.launch import start as launching
 
@@ -87,7 +87,7 @@ def test_train_reads_every_byte_and_starts_nothing(job: Job, monkeypatch: pytest
     flip(folder / SHARD)
     monkeypatch.setattr(launching, "launch", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(ConfigError, match=r"checkpoint\.damaged\] .*job\.yaml:\d+: '" + SHARD):
-        start(job.yaml({RESUME: str(folder)}), (), Asked())
+        start(job.yaml({RESUME: str(folder)}), (), LaunchOptions())
     save(job, step=1)
     check_bytes("latest", RunDir.at(job.root / "run"))  # falls back to the step before
 

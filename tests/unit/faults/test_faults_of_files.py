@@ -342,7 +342,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         return next(trial.answers(job)), ""
 
-    monkeypatch.setattr(beforehand, "_asked", asked)
+    monkeypatch.setattr(beforehand, "_run_child", asked)
 
 
 def test_the_sound_job_is_planned(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,9 +367,9 @@ def test_nothing_heavy_is_imported_to_refuse(job: Job) -> None:
     program = (
         "import sys; sys.argv = ['paceline', 'plan', 'job.yaml']\n"
         "import json, paceline.launch.before.beforehand as b\n"
-        "asked = b._asked\n"
+        "asked = b._run_child\n"
         "def told(job):\n    answer = asked(job); print('HEAVY', answer[0]['imported'], file=sys.stderr); return answer\n"
-        "b._asked = told\n"
+        "b._run_child = told\n"
         "from paceline.cli.main import main\n"
         "try:\n    main()\n"
         "finally:\n    print('HERE', [n for n in ('torch', 'transformers', 'numpy') if n in sys.modules], file=sys.stderr)\n"

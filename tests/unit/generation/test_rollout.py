@@ -10,14 +10,14 @@ import torch
 
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
-from paceline.generation.choose import choose, keep_likeliest, largest
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.noise import gumbel, mixed, stream_of, top_bits
+from paceline.generation.sampling import choose, keep_likeliest, largest
 from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 VOCAB, PAD, STOP = 61, 0, 2
 PLAIN = {
@@ -89,7 +89,7 @@ def test_an_answer_does_not_depend_on_its_company(family: str) -> None:
     assert [c.tokens for c in shorter] == [c.tokens[:4] for c in together]
 
 
-def trained_logprobs(root: RoleModule, requests: list[Request], found: list[Completion], ask: Ask) -> list[torch.Tensor]:  # fmt: skip
+def trained_logprobs(root: RoleModule, requests: list[Request], found: list[Completion], ask: Output) -> list[torch.Tensor]:  # fmt: skip
     """What the root module says in training of the sampled tokens, all answers in one flat batch."""
     rows = [(r.prompt + c.tokens, len(r.prompt)) for r, c in zip(requests, found, strict=True)]
     ids, labels, positions, ends = [], [], [], [0]
@@ -113,7 +113,7 @@ def test_logprobs_at_sampling_are_those_of_training(family: str, temperature: fl
     root = build(family, temperature=temperature or 1.0, initializer_range=0.2)
     requests = wanted(7, samples=2)
     found = engine(root, rows=6).generate(requests, RolloutSampling(temperature, top_k=9 if temperature == 0.7 else 0))
-    for sampled, trained in zip(found, trained_logprobs(root, requests, found, Ask.LOGPROBS), strict=True):
+    for sampled, trained in zip(found, trained_logprobs(root, requests, found, Output.LOGPROBS), strict=True):
         torch.testing.assert_close(sampled.logprobs, trained, rtol=0, atol=1e-5)
 
 

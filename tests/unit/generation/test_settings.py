@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from paceline.config.sections.small import GenerationSection
+from paceline.config.sections.generation import GenerationSection
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.generation import chat

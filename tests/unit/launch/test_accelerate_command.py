@@ -12,14 +12,14 @@ import pytest
 
 from paceline.core.diagnostics import Severity
 from paceline.launch import command_line
-from paceline.launch.command_line import NEEDS, NOT_HANDED_ON, SWITCHES, accelerate_told
+from paceline.launch.command_line import NEEDS, NOT_HANDED_ON, SWITCHES, accelerate_options
 from paceline.launch.environ import translate
 
 SET = {"ACCELERATE_MIXED_PRECISION": "no"}
 
 
 def told(line: str) -> dict[str, str | None]:
-    return dict(accelerate_told([shlex.split(line)]).options)
+    return dict(accelerate_options([shlex.split(line)]).options)
 
 
 @pytest.fixture(autouse=True)

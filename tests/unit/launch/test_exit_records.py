@@ -16,7 +16,7 @@ from paceline.launch.exchange import Exchange
 from paceline.launch.exits import Failure, killed_diagnostic, root_of
 from paceline.launch.line import AGENT, MESSAGE_BYTES, SOCKET, Line, Word, encoded
 from paceline.launch.memory_kills import MemoryKills
-from paceline.launch.record import Exit, Record
+from paceline.launch.record import Exit, LaunchRecord
 from paceline.runlog.eventlog import read_events
 from paceline.runlog.events import Error
 from paceline.runlog.redact import Redactor
@@ -139,8 +139,8 @@ def test_the_line_carries_errors_up_and_the_word_down() -> None:
     until(exchange, lambda: exchange.callers[1].finding is not None)
     assert (exchange.callers[1].code, exchange.callers[1].finding) == (1, Diagnostic("a.b", "row 17", "x:1"))
     word = Word(3, 137, Diagnostic("launch.worker_killed", "rank 3 was ended by SIGKILL"))
-    exchange.tell(word)
-    exchange.tell(word)
+    exchange.send(word)
+    exchange.send(word)
     assert came.wait(20) and heard == [word]  # once, and not to the rank that has an error of its own
     lines[0].ended(76)
     until(exchange, lambda: exchange.callers[0].code == 76)
@@ -182,7 +182,7 @@ def test_exits_last_words_and_a_result_are_left_in_the_folder(tmp_path: Path) ->
     run.root.mkdir()
     finding = killed_diagnostic(1, -9, True)
     exits = [Exit.of(0, 10, 76), Exit.of(1, 11, -9, out_of_memory=True), Exit.of(2, 12, -15, by_us=True)]
-    assert Record(run, 0, Redactor()).write(exits, 137, Failure(1, -9, 0.0, finding)) == []
+    assert LaunchRecord(run, 0, Redactor()).write(exits, 137, Failure(1, -9, 0.0, finding)) == []
     data = json.loads(run.exits().read_text())
     assert (data["exit_code"], data["rank"], data["cause"]["code"]) == (137, 1, "launch.out_of_memory")
     assert [one["cause"] for one in data["ranks"]] == ["another_rank", "out_of_memory", "the_launcher"]
@@ -198,10 +198,10 @@ def test_a_result_of_rank_0_stands_and_one_of_an_earlier_attempt_does_not(tmp_pa
     run.root.mkdir()
     root = Failure(1, -9, 0.0, killed_diagnostic(1, -9))
     run.result_json.write_text('{"outcome": "completed"}')
-    record = Record(run, 0, Redactor())
+    record = LaunchRecord(run, 0, Redactor())
     record.write([], 137, root)
     assert json.loads(run.result_json.read_text())["outcome"] == "failed"
-    record = Record(run, 0, Redactor())
+    record = LaunchRecord(run, 0, Redactor())
     run.result_json.unlink()
     run.result_json.write_text('{"outcome": "stopped"}')
     record.write([], 137, root)
@@ -210,11 +210,11 @@ def test_a_result_of_rank_0_stands_and_one_of_an_earlier_attempt_does_not(tmp_pa
 
 def test_a_folder_that_is_gone_is_not_made_again_and_a_refusal_is_said(tmp_path: Path) -> None:
     run = RunDir.at(tmp_path / "run")
-    assert Record(run, 0, Redactor()).write([], 137, Failure(0, -9, 0.0, killed_diagnostic(0, -9))) == []
+    assert LaunchRecord(run, 0, Redactor()).write([], 137, Failure(0, -9, 0.0, killed_diagnostic(0, -9))) == []
     assert not run.root.exists()
     run.root.mkdir()
     run.events_dir.write_text("a file in the way")
-    (said,) = Record(run, 0, Redactor()).write([], 137, Failure(0, -9, 0.0, killed_diagnostic(0, -9)))
+    (said,) = LaunchRecord(run, 0, Redactor()).write([], 137, Failure(0, -9, 0.0, killed_diagnostic(0, -9)))
     assert said.code == "launch.exits_lost"
 
 

@@ -45,7 +45,7 @@ def test_the_workers_find_it_and_it_is_in_no_argument(tmp_path: Path) -> None:
         "Path(sys.argv[1], os.environ['RANK']).write_text(secret)\n"
     )
     said: list[str] = []
-    assert launch((sys.executable, str(script), str(tmp_path)), Cluster(2), launcher="spawn", environ={}, cores=2, say=said.append) == 0  # fmt: skip
+    assert launch((sys.executable, str(script), str(tmp_path)), Cluster(2), launcher="spawn", environ={}, cores=2, report=said.append) == 0  # fmt: skip
     one, two = ((tmp_path / name).read_text() for name in "01")
     assert one == two and not any(one in line for line in said)
 

@@ -19,7 +19,7 @@ from paceline.launch.ports import (
     port_is_free,
     resolve_port,
 )
-from paceline.launch.spec import Cluster, LaunchSpec, import_path, roomy_heap, thread_count, worker_argv
+from paceline.launch.spec import Cluster, LaunchSpec, import_path, malloc_settings, thread_count, worker_argv
 from paceline.launch.start import launcher_for, make_specs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "launch.txt"
@@ -159,10 +159,10 @@ def test_deepspeed_needs_a_hostfile_for_several_nodes() -> None:
 
 
 def test_settings_reach_every_process_and_a_user_s_own_stay() -> None:
-    assert roomy_heap({}) == {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    assert malloc_settings({}) == {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
     given = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    assert roomy_heap(given) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=0"}
-    assert roomy_heap({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}) == {}
+    assert malloc_settings(given) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=0"}
+    assert malloc_settings({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}) == {}
     cluster = Cluster(nproc=2, master_port=29511)
     for launcher in ("spawn", "torchrun"):
         specs = make_specs(launcher, WORKER, cluster, environ={}, cores=8, settings={"A": "1"})

@@ -39,7 +39,7 @@ from paceline.plan.model.mixtures import READ
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 from paceline.protocols.shard import Shard
 
 TABLE = Path(__file__).parents[3] / "paceline/plan/data/families.json"
@@ -230,12 +230,12 @@ def losses_otherwise(module: RoleModule) -> str:
     if not torch.equal(expected, alone(module.hf, batch)[0]):  # draws at random in training (PhiMoE's router)
         module.eval()
         expected, clean = alone(module.hf, batch)
-    got = module(batch, frozenset({Ask.LOGPROBS}))["logprobs"]
+    got = module(batch, frozenset({Output.LOGPROBS}))["logprobs"]
     if float((got - expected).detach().abs().max()) > CLOSE:
         return "documents change each other's losses"
     if _sees_ahead(module, batch, got):
         return "later tokens change earlier ones: it is no causal language model"
-    module(batch, frozenset({Ask.NLL}))["nll"].backward()
+    module(batch, frozenset({Output.NLL}))["nll"].backward()
     (-expected.sum()).backward()
     theirs = dict(clean.named_parameters())
     for name, parameter in module.hf.named_parameters():
@@ -253,7 +253,7 @@ def _sees_ahead(module: RoleModule, batch: Batch, got: Tensor) -> bool:
     ids = batch.input_ids.clone()
     ids[0, -1] = 3 if ids[0, -1] != 3 else 4
     return (
-        float((module(replace(batch, input_ids=ids), frozenset({Ask.LOGPROBS}))["logprobs"] - got)[:-1].abs().max())
+        float((module(replace(batch, input_ids=ids), frozenset({Output.LOGPROBS}))["logprobs"] - got)[:-1].abs().max())
         > CLOSE
     )
 

@@ -20,10 +20,10 @@ from paceline.models.quantised import round_trip
 from paceline.models.roles import RoleModule
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 pytest.importorskip("peft")
-NLL = frozenset({Ask.NLL})
+NLL = frozenset({Output.NLL})
 SPEC = {
     "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["all-linear"], "modules_to_save": [], "bias": "none", "use_rslora": False,
     "start": None, "quantization": None,

@@ -17,10 +17,10 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.models.scalar_head import Classes
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 ONE, SEVERAL = Classes(("bad", "fair", "good")), Classes(("art", "law", "war"), True)
-ASKED = frozenset({Ask.CLASSES})
+ASKED = frozenset({Output.CLASSES})
 LENGTHS = (5, 12, 3, 9)
 
 
@@ -87,7 +87,7 @@ def test_a_language_model_gets_a_seeded_head_of_as_many_classes(tmp_path: Path) 
 
 
 def logits_of(rows: list[list[float]]) -> dict[str, Tensor]:
-    return {Ask.CLASSES.value: torch.tensor(rows, dtype=torch.float64)}
+    return {Output.CLASSES.value: torch.tensor(rows, dtype=torch.float64)}
 
 
 def told(parts: list[tuple[dict[str, Tensor], Batch]]) -> dict[str, float]:

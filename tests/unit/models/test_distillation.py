@@ -12,7 +12,7 @@ from model_families import build_family, make_batch
 from paceline.algorithms.distillation import SFT_TERM, TERM, Distillation
 from paceline.models.roles import RoleModule
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 
 def two_models() -> tuple[RoleModule, RoleModule]:
@@ -22,10 +22,14 @@ def two_models() -> tuple[RoleModule, RoleModule]:
 
 def step(algorithm: Distillation, student: RoleModule, teacher: RoleModule, batch: Batch) -> dict[str, torch.Tensor]:
     """As a runner does it."""
-    for role in algorithm.consulted:
+    for role in algorithm.reference_roles:
         with torch.no_grad():
-            batch = algorithm.informed(role, teacher(batch, algorithm.ask(role, training=False)), batch)
-    return dict(algorithm.losses(Role.POLICY, student(batch, algorithm.ask(Role.POLICY, training=True)), batch))
+            batch = algorithm.attach_outputs(
+                role, teacher(batch, algorithm.required_outputs(role, training=False)), batch
+            )
+    return dict(
+        algorithm.losses(Role.POLICY, student(batch, algorithm.required_outputs(Role.POLICY, training=True)), batch)
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
@@ -62,7 +66,7 @@ def test_alpha_shares_the_loss_between_teacher_and_labels() -> None:
     batch, alone = make_batch(), Distillation()
     student.compare_with(teacher, alone.compares)
     divergence = step(alone, student, teacher, batch)[TERM]
-    nll = student(batch, frozenset({Ask.NLL}))[Ask.NLL.value]
+    nll = student(batch, frozenset({Output.NLL}))[Output.NLL.value]
     found = step(Distillation(alpha=0.25), student, teacher, batch)
     assert float(found[TERM].detach()) == pytest.approx(0.75 * float(divergence.detach()))
     assert float(found[SFT_TERM].detach()) == pytest.approx(0.25 * float(nll.detach()))
@@ -84,9 +88,9 @@ def test_an_evaluation_tells_the_students_own_loss_and_accuracy() -> None:
     algorithm, batch = Distillation(), make_batch()
     student.compare_with(teacher, algorithm.compares)
     with torch.no_grad():
-        known = algorithm.informed(Role.TEACHER, teacher(batch, frozenset({Ask.HIDDEN})), batch)
-        outputs = student(known, algorithm.ask(Role.POLICY, training=False))
-        plain = student(batch, frozenset({Ask.NLL, Ask.CORRECT}))
+        known = algorithm.attach_outputs(Role.TEACHER, teacher(batch, frozenset({Output.HIDDEN})), batch)
+        outputs = student(known, algorithm.required_outputs(Role.POLICY, training=False))
+        plain = student(batch, frozenset({Output.NLL, Output.CORRECT}))
     found = algorithm.metrics(Role.POLICY, outputs, known)
-    assert float(found[f"nll/{TERM}"]) == pytest.approx(float(plain[Ask.NLL.value]))
-    assert int(found[f"accuracy/{TERM}"]) == int(plain[Ask.CORRECT.value])
+    assert float(found[f"nll/{TERM}"]) == pytest.approx(float(plain[Output.NLL.value]))
+    assert int(found[f"accuracy/{TERM}"]) == int(plain[Output.CORRECT.value])

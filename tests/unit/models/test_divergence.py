@@ -12,11 +12,11 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.models.divergence import FusedDivergence, LentHead, TeacherRows, divergence_rows, divergence_sum
-from paceline.models.head_kernels import HeadShape, Products
+from paceline.models.head_kernels import ChunkedLogits, HeadShape
 from paceline.models.roles import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.divergence import TEACHER, Divergence
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 HOW = [
     Divergence(b, t) for b, t in ((0.0, 1.0), (0.0, 2.0), (1.0, 1.0), (1.0, 0.7), (0.5, 1.0), (0.1, 1.5), (0.9, 0.9))
@@ -58,7 +58,7 @@ def test_chunks_add_up_whatever_the_heads(shape: HeadShape, teacher_rows: int, c
     shape, how, common = replace(shape, chunk_bytes=chunk), Divergence(0.3, 1.2), min(VOCAB, teacher_rows)
     hidden, weight, bias = draw(ROWS, 6).requires_grad_(), draw(VOCAB, 6, seed=1).requires_grad_(), draw(VOCAB, seed=2).requires_grad_()  # fmt: skip
     states, other = draw(ROWS, 5, seed=3), draw(teacher_rows, 5, seed=4)
-    teacher = TeacherRows(None, states, Products(states, other, None, HeadShape()))  # type: ignore[arg-type]
+    teacher = TeacherRows(None, states, ChunkedLogits(states, other, None, HeadShape()))  # type: ignore[arg-type]
     logits = F.linear(hidden, weight, bias) * shape.scale
     logits = logits if shape.softcap is None else torch.tanh(logits / shape.softcap) * shape.softcap
     expected = trl(logits[:, :common], F.linear(states, other)[:, :common], how).sum()
@@ -75,9 +75,9 @@ def asked(student: RoleModule, teacher: RoleModule, batch: Batch, how: Divergenc
     if student._comparison is None:
         student.compare_with(teacher, how)
     with torch.no_grad():
-        states = teacher(batch, frozenset({Ask.HIDDEN}))[Ask.HIDDEN.value]
+        states = teacher(batch, frozenset({Output.HIDDEN}))[Output.HIDDEN.value]
     known = replace(batch, tokens={TEACHER: states})
-    return student(known, frozenset({Ask.DIVERGENCE}))[Ask.DIVERGENCE.value]
+    return student(known, frozenset({Output.DIVERGENCE}))[Output.DIVERGENCE.value]
 
 
 @pytest.mark.parametrize("own_heads", [False, True])
@@ -90,7 +90,7 @@ def test_two_models_give_what_their_whole_logits_give(family: str, taught_by: st
         student._head._chunk_bytes = teacher._head._chunk_bytes = 4 * 97 * 5
     batch, how = make_batch(labels="some"), Divergence(0.4, 1.3)
     places = batch.labels[0] != IGNORE_INDEX
-    hidden = student(batch, frozenset({Ask.HIDDEN}))[Ask.HIDDEN.value][0, places]
+    hidden = student(batch, frozenset({Output.HIDDEN}))[Output.HIDDEN.value][0, places]
     logits = student._head.own_logits(hidden)  # by the Hugging Face class
     torch.testing.assert_close(logits, reference_logits(student.hf, batch)[places], rtol=1e-4, atol=1e-5)
     expected = trl(logits, reference_logits(teacher.hf, batch)[places], how).sum()

@@ -15,9 +15,9 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.norms import FusedRMSNorm
 from paceline.models.qkv import FusedAttention
 from paceline.models.swiglu import FusedSwiGLU
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
-NLL = frozenset({Ask.NLL})
+NLL = frozenset({Output.NLL})
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from model_families import FAMILIES, build_family, make_batch, reference_logits
 from torch import Tensor
 
 from paceline.models import head_kernels
-from paceline.models.head_kernels import FusedNll, HeadShape, Products, nll_sums
+from paceline.models.head_kernels import ChunkedLogits, FusedNll, HeadShape, nll_sums
 from paceline.models.heads import Head
 from paceline.models.token_stats import KEPT_CHUNKS, TokenStats, Wanted
 from paceline.protocols.batch import IGNORE_INDEX
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
-EVERYTHING = frozenset(Ask) - {Ask.SCORES, Ask.VALUES, Ask.HIDDEN, Ask.DIVERGENCE, Ask.CLASSES}
+EVERYTHING = frozenset(Output) - {Output.SCORES, Output.VALUES, Output.HIDDEN, Output.DIVERGENCE, Output.CLASSES}
 ROWS, HIDDEN, VOCAB = 13, 6, 29
 THREE_ROWS = 3 * VOCAB * 8  # bytes: chunks of three rows in fp64
 SHAPES = [
@@ -100,8 +100,8 @@ def test_logits_are_kept_once_and_as_many_as_there_is_room_for(
     shape, (hidden, weight, b, labels) = HeadShape(scale, None, rows * 8 * VOCAB), _inputs(True)
     assert b is not None
     products: list[int] = []
-    raw = Products.raw
-    monkeypatch.setattr(Products, "raw", lambda self, *a: (products.append(1), raw(self, *a))[1])
+    raw = ChunkedLogits.raw
+    monkeypatch.setattr(ChunkedLogits, "raw", lambda self, *a: (products.append(1), raw(self, *a))[1])
     logp, entropy, right = TokenStats.apply(hidden, weight, b, labels, shape, Wanted())
     assert not entropy.any() and int(right) == 0  # not asked for
     assert len(products) == chunks
@@ -129,17 +129,17 @@ def test_a_label_of_vanishing_probability_keeps_its_loss() -> None:
 
 def test_no_gradient_is_formed_without_grad_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     module, batch = build_family("llama"), make_batch()
-    trained = module(batch, frozenset({Ask.NLL, Ask.CORRECT}))
+    trained = module(batch, frozenset({Output.NLL, Output.CORRECT}))
     monkeypatch.setattr("paceline.models.heads.FusedNll", None)  # must not be touched
     with torch.no_grad():
-        seen = module(batch, frozenset({Ask.NLL, Ask.CORRECT}))
+        seen = module(batch, frozenset({Output.NLL, Output.CORRECT}))
     torch.testing.assert_close(seen["nll"], trained["nll"].detach())
     assert int(seen["correct"]) == int(trained["correct"])
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "gemma2", "gpt2", "phi"])
-@pytest.mark.parametrize("ask", [frozenset({Ask.NLL}), EVERYTHING])
-def test_a_batch_without_labels_touches_every_parameter(family: str, ask: frozenset[Ask]) -> None:
+@pytest.mark.parametrize("ask", [frozenset({Output.NLL}), EVERYTHING])
+def test_a_batch_without_labels_touches_every_parameter(family: str, ask: frozenset[Output]) -> None:
     module = build_family(family)
     out = module(make_batch(labels="none"), ask)
     assert float(out["nll"].detach()) == 0.0
@@ -174,7 +174,7 @@ def test_a_head_that_is_not_what_its_config_says_is_not_fused() -> None:
     flat = batch.labels[0]
     places = (flat != IGNORE_INDEX).nonzero().squeeze(1)
     expected = F.cross_entropy(module.hf.lm_head(hidden[0, places]), flat[places], reduction="sum")
-    torch.testing.assert_close(head(hidden, batch.labels, frozenset({Ask.NLL}))["nll"], expected)
+    torch.testing.assert_close(head(hidden, batch.labels, frozenset({Output.NLL}))["nll"], expected)
 
 
 def test_only_labelled_positions_reach_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,14 +182,14 @@ def test_only_labelled_positions_reach_the_head(monkeypatch: pytest.MonkeyPatch)
     seen = []
     kernel = FusedNll.apply
     monkeypatch.setattr(FusedNll, "apply", lambda hidden, *rest: seen.append(hidden.shape[0]) or kernel(hidden, *rest))
-    module(batch, frozenset({Ask.NLL}))
+    module(batch, frozenset({Output.NLL}))
     assert seen == [int(batch.num_labels())]
 
 
 def test_whole_model_loss_and_gradients_in_float64() -> None:
     module, batch = build_family("llama"), make_batch(labels="some")
     module.double()
-    total = module(batch, frozenset({Ask.NLL}))["nll"]
+    total = module(batch, frozenset({Output.NLL}))["nll"]
     labels = batch.labels[0]
     expected = F.cross_entropy(reference_logits(module.hf, batch), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)  # Hugging Face's own norms pass through fp32

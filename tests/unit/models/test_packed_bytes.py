@@ -8,7 +8,7 @@ import pytest
 from model_families import Source
 
 from paceline.config.schema import Config
-from paceline.config.sections.small import LoraSection
+from paceline.config.sections.lora import LoraSection
 from paceline.models.factory import HFModelFactory
 from paceline.models.quantised import scales_of
 from paceline.plan.adapter import adapter_of

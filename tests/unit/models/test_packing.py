@@ -7,10 +7,10 @@ import torch
 from model_families import FAMILIES, build_family, make_batch, reference_logprobs, reference_model
 
 from paceline.core.errors import ConfigError
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
-LOGPROBS = frozenset({Ask.LOGPROBS})
-NLL = frozenset({Ask.NLL})
+LOGPROBS = frozenset({Output.LOGPROBS})
+NLL = frozenset({Output.NLL})
 PADDED = {"bloom"}
 
 

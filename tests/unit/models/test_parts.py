@@ -11,13 +11,13 @@ from torch import nn
 
 from paceline.models import documents
 from paceline.models.documents import CpuDocuments
-from paceline.models.heap import keep_heap
+from paceline.models.malloc import configure_malloc
 from paceline.models.norms import RmsNorm
 from paceline.models.qkv import rotate
 from paceline.models.swiglu import SwiGlu
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
-NLL = frozenset({Ask.NLL})
+NLL = frozenset({Output.NLL})
 
 
 def _draw(*size: int) -> torch.Tensor:
@@ -110,4 +110,4 @@ def test_compiled_trunk_changes_nothing() -> None:
 
 
 def test_heap_is_kept_with_glibc_only() -> None:
-    assert keep_heap() is (platform.libc_ver()[0] == "glibc")
+    assert configure_malloc() is (platform.libc_ver()[0] == "glibc")

@@ -7,10 +7,10 @@ import torch
 from model_families import FAMILIES, build_family, make_batch, reference_logprobs
 
 from paceline.models.precision import ComputeLinear, compute_copy, product_dtype
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
-NLL = frozenset({Ask.NLL})
-LOGPROBS = frozenset({Ask.LOGPROBS})
+NLL = frozenset({Output.NLL})
+LOGPROBS = frozenset({Output.LOGPROBS})
 
 
 @pytest.fixture(params=["native", "widened"])
@@ -28,7 +28,7 @@ def test_bf16_is_as_near_to_fp32_as_autocast(instructions: str, family: str) -> 
         build_family(family, compute_dtype=torch.bfloat16),
         make_batch(labels="some"),
     )
-    assert low._low is not None and low._low.cached, low.notes()
+    assert low._low_precision is not None and low._low_precision.cached, low.notes()
     assert product_dtype(torch.bfloat16, torch.device("cpu")) == (
         torch.bfloat16 if instructions == "native" else torch.float32
     )
@@ -89,7 +89,7 @@ def test_fp16_overflow_reaches_the_gradients(instructions: str) -> None:
 
 def test_a_model_of_unknown_parts_runs_under_autocast() -> None:
     module = build_family("gpt_oss", compute_dtype=torch.bfloat16)
-    assert module._low is not None and not module._low.cached
+    assert module._low_precision is not None and not module._low_precision.cached
     assert "autocast" in module.notes()["precision"]
     assert not any(isinstance(m, ComputeLinear) for m in module.modules())
 

@@ -152,7 +152,7 @@ except OSError as error: print("elsewhere", "not found", ",".join(said()))
 from paceline.generation.answer import load_folder
 sys.stdin = open(0)
 print("chat", attempt(lambda: load_folder(place / "local")))
-from paceline.training.rollout.judge import check_reward_model
+from paceline.training.rollout.reward_model import check_reward_model
 print("reward", attempt(lambda: check_reward_model(local, place / "local")))
 """
 

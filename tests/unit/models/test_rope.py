@@ -10,7 +10,7 @@ from family_sweep import alone
 from model_families import FAMILIES, Source, make_batch, spread_out
 
 from paceline.models.factory import HFModelFactory
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 _FACTORS = {"short_factor": [1.0] * 4, "long_factor": [3.0, 2.0, 2.5, 4.0]}
 BY_LENGTH: dict[str, dict[str, Any]] = {
@@ -18,7 +18,7 @@ BY_LENGTH: dict[str, dict[str, Any]] = {
                 "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}},
     "longrope": {**FAMILIES["phi3"], "original_max_position_embeddings": 8, "rope_scaling": {"type": "longrope", **_FACTORS}},
 }  # fmt: skip
-LOGPROBS = frozenset({Ask.LOGPROBS})
+LOGPROBS = frozenset({Output.LOGPROBS})
 
 
 @pytest.mark.parametrize("kind", BY_LENGTH)

@@ -16,10 +16,10 @@ from paceline.models import norms
 from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.coefficients import memory_coefficients
 from paceline.plan.cost.peak import peak_of
-from paceline.plan.cost.work import Work
+from paceline.plan.cost.work import StepSpec
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.read_shape import shape_from_config
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 
 TOKENS = 96
 SIZES = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "vocab_size": 97, "max_position_embeddings": 128,
@@ -48,7 +48,7 @@ def kept(model: nn.Module, run: Any) -> int:
 def closed_form(config: dict[str, Any], kernels: str, *, cpu: bool = False) -> float:
     """Bytes a layer by ``predict.peak``, in 16 bit on a GPU, in 32 on a CPU."""
     machine = cluster_of("H100").machine
-    work = Work(shape_from_config({**config, "num_hidden_layers": 1}), machine, TOKENS, 1, kernels=kernels)
+    work = StepSpec(shape_from_config({**config, "num_hidden_layers": 1}), machine, TOKENS, 1, kernels=kernels)
     if cpu:
         work = replace(work, machine=replace(machine, context=False), element=4)
     peak = peak_of(work, memory_coefficients(), 0)
@@ -80,7 +80,7 @@ def test_our_own_block_keeps_about_half_and_the_closed_form_says_so(
 
     def bytes_of(layers: int) -> int:
         module = HFModelFactory(Source(config={**config, "num_hidden_layers": layers}))().train()
-        return kept(module, lambda: module(batch, frozenset({Ask.NLL})))
+        return kept(module, lambda: module(batch, frozenset({Output.NLL})))
 
     assert bytes_of(3) - bytes_of(2) == pytest.approx(closed_form(config, "fused", cpu=True), rel=0.05)
     monkeypatch.setattr(norms, "LEAST_GAIN", math.inf)  # as on a GPU: the norms keep their input as well

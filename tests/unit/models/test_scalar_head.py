@@ -11,9 +11,9 @@ from model_families import FAMILIES, VOCAB, Source, build_family, make_batch, re
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
-SCORES = frozenset({Ask.SCORES})
+SCORES = frozenset({Output.SCORES})
 SPEC = {
     "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": ["all-linear"], "modules_to_save": [], "bias": "none", "use_rslora": False,
     "start": None, "quantization": None,
@@ -42,8 +42,8 @@ def test_scores_are_those_of_the_hugging_face_class(family: str) -> None:
 def test_values_are_read_at_every_labelled_position() -> None:
     module = build_family("llama", role=Role.VALUE, master_dtype=torch.float64)
     batch = make_batch()
-    found = module(batch, frozenset({Ask.VALUES, Ask.SCORES}))
-    alone = [module(batch, frozenset({ask}))[ask.value] for ask in (Ask.SCORES, Ask.VALUES)]
+    found = module(batch, frozenset({Output.VALUES, Output.SCORES}))
+    alone = [module(batch, frozenset({ask}))[ask.value] for ask in (Output.SCORES, Output.VALUES)]
     assert torch.equal(found["scores"], alone[0]) and torch.equal(found["values"], alone[1])
     clean, bounds = reference_model(module.hf), batch.cu_seqlens.tolist()
     expected = []
@@ -51,7 +51,7 @@ def test_values_are_read_at_every_labelled_position() -> None:
         hidden = clean.model(input_ids=batch.input_ids[:, a:b]).last_hidden_state[0]
         expected.append(clean.score(hidden)[batch.labels[0, a:b] != -100, 0])
     torch.testing.assert_close(found["values"], torch.cat(expected), rtol=1e-5, atol=1e-5)
-    none = module(replace(batch, labels=torch.full_like(batch.labels, -100)), frozenset({Ask.VALUES}))["values"]
+    none = module(replace(batch, labels=torch.full_like(batch.labels, -100)), frozenset({Output.VALUES}))["values"]
     assert none.shape == (0,) and none.dtype == torch.float64
     none.sum().backward()
     assert [n for n, p in module.plain_named_parameters() if p.grad is None] == []
@@ -102,7 +102,7 @@ def test_an_adapter_switched_off_is_the_base_and_changes_nothing_that_is_trained
         for name, parameter in tuned.plain_named_parameters():
             if "lora_B" in name:
                 parameter.add_(0.1)
-    batch, ask = make_batch(), frozenset({Ask.LOGPROBS})
+    batch, ask = make_batch(), frozenset({Output.LOGPROBS})
     wanted = base(batch, ask)["logprobs"]
     trained = [p.requires_grad for p in tuned.parameters()]
     assert not torch.allclose(tuned(batch, ask)["logprobs"], wanted, atol=1e-2)
@@ -118,6 +118,6 @@ def test_a_frozen_model_is_kept_in_low_precision_alone() -> None:
     source = Source(config=FAMILIES["llama"])
     frozen = HFModelFactory(source, compute_dtype=torch.bfloat16, frozen=True)()
     assert not any(p.requires_grad for p in frozen.parameters())
-    batch, ask = make_batch(), frozenset({Ask.LOGPROBS})
+    batch, ask = make_batch(), frozenset({Output.LOGPROBS})
     low = HFModelFactory(source, compute_dtype=torch.bfloat16)()
     torch.testing.assert_close(frozen(batch, ask)["logprobs"], low(batch, ask)["logprobs"], atol=0.02, rtol=0.02)

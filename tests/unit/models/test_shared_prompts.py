@@ -13,8 +13,8 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.roles import RoleModule
 from paceline.models.shared_prompts import SharedPrompts
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.prefixes import WORTH, with_prefixes
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.prefixes import MIN_SHARED_TOKENS, with_prefixes
+from paceline.protocols.roles import Output, Role
 
 VOCAB = 61
 PLAIN = {
@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB, "resid_pdrop": 0.0,
              "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.3},
 }  # fmt: skip
-ASK = frozenset({Ask.LOGPROBS, Ask.ENTROPY})
+ASK = frozenset({Output.LOGPROBS, Output.ENTROPY})
 
 
 def build(family: str = "llama", role: Role = Role.POLICY, **options: Any) -> RoleModule:
@@ -59,7 +59,7 @@ def alike(seed: int = 0) -> Batch:
     return flat(documents, [len(one)] * 3 + [len(two)] * 2 + [1])
 
 
-def gradients(root: RoleModule, batch: Batch, ask: frozenset[Ask] = ASK) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+def gradients(root: RoleModule, batch: Batch, ask: frozenset[Output] = ASK) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     root.zero_grad()
     out = root(batch, ask)
     weights = torch.Generator().manual_seed(5)
@@ -81,8 +81,8 @@ def seen_tokens(root: RoleModule, batch: Batch) -> int:
 def test_what_is_shared() -> None:
     batch = with_prefixes(alike())
     assert batch.shared == (0, 11, 11, 0, 9, 0)
-    same = [5] * (WORTH + 2)
-    assert with_prefixes(flat([same, same, same[:WORTH], same[: WORTH - 1]], [1] * 4)).shared == (0, WORTH + 2, WORTH, 0)  # fmt: skip
+    same = [5] * (MIN_SHARED_TOKENS + 2)
+    assert with_prefixes(flat([same, same, same[:MIN_SHARED_TOKENS], same[: MIN_SHARED_TOKENS - 1]], [1] * 4)).shared == (0, MIN_SHARED_TOKENS + 2, MIN_SHARED_TOKENS, 0)  # fmt: skip
     assert with_prefixes(flat([[1, 2, 3], [1, 2, 4]], [1, 1])).shared == ()
 
 
@@ -102,7 +102,7 @@ def test_numbers_and_gradients_are_those_of_whole_documents(family: str) -> None
 
 def test_scores_recomputation_and_equal_documents() -> None:
     reward, batch = build(role=Role.REWARD), alike(3)
-    ask = frozenset({Ask.SCORES})
+    ask = frozenset({Output.SCORES})
     whole, expected = gradients(reward, batch, ask)
     found, grads = gradients(reward, with_prefixes(batch), ask)
     torch.testing.assert_close(found["scores"], whole["scores"], rtol=0, atol=1e-12)

@@ -8,12 +8,12 @@ from model_families import FAMILIES, Source, make_batch, spread_out
 
 from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
-from paceline.models.stages import cut_layers, split, token_ids
+from paceline.models.stages import split, split_layers, token_ids
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.roles import Ask
+from paceline.protocols.roles import Output
 from paceline.strategies.fixed_shape import FixedShape
 
-ASK = frozenset({Ask.NLL, Ask.CORRECT, Ask.LOGPROBS})
+ASK = frozenset({Output.NLL, Output.CORRECT, Output.LOGPROBS})
 CUT = ("llama", "llama_tied", "qwen2_window", "gemma", "gemma2", "gemma3", "cohere", "granite", "gpt_neox", "bloom")
 
 
@@ -66,9 +66,9 @@ def test_a_model_that_computes_something_else_when_cut_is_refused() -> None:
 
 
 def test_layers_are_shared_out_evenly_and_the_head_s_stage_gets_the_fewest() -> None:
-    assert [len(r) for r in cut_layers(8, 4)] == [2, 2, 2, 2]
-    assert [len(r) for r in cut_layers(7, 4)] == [2, 2, 2, 1]
-    assert [len(r) for r in cut_layers(5, 4)] == [1, 2, 1, 1]
-    assert [i for r in cut_layers(7, 3) for i in r] == list(range(7))
+    assert [len(r) for r in split_layers(8, 4)] == [2, 2, 2, 2]
+    assert [len(r) for r in split_layers(7, 4)] == [2, 2, 2, 1]
+    assert [len(r) for r in split_layers(5, 4)] == [1, 2, 1, 1]
+    assert [i for r in split_layers(7, 3) for i in r] == list(range(7))
     with pytest.raises(ConfigError, match="models.too_few_layers"):
-        cut_layers(3, 4)
+        split_layers(3, 4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.sections.small import LoraSection
+from paceline.config.sections.lora import LoraSection
 from paceline.core.errors import ConfigError
 from paceline.plan.adapter import adapter_decisions, adapter_of, adapter_parameters, check_adapter
 from paceline.plan.codec import from_json, to_json

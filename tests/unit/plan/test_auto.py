@@ -11,7 +11,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.core.tables import STRATEGIES
 from paceline.plan.cost.advice import escalated
-from paceline.plan.cost.search import Ask, search
+from paceline.plan.cost.search import SearchSpec, search
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.model.catalogue import known_models
@@ -115,7 +115,7 @@ def test_the_rule_is_one_for_a_config_and_for_a_model_s_page() -> None:
     for name in ("gpt2", "llama-3.2-3b", "llama-3-8b"):
         shape = shape_from_config(known_models()[name].config)
         rule, _ = size_rule(shape.num_parameters)
-        ask = Ask(shape, cluster_of("64xH100"), 2048)
+        ask = SearchSpec(shape, cluster_of("64xH100"), 2048)
         taken, steps = escalated(ask, search(ask))
         assert steps[0].endswith(rule) and taken is not None and taken.strategy in CHAIN
         assert auto(name, "64xH100").strategy_reason.startswith("auto: ")

@@ -11,9 +11,9 @@ from paceline.core.errors import ConfigError
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.cost.links import Group, latency, pass_time
 from paceline.plan.cost.peak import peak_of
-from paceline.plan.cost.search import Ask, Candidate, search
+from paceline.plan.cost.search import Candidate, SearchSpec, search
 from paceline.plan.cost.speed import speed_of
-from paceline.plan.cost.work import Adapter, Work
+from paceline.plan.cost.work import AdapterSize, StepSpec
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
@@ -24,14 +24,16 @@ C, S = memory_coefficients(), speed_coefficients()
 LONG = 131072
 
 
-def work(**changed: object) -> Work:
+def work(**changed: object) -> StepSpec:
     machine = cluster_of("8xH100").machine
-    base = Work(shape=model_shape("llama-3-8b"), machine=machine, seq_len=LONG, micro_batch=1, zero=3, kernels="fused")
+    base = StepSpec(
+        shape=model_shape("llama-3-8b"), machine=machine, seq_len=LONG, micro_batch=1, zero=3, kernels="fused"
+    )
     return replace(base, **changed)  # type: ignore[arg-type]
 
 
 def layouts(**changed: object) -> list[Candidate]:
-    ask = replace(Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), LONG, rows=8), **changed)  # type: ignore[arg-type]
+    ask = replace(SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), LONG, rows=8), **changed)  # type: ignore[arg-type]
     return [c for c in search(ask) if c.work.cp > 1]
 
 
@@ -74,7 +76,7 @@ def test_it_is_offered_inside_a_node_where_heads_divide() -> None:
 
 
 def test_it_is_not_offered_where_a_row_may_not_be_cut() -> None:
-    assert layouts(adapter=Adapter(1_000_000)) == []
+    assert layouts(adapter=AdapterSize(1_000_000)) == []
     assert all(layouts(algorithm=name) == [] for name in ("dpo", "reward", "ppo", "grpo"))
     assert layouts(shape=replace(model_shape("llama-3-8b"), model_type="gpt2")) == []
 

@@ -13,7 +13,7 @@ import torch
 
 from paceline.config.schema import Config
 from paceline.models import attention
-from paceline.models.layout import Layout
+from paceline.models.attention_context import PackedSequenceInfo
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.strategies.job import Job
 from paceline.protocols.batch import Batch
@@ -55,7 +55,9 @@ def varlen_kernel(monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(kernels, "varlen_attn", recorded)
     q = torch.zeros(1, 2, 7, 4, dtype=torch.bfloat16).as_subclass(OnCuda)
     bounds = (0, 3, 7)
-    attention.document_attention(q, q, q, Layout(bounds, torch.tensor(bounds, dtype=torch.int32), 4), scale=1.0)
+    attention.document_attention(
+        q, q, q, PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32), 4), scale=1.0
+    )
     return asked == [([0, 3, 7], (4, 4), (-1, 0))]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan.cost.ledger import KEPT, Entry, append, corrections, read, table
+from paceline.plan.cost.ledger import KEPT, LedgerEntry, append, corrections, read, table
 
-ONE = Entry("2026-01-01T10:00:00", "8 × H100", "llama-3-8b", "fsdp", 8, 40e9, 44e9, 1000.0, 800.0)
+ONE = LedgerEntry("2026-01-01T10:00:00", "8 × H100", "llama-3-8b", "fsdp", 8, 40e9, 44e9, 1000.0, 800.0)
 
 
 def test_entries_come_back_and_a_torn_line_is_left_out(tmp_path: Path) -> None:

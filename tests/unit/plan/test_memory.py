@@ -16,7 +16,7 @@ from paceline.models import precision
 from paceline.models.factory import HFModelFactory
 from paceline.plan.algorithms.roles import named_shapes
 from paceline.plan.codec import to_json
-from paceline.plan.cost.from_plan import ask_of, cluster_of_cpu, planned_candidate
+from paceline.plan.cost.from_plan import cluster_of_cpu, planned_candidate, search_spec_of
 from paceline.plan.cost.memory import memory_of, model_states
 from paceline.plan.cost.states import moments, sum_of
 from paceline.plan.explain import WIDTH, explain
@@ -205,7 +205,7 @@ def test_the_four_models_of_ppo_are_counted_each(plan_of: Any, tmp_path: Path) -
         assert roles["reward"].parameters == pytest.approx(4 * sum(judged) / shared, abs=4 * 64)
         assert roles["value"].optimizer == pytest.approx(8 * sum(judged) / (1 if strategy in ("single", "ddp") else 2), abs=8 * 64)  # fmt: skip
         assert Plan.from_json(json.loads(plan.dumps())) == plan
-        ask = ask_of(plan, cluster_of_cpu(CPU, world))
+        ask = search_spec_of(plan, cluster_of_cpu(CPU, world))
         candidate = planned_candidate(plan, ask) if ask else None
         assert candidate is not None  # what is foretold of a rank's memory counts each model once
         peak = candidate.peak

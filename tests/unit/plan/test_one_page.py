@@ -104,7 +104,7 @@ def test_what_is_said_twice_is_said_alike(hardware: str, every: bool, tmp_path: 
         if forecast is None or forecast.own is None:
             continue
         own = forecast.own
-        assert forecast.ask.rows == plan.batch.global_batch, case
+        assert forecast.spec.rows == plan.batch.global_batch, case
         assert f"{plan.batch.global_batch} rows of {plan.seq_len} tokens a step" in told, case
         row = ROW.search(told)
         assert row is not None, case

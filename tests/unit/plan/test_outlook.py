@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.cost.from_plan import ask_of, of_length
+from paceline.plan.cost.from_plan import of_length, search_spec_of
 from paceline.plan.cost.outlook import outlook
 from paceline.plan.cost.report import forecast, text
-from paceline.plan.cost.search import Ask, Candidate, search
-from paceline.plan.cost.work import Adapter
+from paceline.plan.cost.search import Candidate, SearchSpec, search
+from paceline.plan.cost.work import AdapterSize
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import known_models, model_shape
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
 from paceline.rules.planning import make_plan
 
-ASK = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"))
+ASK = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"))
 
 
-def taken(ask: Ask, strategy: str) -> Candidate:
+def taken(ask: SearchSpec, strategy: str) -> Candidate:
     return next(c for c in search(ask) if c.strategy == strategy)
 
 
@@ -38,7 +38,7 @@ def test_a_checkpoint_holds_weights_and_moments_of_what_is_trained() -> None:
     kept = replace(ASK, kept=3)
     whole = outlook(taken(kept, "fsdp"), kept)
     assert whole.checkpoint_bytes == 12 * 8030261248 and whole.disk_bytes == 3 * whole.checkpoint_bytes
-    lora = replace(ASK, adapter=Adapter(1_000_000))
+    lora = replace(ASK, adapter=AdapterSize(1_000_000))
     assert outlook(taken(lora, "ddp"), lora).checkpoint_bytes == 12_000_000
 
 
@@ -71,7 +71,7 @@ def plan_of(**training: object) -> Plan:
 
 def test_prepared_data_gives_steps_and_the_time_of_the_tokens_that_are_there() -> None:
     plan = plan_of(num_train_epochs=3, per_device_train_batch_size=1)
-    ask = ask_of(plan, ASK.cluster)
+    ask = search_spec_of(plan, ASK.cluster)
     assert ask is not None and ask.rows == 16
     measured = of_length(ask, plan, (1000, 1000 * 512))
     layout = taken(measured, "fsdp")
@@ -86,7 +86,7 @@ def test_prepared_data_gives_steps_and_the_time_of_the_tokens_that_are_there() -
 def test_without_prepared_data_what_is_assumed_is_said() -> None:
     for training, said in (({"max_steps": 7}, "7 steps in"), ({}, "paceline prepare")):
         plan = plan_of(**training)
-        asked = ask_of(plan, ASK.cluster)
+        asked = search_spec_of(plan, ASK.cluster)
         assert asked is not None
         told = outlook(taken(asked, "fsdp"), of_length(asked, plan, None))
         assert said in told.text() and ("rows counted as full, 4,096 tokens" in told.text()) is bool(training)

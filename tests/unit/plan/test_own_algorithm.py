@@ -20,7 +20,7 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.job import Job
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.rules import check
 from paceline.rules.base import Facts
 from paceline.rules.planning import make_plan
@@ -67,12 +67,12 @@ def test_it_is_planned_by_its_spec_and_its_class_is_not_imported() -> None:
 def test_its_loss_is_its_formula_and_without_focus_that_of_sft() -> None:
     focal, role = algorithm_class(OWN), Role.POLICY
     logprobs = torch.log(torch.tensor([0.9, 0.5, 0.01]))
-    given = {Ask.LOGPROBS.value: logprobs}
+    given = {Output.LOGPROBS.value: logprobs}
     (plain,) = focal(gamma=0.0).losses(role, given, None).values()  # type: ignore[call-arg,arg-type]
     (other,) = focal(gamma=2.0).losses(role, given, None).values()  # type: ignore[call-arg,arg-type]
     assert plain.item() == pytest.approx(-logprobs.sum().item())
     assert other.item() == pytest.approx(sum(-((1 - p) ** 2) * torch.log(torch.tensor(p)).item() for p in (0.9, 0.5, 0.01)))  # fmt: skip
-    assert frozenset(map(Ask, algorithm_spec(OWN).asks)) == focal(gamma=1.0).ask(role, training=True)  # type: ignore[call-arg]
+    assert frozenset(map(Output, algorithm_spec(OWN).outputs)) == focal(gamma=1.0).required_outputs(role, training=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficie
 from paceline.plan.cost.links import Group, bandwidth, pass_time
 from paceline.plan.cost.peak import Peak, in_flight, peak_of, worst_peak
 from paceline.plan.cost.report import forecast, text
-from paceline.plan.cost.search import TIE, Ask, Candidate, best_of_each, fastest, ranked, search
+from paceline.plan.cost.search import TIE, Candidate, SearchSpec, best_of_each, fastest, ranked, search
 from paceline.plan.cost.speed import speed_of, token_flops
-from paceline.plan.cost.work import Adapter, Rollout, Storage, Work, why_not_run
+from paceline.plan.cost.work import AdapterSize, RolloutSpec, StepSpec, Storage, why_not_run
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.model.catalogue import model_shape
 
@@ -22,8 +22,8 @@ C = memory_coefficients()
 S = speed_coefficients()
 
 
-def work(**changed: object) -> Work:
-    base = Work(
+def work(**changed: object) -> StepSpec:
+    base = StepSpec(
         shape=model_shape("llama-3-8b"), machine=cluster_of("8xH100").machine, seq_len=4096, micro_batch=1, dp=8
     )
     return replace(base, **changed)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_recomputation_keeps_one_layer_and_the_inputs_of_all() -> None:
 
 
 def test_adapters_train_little_and_keep_the_base_packed() -> None:
-    lora = Adapter(parameters=20_000_000)
+    lora = AdapterSize(parameters=20_000_000)
     plain, packed = (
         peak_of(work(adapter=lora, dp=1), C, 0),
         peak_of(work(adapter=replace(lora, base_bytes=0.516), dp=1), C, 0),
@@ -129,7 +129,7 @@ def test_a_forward_over_the_rows_of_a_step_costs_a_third_of_its_products() -> No
         ("sft", None, 0),
         ("reward", None, 0),
         ("kto", None, 3),
-        ("kto", Adapter(10**6), 2),
+        ("kto", AdapterSize(10**6), 2),
     ):
         found = speed_of(work(algorithm=algorithm, adapter=adapter), S)
         assert found.others == pytest.approx(found.compute * forwards / 3), algorithm
@@ -143,7 +143,7 @@ def test_a_larger_teacher_costs_as_much_more_as_it_is_larger() -> None:
         peak_of(larger, m, 0).others == pytest.approx(14 * peak_of(equal, m, 0).others)
         and peak_of(equal, m, 0).others > 0
     )
-    adapter = Adapter(1e6, 2.0)
+    adapter = AdapterSize(1e6, 2.0)
     assert (
         work(algorithm="distillation", adapter=adapter).frozen_models == 1
         and work(algorithm="dpo", adapter=adapter).frozen_models == 0
@@ -159,7 +159,7 @@ def test_a_group_over_nodes_is_as_fast_as_its_adapters() -> None:
 
 
 def test_the_search_finds_what_fits_and_says_what_binds_the_rest() -> None:
-    found = search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
+    found = search(SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100")))
     best = fastest(found)
     assert best is not None and best.safe and all(c.step * (1 + TIE) >= best.step for c in found if c.safe)
     rows = {c.strategy: c for c in best_of_each(found)}
@@ -168,18 +168,18 @@ def test_the_search_finds_what_fits_and_says_what_binds_the_rest() -> None:
 
 
 def test_packed_adapters_are_searched_where_they_can_be_trained() -> None:
-    ask = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), adapter=Adapter(1_000_000, 0.516))
+    ask = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), adapter=AdapterSize(1_000_000, 0.516))
     assert {c.strategy for c in search(ask)} == {"ddp", "zero_redundancy", "zero2", "fsdp"}
 
 
 def test_rows_that_cannot_be_shared_out_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
-        search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=7, adapter=Adapter(1_000_000)))
+        search(SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=7, adapter=AdapterSize(1_000_000)))
     assert caught.value.diagnostics[0].hint == "8 or 16"
 
 
 def test_a_ledger_corrects_memory_and_time() -> None:
-    ask = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"))
+    ask = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"))
     plain, corrected = search(ask)[0], search(replace(ask, corrections=(1.5, 2.0)))[0]
     assert corrected.bytes == pytest.approx(1.5 * plain.bytes) and corrected.step == pytest.approx(2 * plain.step)
 
@@ -195,18 +195,18 @@ def test_full_precision_storage_is_what_it_says() -> None:
 
 
 def test_rows_that_some_strategies_cannot_share_are_told_with_the_nearest() -> None:
-    ask = Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=12)
+    ask = SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), rows=12)
     said = advice(ask, search(ask), fastest(search(ask)))
     assert any(
         "12 rows a step are no multiple of 8 cards" in sentence and "8 or 16 rows" in sentence for sentence in said
     )
-    assert Ask(model_shape("llama-3-8b"), cluster_of("7xH100")).rows == 133, (
+    assert SearchSpec(model_shape("llama-3-8b"), cluster_of("7xH100")).rows == 133, (
         "without being asked for, rows that all cards can share"
     )
 
 
 def test_of_equal_speed_the_smaller_is_taken() -> None:
-    found = search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
+    found = search(SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100")))
     best = ranked(found)[0]
     tied = [c for c in found if c.safe and c.step <= min(c.step for c in found if c.safe) * (1 + TIE)]
     assert len(tied) > 1 and best.bytes == min(c.bytes for c in tied)
@@ -217,7 +217,7 @@ def test_autotp_with_zero_one_beats_zero_three_on_a_very_slow_network_only_and_t
 
     def rows(outside: float) -> tuple[Candidate, Candidate]:
         slow = replace(base, machine=replace(base.machine, outside=outside))
-        best = {c.strategy: c for c in best_of_each(search(Ask(model_shape("llama-2-13b"), slow)))}
+        best = {c.strategy: c for c in best_of_each(search(SearchSpec(model_shape("llama-2-13b"), slow)))}
         return best["zero3"], best["autotp + zero1"]
 
     gathered, exchanged = rows(base.machine.outside)
@@ -227,7 +227,7 @@ def test_autotp_with_zero_one_beats_zero_three_on_a_very_slow_network_only_and_t
 
 
 def test_between_running_and_being_chosen_there_is_a_margin() -> None:
-    rows = {c.strategy: c for c in search(Ask(model_shape("llama-3-8b"), cluster_of("8xH100"), 4096))}
+    rows = {c.strategy: c for c in search(SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100"), 4096))}
     whole = rows["fsdp"]
     spare = {share: replace(whole, memory_factor=share * whole.card / whole.peak.total) for share in (0.89, 0.92, 0.96)}
     assert [(c.fits, c.safe) for c in spare.values()] == [(True, True), (True, False), (False, False)]
@@ -247,14 +247,14 @@ def test_a_cpu_has_no_driver_s_context() -> None:
 
 
 def test_the_layout_that_is_taken_is_the_one_in_the_table() -> None:
-    told = forecast("llama-3-8b", Ask(model_shape("llama-3-8b"), cluster_of("8xH100")))
+    told = forecast("llama-3-8b", SearchSpec(model_shape("llama-3-8b"), cluster_of("8xH100")))
     assert told.chosen is not None and any(c is told.chosen for c in told.rows)
     assert [line for line in text(told).splitlines() if line.startswith("* fsdp ")]
 
 
 def test_the_answers_that_are_written_together_must_have_room() -> None:
     def peak(rows: int) -> Peak:
-        rollout = Rollout(256, rows=rows)
+        rollout = RolloutSpec(256, rows=rows)
         return peak_of(
             work(algorithm="grpo", zero=3, shard=8, accumulation=64, recompute="full", rollout=rollout), C, 0
         )
@@ -267,10 +267,10 @@ def test_the_answers_that_are_written_together_must_have_room() -> None:
 
 
 def test_a_rollout_takes_the_length_of_its_answers_and_its_steps_share_it() -> None:
-    def seconds(rollout: Rollout | None) -> float:
+    def seconds(rollout: RolloutSpec | None) -> float:
         return speed_of(work(algorithm="grpo", rollout=rollout), S).generation
 
-    assert seconds(Rollout(2048)) == pytest.approx(8 * seconds(Rollout(256)))
-    assert seconds(Rollout(256, windows=1, passes=4)) == pytest.approx(seconds(Rollout(256)) / 4)
-    assert seconds(Rollout(256)) / 2 <= seconds(Rollout(256, windows=2)) < seconds(Rollout(256))
-    assert seconds(None) == seconds(Rollout(2048))  # half a row
+    assert seconds(RolloutSpec(2048)) == pytest.approx(8 * seconds(RolloutSpec(256)))
+    assert seconds(RolloutSpec(256, windows=1, passes=4)) == pytest.approx(seconds(RolloutSpec(256)) / 4)
+    assert seconds(RolloutSpec(256)) / 2 <= seconds(RolloutSpec(256, windows=2)) < seconds(RolloutSpec(256))
+    assert seconds(None) == seconds(RolloutSpec(2048))  # half a row

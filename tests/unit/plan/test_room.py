@@ -10,8 +10,8 @@ import pytest
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.plan.cost.room import room_of
-from paceline.plan.cost.search import Ask, layouts, search
-from paceline.plan.cost.starts import CARD, FIRST, HOST, INTERPRETER, Role, card_peak, host_peak
+from paceline.plan.cost.search import SearchSpec, layouts, search
+from paceline.plan.cost.starts import CARD, FIRST, HOST, INTERPRETER, ModelBytes, card_peak, host_peak
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.hardware.probe import Hardware, probe_hardware
 from paceline.plan.model.catalogue import known_models
@@ -60,10 +60,10 @@ def test_every_strategy_and_every_family_of_the_search_says_how_it_starts() -> N
 
 
 def test_peaks_count_every_model_beside_those_that_are_there_already() -> None:
-    roles = [Role(100.0, 10.0, 0.0), Role(100.0, 20.0, 0.0)]
+    roles = [ModelBytes(100.0, 10.0, 0.0), ModelBytes(100.0, 20.0, 0.0)]
     assert card_peak(CARD, roles) == 110 and card_peak(HOST, roles) == card_peak(FIRST, roles) == 0
     assert host_peak(HOST, roles, 4) == 400 + 4 * INTERPRETER and host_peak(FIRST, roles, 4) == 100 + 4 * INTERPRETER
-    shares = [Role(100.0, 0.0, 25.0)] * 2
+    shares = [ModelBytes(100.0, 0.0, 25.0)] * 2
     assert host_peak(FIRST, shares, 4) == 100 + 100 + 100 + 4 * INTERPRETER  # the second beside the first's shares
 
 
@@ -147,12 +147,12 @@ def test_frozen_models_are_made_beside_the_first() -> None:
 
 def test_the_search_leaves_out_what_cannot_start_and_says_so() -> None:
     shape = shape_from_config(known_models()["llama-3-70b"].config)
-    found = search(Ask(shape, cluster_of("64xH100"), 2048))
+    found = search(SearchSpec(shape, cluster_of("64xH100"), 2048))
     for candidate in found:
         whole = candidate.work.start is CARD
         assert ("cannot start" in candidate.impossible) == whole, candidate.strategy
     known = replace(cluster_of("64xH100"), machine=replace(cluster_of("64xH100").machine, host_memory=1024.0 * GIB))
-    hosts = {c.strategy: c.impossible for c in search(Ask(shape, known, 2048)) if "of a host" in c.impossible}
+    hosts = {c.strategy: c.impossible for c in search(SearchSpec(shape, known, 2048)) if "of a host" in c.impossible}
     assert (
         set(hosts) == {layout.name for layout in layouts() if layout.start is HOST}
         and "whole in 8" in hosts["pipeline + fsdp"]

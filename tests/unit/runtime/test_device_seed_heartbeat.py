@@ -46,7 +46,7 @@ def test_threads_are_an_even_share() -> None:
     assert one >= 1
     assert threads_per_rank(10_000) == 1
     assert threads_per_rank(2) == max(1, one // 2)
-    assert threads_per_rank(2, asked=5) == 5
+    assert threads_per_rank(2, requested=5) == 5
 
 
 def test_seeds_depend_on_every_coordinate_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.runtime.message import heard
+from paceline.runtime.message import parsed_failure
 from paceline.runtime.signed import SignedStore, fingerprint
 
 SECRET = b"0123456789abcdef"
@@ -54,7 +54,7 @@ def test_a_value_of_another_key_attempt_or_run_is_not_believed(store: dist.Store
 def test_without_a_secret_all_is_believed_and_still_read_with_care(store: dist.Store) -> None:
     open_store = SignedStore(store, b"", "run")
     store.set("error", "anything")
-    assert open_store.get("error") == "anything" and heard(open_store.get("error")) is None
+    assert open_store.get("error") == "anything" and parsed_failure(open_store.get("error")) is None
 
 
 def test_a_fingerprint_tells_secrets_apart_and_does_not_tell_them() -> None:
@@ -68,7 +68,7 @@ def message(**changed: object) -> str:
 
 
 def test_an_error_is_heard_as_it_was_told() -> None:
-    told = heard(message())
+    told = parsed_failure(message())
     assert told is not None and told[0] == 1
     assert (told[1].code, told[1].what, told[1].where, dict(told[1].evidence)) == ("data.row", "row 17", "train.jsonl:18", {"n": 1})  # fmt: skip
 
@@ -81,4 +81,4 @@ def test_an_error_is_heard_as_it_was_told() -> None:
     ],
 )  # fmt: skip
 def test_what_no_rank_writes_is_not_heard(text: str | None) -> None:
-    assert heard(text) is None
+    assert parsed_failure(text) is None

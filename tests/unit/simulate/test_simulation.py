@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.config.schema import Config
-from paceline.plan.cost.from_plan import ask_of, planned_candidate
+from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
 from paceline.plan.cost.simulation import Compared, compare, partly, table, why_not
 from paceline.plan.hardware.catalogue import cluster_of
 from paceline.plan.plan import Plan
@@ -45,7 +45,7 @@ def plan_of(hardware: str, strategy: str, config: dict[str, Any] = LLAMA, **trai
 
 
 def rows_of(plan: Plan, hardware: str, config: dict[str, Any] = LLAMA) -> dict[str, Compared]:
-    ask = ask_of(plan, cluster_of(hardware))
+    ask = search_spec_of(plan, cluster_of(hardware))
     candidate = planned_candidate(plan, ask) if ask else None
     assert candidate is not None
     return {row.what: row for row in compare(plan, candidate, simulate(plan, config))}

@@ -21,7 +21,7 @@ from paceline.protocols.optimizer import OptimizerSpec
 from paceline.runtime.world import World
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
 from paceline.strategies.deepspeed.library import _load_async_io, library
-from paceline.strategies.deepspeed.parts import Place
+from paceline.strategies.deepspeed.parts import ParameterSlice
 from paceline.strategies.deepspeed.start import check_packed
 from paceline.strategies.deepspeed.strategy import check_optimizer
 from paceline.strategies.deepspeed.tensor_parallel import prepare_root
@@ -151,10 +151,10 @@ def test_autotp_needs_a_plan_and_a_stage() -> None:
 
 def test_where_a_cut_parameter_lies() -> None:
     parameter: Any = nn.Parameter(torch.zeros(4, 3))
-    assert Place.of("w", parameter, 0) == Place((4, 3), (0, 0), True)
-    assert not Place.of("w", parameter, 1).first  # one rank of a group speaks for what all have
+    assert ParameterSlice.of("w", parameter, 0) == ParameterSlice((4, 3), (0, 0), True)
+    assert not ParameterSlice.of("w", parameter, 1).first  # one rank of a group speaks for what all have
     cut = {"replicated": False, "partition_dim": 1, "partition_sizes": (3, 3), "original_shape": (4, 6), "sub_param_sizes": None, "conversion": {}, "partition_type": "row"}  # fmt: skip
     parameter.ds_autotp_universal_checkpoint_meta = cut
-    assert Place.of("w", parameter, 1) == Place((4, 6), (0, 3), True)
+    assert ParameterSlice.of("w", parameter, 1) == ParameterSlice((4, 6), (0, 3), True)
     parameter.ds_autotp_universal_checkpoint_meta = {**cut, "sub_param_sizes": (2, 1)}
-    assert code_of(lambda: Place.of("w", parameter, 1)) == "strategy.deepspeed_layout"
+    assert code_of(lambda: ParameterSlice.of("w", parameter, 1)) == "strategy.deepspeed_layout"

@@ -13,7 +13,7 @@ from paceline.config.sections.model import ModelSection
 from paceline.models.factory import HFModelFactory
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.strategies.deepspeed.profile import SAID, attention_modules, profiled
 from paceline.strategies.deepspeed.strategy import DeepSpeed, EngineHandle
 
@@ -79,9 +79,9 @@ def test_the_count_is_two_per_weight_and_token_and_attention_s(
     root = HFModelFactory(ModelSection(config=config), seed=1)()
     given, matmul = batch(), torch.matmul
     engine = engine_of(root)
-    ask = frozenset({Ask.NLL})
+    ask = frozenset({Output.NLL})
     with profiled(engine, root, given):
-        root(given, ask)[Ask.NLL.value].backward()
+        root(given, ask)[Output.NLL.value].backward()
     assert torch.matmul is matmul, "what the profiler wraps is put back"
     shape = shape_from_config(config)
     head = shape.vocab * shape.hidden_size
@@ -102,7 +102,7 @@ def test_other_windows_are_left_alone(capsys: pytest.CaptureFixture[str]) -> Non
     root = HFModelFactory(ModelSection(config=LLAMA), seed=1)()
     engine = engine_of(root, due=False)
     with profiled(engine, root, batch()):
-        root(batch(), frozenset({Ask.NLL}))
+        root(batch(), frozenset({Output.NLL}))
     assert not engine.flops_profiler.started and SAID not in capsys.readouterr().out
 
 
@@ -116,11 +116,11 @@ def test_a_forward_of_the_engine_begins_the_profile_and_the_backward_ends_it(
     handle = EngineHandle(Role.POLICY, root, engine)
     handle.start_profiles(1)
     strategy = DeepSpeed.__new__(DeepSpeed)
-    loss = engine(batch(), frozenset({Ask.NLL}))[Ask.NLL.value]
+    loss = engine(batch(), frozenset({Output.NLL}))[Output.NLL.value]
     assert SAID not in capsys.readouterr().out
     strategy.backward(handle, loss)
     assert SAID in capsys.readouterr().out and engine.flops_profiler.get_total_macs() > 0
     engine.global_steps = 6
-    strategy.backward(handle, engine(batch(), frozenset({Ask.NLL}))[Ask.NLL.value])
+    strategy.backward(handle, engine(batch(), frozenset({Output.NLL}))[Output.NLL.value])
     assert SAID not in capsys.readouterr().out, "another window is left alone"
     engine.flops_profiler.end_profile()

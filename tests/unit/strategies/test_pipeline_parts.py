@@ -8,14 +8,14 @@ from tiny_parts import make_batch
 
 from paceline.core.errors import ConfigError
 from paceline.strategies.fixed_shape import FixedShape
-from paceline.strategies.pipeline.schedules import Cut
+from paceline.strategies.pipeline.schedules import StageLayout
 
 
 def test_stages_of_ranks() -> None:
-    assert [Cut("1f1b", 4, 1).own(r) for r in range(4)] == [(0,), (1,), (2,), (3,)]
-    assert [Cut("interleaved", 2, 2).own(r) for r in range(2)] == [(0, 2), (1, 3)]
-    assert [Cut("zbv", 3, 2).own(r) for r in range(3)] == [(0, 5), (1, 4), (2, 3)]
-    assert Cut("zbv", 3, 2).rank_of(5) == 0 and Cut("interleaved", 2, 3).rank_of(5) == 1
+    assert [StageLayout("1f1b", 4, 1).own(r) for r in range(4)] == [(0,), (1,), (2,), (3,)]
+    assert [StageLayout("interleaved", 2, 2).own(r) for r in range(2)] == [(0, 2), (1, 3)]
+    assert [StageLayout("zbv", 3, 2).own(r) for r in range(3)] == [(0, 5), (1, 4), (2, 3)]
+    assert StageLayout("zbv", 3, 2).rank_of(5) == 0 and StageLayout("interleaved", 2, 3).rank_of(5) == 1
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ def test_stages_of_ranks() -> None:
 )
 def test_a_pipeline_that_does_not_exist_is_refused(schedule: str, ranks: int, each: int) -> None:
     with pytest.raises(ConfigError, match=r"strategy\.pipeline_schedule"):
-        Cut(schedule, ranks, each)
+        StageLayout(schedule, ranks, each)
 
 
 def test_micro_batches_that_a_schedule_takes() -> None:
-    assert [Cut("1f1b", 4, 1).micro_batches(n) for n in (1, 3, 9)] == [1, 3, 9]
-    assert [Cut("1f1b", 4, 1).kind(n).__name__ for n in (3, 4)] == ["ScheduleGPipe", "Schedule1F1B"]
-    assert [Cut("interleaved", 2, 2).micro_batches(n) for n in (1, 2, 3, 4, 5, 7)] == [1, 2, 3, 4, 6, 8]
-    assert [Cut("zero_bubble", 4, 2).micro_batches(n) for n in (3, 9, 11)] == [3, 10, 12]
+    assert [StageLayout("1f1b", 4, 1).micro_batches(n) for n in (1, 3, 9)] == [1, 3, 9]
+    assert [StageLayout("1f1b", 4, 1).kind(n).__name__ for n in (3, 4)] == ["ScheduleGPipe", "Schedule1F1B"]
+    assert [StageLayout("interleaved", 2, 2).micro_batches(n) for n in (1, 2, 3, 4, 5, 7)] == [1, 2, 3, 4, 6, 8]
+    assert [StageLayout("zero_bubble", 4, 2).micro_batches(n) for n in (3, 9, 11)] == [3, 10, 12]
 
 
 def test_fitting_adds_documents_that_weigh_nothing() -> None:

@@ -17,7 +17,7 @@ from paceline.plan.strategies.base import strategy_specs
 from paceline.protocols.algorithm import WindowMeans
 from paceline.protocols.batch import Batch
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
@@ -166,7 +166,7 @@ def test_losses_have_the_means_of_a_whole_window_before_its_first_backward(evalu
     others = [make_batch([20 + i, 40 + i]) for i in range(3)]
     batches = [replace(make_batch([i]), others={"others": other}) for i, other in enumerate(others)]
     with torch.no_grad():
-        found = [handles[Role.POLICY].root(other, frozenset({Ask.NLL}))["nll"] for other in others]
+        found = [handles[Role.POLICY].root(other, frozenset({Output.NLL}))["nll"] for other in others]
     mean = float(sum(found)) / sum(int(other.num_labels()) for other in others)
     made, objective = make_runner(strategy), Centered()
     objective.seen.clear()

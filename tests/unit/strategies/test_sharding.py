@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import ConfigError
-from paceline.models.swap import swapped
+from paceline.models.replace_forward import replace_forward
 from paceline.models.swiglu import FusedSwiGLU
 from paceline.plan.strategies.options import FsdpOptions, Wrap
 from paceline.protocols.optimizer import OptimizerSpec
@@ -67,7 +67,7 @@ def test_a_class_named_in_the_config_is_the_unit() -> None:
     trunk = Trunk()
     assert names(trunk, wrapped(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
     assert names(trunk, wrapped(classes=("Mlp", "Layer"))) == ["layers.0", "layers.1"]  # the outer one holds the inner
-    trunk.layers[0].mlp.__class__ = swapped(FusedSwiGLU, Mlp)  # a kernel's class keeps the old name
+    trunk.layers[0].mlp.__class__ = replace_forward(FusedSwiGLU, Mlp)  # a kernel's class keeps the old name
     assert names(trunk, wrapped(classes=("Mlp",))) == ["layers.0.mlp", "layers.1.mlp"]
     with pytest.raises(ConfigError, match="GPT2Block") as caught:
         units_of(trunk, wrapped(classes=("GPT2Block", "Layer")))
@@ -88,7 +88,7 @@ def test_by_size_the_smallest_modules_that_are_large_enough() -> None:
 def test_a_fused_module_is_not_cut() -> None:
     trunk = Trunk()
     for layer in trunk.layers:
-        layer.mlp.__class__ = swapped(FusedSwiGLU, Mlp)
+        layer.mlp.__class__ = replace_forward(FusedSwiGLU, Mlp)
     assert names(trunk, wrapped(policy="size", min_num_params=100)) == ["layers.0.mlp", "layers.1.mlp"]
 
 

@@ -10,7 +10,7 @@ from tiny_parts import MemoryReader, TinyObjective, TinyRoot, make_batch, plan, 
 
 from paceline.core.errors import CheckpointError, ConfigError, PacelineError
 from paceline.protocols.optimizer import OptimizerSpec
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.runtime.rank_env import RankEnv
 from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
@@ -47,7 +47,7 @@ def test_a_step_is_the_gradient_of_the_token_mean_over_the_window() -> None:
     strategy, handle = prepared()
     result = step(strategy, handle, batches, lr=0.1)
     root = TinyRoot()
-    total = sum(root(b, frozenset({Ask.NLL}))["nll"] for b in batches)
+    total = sum(root(b, frozenset({Output.NLL}))["nll"] for b in batches)
     labels = sum(int(b.num_labels()) for b in batches)
     (total / labels).backward()
     assert result.weights == {"nll": labels}
@@ -65,7 +65,7 @@ def test_clipping_is_torchs(limit: float | None) -> None:
     strategy, handle = prepared()
     result = step(strategy, handle, batches, max_grad_norm=limit)
     root = TinyRoot()
-    (sum(root(b, frozenset({Ask.NLL}))["nll"] for b in batches) / result.weights["nll"]).backward()
+    (sum(root(b, frozenset({Output.NLL}))["nll"] for b in batches) / result.weights["nll"]).backward()
     norm = torch.nn.utils.clip_grad_norm_(root.parameters(), limit or float("inf"))
     assert result.grad_norm == pytest.approx(float(norm), rel=1e-12)
     for mine, theirs in zip(handle.root.parameters(), root.parameters(), strict=True):

@@ -17,13 +17,13 @@ from paceline.data.prepare import prepare
 from paceline.data.source import PackedSource
 from paceline.models.factory import HFModelFactory
 from paceline.plan.parts import OptimizerSpec
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.window import StepResult
 from paceline.runtime.world import World
 from paceline.strategies.registry import make_strategy
 from paceline.strategies.runner import make_runner
 from paceline.training.evaluate import evaluate
-from paceline.training.windows import Cut, Epochs, WindowSource
+from paceline.training.windows import BatchLayout, Epochs, WindowSource
 
 ROWS, GLOBAL = 22, 8
 MODEL = {
@@ -53,7 +53,7 @@ class Run:
     def step(self, number: int, micro: int) -> StepResult:
         """One step of ``GLOBAL`` rows in micro-batches of ``micro``; its weights are put back."""
         before = {n: p.detach().clone() for n, p in self.handles[Role.POLICY].root.named_parameters()}
-        cut = Cut(micro, GLOBAL // micro, 0, 1)
+        cut = BatchLayout(micro, GLOBAL // micro, 0, 1)
         window = WindowSource(self.rows, cut, Epochs((3,), 3), 0, others="mismatched").window(number)
         found = self.runner.train_window(self.handles, window.micro_batches, self.algorithm, lr=0.1, max_grad_norm=1.0)
         for name, parameter in self.handles[Role.POLICY].root.named_parameters():
@@ -65,7 +65,7 @@ class Run:
         everything = range(self.held_out.num_rows(0))
         batch = self.held_out.mismatched(0, list(everything), everything)
         with torch.no_grad():
-            found = [self.handles[r].root(batch, frozenset({Ask.LOGPROBS}))["logprobs"].sum() for r in (Role.POLICY, Role.REFERENCE)]  # fmt: skip
+            found = [self.handles[r].root(batch, frozenset({Output.LOGPROBS}))["logprobs"].sum() for r in (Role.POLICY, Role.REFERENCE)]  # fmt: skip
         return max(0.0, float(found[0] - found[1]) / len(batch.document_ids))
 
 
@@ -83,7 +83,7 @@ def test_a_step_and_an_evaluation_are_the_same_under_every_split(tmp_path: Path,
             assert part.losses == pytest.approx(whole.losses, abs=1e-12) and part.weights == whole.weights
             assert part.grad_norm == pytest.approx(whole.grad_norm, rel=1e-10)
             assert part.extras == pytest.approx(whole.extras, abs=1e-11)
-    told = [evaluate(run.runner, run.handles, run.algorithm, run.held_out, Cut(m, 1, 0, 1)) for m in (1, 5, 32)]
+    told = [evaluate(run.runner, run.handles, run.algorithm, run.held_out, BatchLayout(m, 1, 0, 1)) for m in (1, 5, 32)]
     kl = run.kl()
     assert max(baselines) > 0.01 and kl > 0.01 and told[0]["eval_kl"] == pytest.approx(kl, abs=1e-11), (
         "it must do something"

@@ -14,7 +14,7 @@ from paceline.plan.parts import EngineKnobs
 from paceline.plan.strategies.options import NO_OPTIONS
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.model import RootModule
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 
 VOCAB, HIDDEN = 11, 8
 
@@ -39,7 +39,7 @@ class TinyRoot(RootModule):
         self.compute = compute
         self.refreshed = 0
 
-    def forward(self, batch: Batch, ask: frozenset[Ask]) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, ask: frozenset[Output]) -> dict[str, Tensor]:
         with torch.autocast("cpu", self.compute or torch.bfloat16, enabled=self.compute is not None):
             hidden = self.embed(batch.input_ids[0])
             hidden = hidden + self.down(self.drop(torch.tanh(self.up(hidden))))
@@ -48,7 +48,7 @@ class TinyRoot(RootModule):
         kept = logits[keep].float() if self.compute is not None else logits[keep]
         nll = nn.functional.cross_entropy(kept, batch.labels[0][keep], reduction="sum") + logits.sum() * 0.0
         found = {"nll": nll}
-        if Ask.CORRECT in ask:
+        if Output.CORRECT in ask:
             found["correct"] = (kept.argmax(-1) == batch.labels[0][keep]).sum()
         return found
 
@@ -64,12 +64,12 @@ class TinyObjective:
 
     trains = (Role.POLICY,)
     frozen = ()
-    consulted = ()
+    reference_roles = ()
     window_means = None
-    watched = ()
+    train_metrics = ()
 
-    def ask(self, role: Role, *, training: bool) -> frozenset[Ask]:
-        return frozenset({Ask.NLL} if training else {Ask.NLL, Ask.CORRECT})
+    def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
+        return frozenset({Output.NLL} if training else {Output.NLL, Output.CORRECT})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"nll": batch.num_labels()}
@@ -128,7 +128,7 @@ def plan(scaler: bool = False, world_size: int = 1, accumulation: int = 2, **tra
     section = TrainingSection.model_validate(training)
     return SimpleNamespace(
         strategy_options=section.strategy_options,
-        knobs=EngineKnobs.of(section),
+        training_keys=EngineKnobs.of(section),
         precision=SimpleNamespace(scaler=scaler),
         num_nodes=1,
         mesh=Mesh(dp_replicate=world_size),

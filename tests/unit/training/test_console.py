@@ -82,8 +82,8 @@ def test_a_terminal_gets_a_bar_and_lines_above_it() -> None:
 def test_texts_cannot_move_the_cursor(kind: type[io.StringIO]) -> None:
     out = kind()
     console = Console(1, stream=out)
-    console.say("a\x1b[2Jb\rc\x07")
-    console.say("")
+    console.message("a\x1b[2Jb\rc\x07")
+    console.message("")
     assert "a\\x1b[2Jb\\rc\\x07\n" in out.getvalue()
     assert "\x1b[2J" not in out.getvalue()
 
@@ -95,7 +95,7 @@ def test_a_closed_stream_does_not_end_the_run(kind: type[io.StringIO]) -> None:
     console.step(step(1))
     out.close()
     console.step(step(2))
-    console.say("x")
+    console.message("x")
     console.close()
 
 
@@ -113,7 +113,7 @@ def test_a_broken_pipe_does_not_end_the_run() -> None:
 def test_an_ascii_stream_gets_escapes() -> None:
     raw = io.BytesIO()
     console = Console(3, stream=io.TextIOWrapper(raw, encoding="ascii"))
-    console.say("naïve")
+    console.message("naïve")
     assert raw.getvalue() == b"na\\xefve\n"
 
 
@@ -121,6 +121,6 @@ def test_disabled_says_nothing() -> None:
     out = io.StringIO()
     console = Console(3, enabled=False, stream=out)
     console.step(step(1))
-    console.say("x")
+    console.message("x")
     console.close()
     assert out.getvalue() == ""

@@ -16,7 +16,7 @@ from paceline.data.source import PackedSource
 from paceline.protocols.batch import Batch
 from paceline.protocols.window import Window
 from paceline.training.loading import AHEAD, Loading
-from paceline.training.windows import Cut, WindowSource, count_epochs
+from paceline.training.windows import BatchLayout, WindowSource, count_epochs
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ class Table:
 
 def windows(loading: Loading, start: int = 0, source: Any = None) -> WindowSource:
     source = source or PackedSource(Table(), seq_len=16, packing=True, seed=3, pad_token_id=0)  # type: ignore[arg-type]
-    cut = Cut(1, 2, 0, 1)
+    cut = BatchLayout(1, 2, 0, 1)
     return WindowSource(source, cut, count_epochs(source, cut.global_batch, 6.0, -1, False), start, loading)
 
 

@@ -34,7 +34,7 @@ def run(folder: Path, level: str) -> RunDir:
     observers.begin(events.RunStarted("0" * 64, 1, total_steps=9))
     for event in HAPPENED:
         observers.hear(event)
-    observers.say("plain words")
+    observers.message("plain words")
     observers.failed(FATAL, "")
     return where
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline.algorithms.grpo import GRPO
-from paceline.algorithms.on_policy import Tokens
+from paceline.algorithms.on_policy import LabelledTokens
 from paceline.algorithms.ppo import PPO
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
 from paceline.config.sections.rollout import RolloutOptions
@@ -25,15 +25,15 @@ from paceline.plan.algorithms.base import algorithm_spec
 from paceline.plan.algorithms.rollout import check_rollout
 from paceline.plan.batch import BatchSplit
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import RolloutAnswers
 from paceline.protocols.window import Window
-from paceline.training.rollout.answers import Answerer, Limits
-from paceline.training.rollout.cut import AnswerRows, RolloutCut
+from paceline.training.rollout.answers import Limits, RolloutGenerator
 from paceline.training.rollout.draws import Draws, Prompt
+from paceline.training.rollout.layout import AnswerRows, RolloutLayout
 from paceline.training.rollout.setup import sampling_exact
 from paceline.training.rollout.windows import RolloutWindows
-from paceline.training.windows import Cut, count_epochs
+from paceline.training.windows import BatchLayout, count_epochs
 
 PROMPTS = [(3, 4), (5,), (6, 7, 8), (9,), (10, 11)]
 
@@ -59,7 +59,7 @@ class Prompts:
 
 
 class Speaker:
-    """Says a few tokens that follow from the request alone; ``asked`` counts."""
+    """Says a few tokens that follow from the request alone; ``prompts_of_groups`` counts."""
 
     asked = 0
 
@@ -81,11 +81,13 @@ class Runner:
     def shard_batch(self, batch: Batch) -> Batch:
         return batch
 
-    def forward_no_grad(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
+    def forward_no_grad(
+        self, handles: Any, role: Role, placed: Batch, ask: frozenset[Output]
+    ) -> dict[str, torch.Tensor]:
         if role is Role.VALUE:
             return self.values(placed)
         return {
-            Ask.LOGPROBS.value: placed.input_ids[placed.labels != -100].double() / 10 - 7 * (role is Role.REFERENCE)
+            Output.LOGPROBS.value: placed.input_ids[placed.labels != -100].double() / 10 - 7 * (role is Role.REFERENCE)
         }
 
     @contextmanager
@@ -93,7 +95,7 @@ class Runner:
         yield None
 
     def values(self, placed: Batch) -> dict[str, torch.Tensor]:
-        return {Ask.VALUES.value: placed.position_ids[placed.labels != -100].double() / 9}
+        return {Output.VALUES.value: placed.position_ids[placed.labels != -100].double() / 9}
 
 
 class Ranks:
@@ -116,16 +118,16 @@ def decode(rows: list[list[int]], **_: Any) -> list[str]:
 TOKENIZER = SimpleNamespace(batch_decode=decode)
 
 
-def windows(world: Any, cut: Cut, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None, ppo: bool = False, filtered: bool = False, redraws: int = 0, drawn: Any = None) -> RolloutWindows:  # fmt: skip
+def windows(world: Any, cut: BatchLayout, *, updates: int = 1, passes: int = 1, group: int = 2, start: int = 0, reader: Any = None, ppo: bool = False, filtered: bool = False, redraws: int = 0, drawn: Any = None) -> RolloutWindows:  # fmt: skip
     algorithm: Any = GRPO(beta=0.1, num_iterations=passes, updates_per_pass=updates)
     if ppo:
         algorithm = PPO(num_ppo_epochs=passes, updates_per_pass=updates, whiten_rewards=True, missing_eos_penalty=0.3)
-    rollout = RolloutCut(cut, group, updates, passes)
+    rollout = RolloutLayout(cut, group, updates, passes)
     epochs = count_epochs(AnswerRows(Prompts(), rollout, False), cut.global_batch, 2.0, -1, False)
-    answerer = Answerer(Runner(), None, TOKENIZER, Scorer([RewardSpec("exact_match")]), lambda root: Speaker())  # type: ignore[arg-type, return-value]
+    answerer = RolloutGenerator(Runner(), None, TOKENIZER, Scorer([RewardSpec("exact_match")]), lambda root: Speaker())  # type: ignore[arg-type, return-value]
     return RolloutWindows(
-        world=world, runner=Runner(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), answerer=answerer, sampling=RolloutSampling(),
-        limits=Limits(4, 16), cut=rollout, draws=Draws(Prompts(), rollout.groups, again=redraws > 0, saved=drawn or {}), max_redraws=redraws,  # type: ignore[arg-type]
+        world=world, runner=Runner(), algorithm=algorithm, handles={Role.POLICY: None}, prompts=Prompts(), generator=answerer, sampling=RolloutSampling(),
+        limits=Limits(4, 16), layout=rollout, draws=Draws(Prompts(), rollout.groups, again=redraws > 0, saved=drawn or {}), max_redraws=redraws,  # type: ignore[arg-type]
         epochs=epochs, start=start, seed=1, pad_id=0, dtype=torch.float64, reader=reader, filter_groups=filtered,
     )  # fmt: skip
 
@@ -149,7 +151,8 @@ def all_ranks(size: int, micro: int, accumulation: int, **options: Any) -> list[
     # the second time everybody's numbers are known, then what follows from them; what is drawn again follows from all before
     for _ in range(40 if options.get("redraws") else 4):
         made = [
-            list(windows(Ranks(rank, shared), Cut(micro, accumulation, rank, size), **options)) for rank in range(size)
+            list(windows(Ranks(rank, shared), BatchLayout(micro, accumulation, rank, size), **options))
+            for rank in range(size)
         ]
     steps = []
     for step in range(len(made[0])):
@@ -183,7 +186,10 @@ def test_groups_of_equal_scores_are_left_out_on_every_rank_alike() -> None:
     assert some == [[row for row in step if any(credits_of(row))] for step in whole]
     assert 0 < sum(map(len, some)) < sum(map(len, whole)), "the test needs groups of both sorts"
     assert all_ranks(2, 2, 1, filtered=True) == some
-    told = [list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=f))[0].report.metrics["reward"] for f in (False, True)]  # type: ignore[union-attr]
+    told = [
+        list(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), filtered=f))[0].report.metrics["reward"]
+        for f in (False, True)
+    ]  # type: ignore[union-attr]
     assert told[0] == told[1]
 
 
@@ -191,24 +197,24 @@ def test_prompts_follow_from_the_step_or_from_how_many_were_taken() -> None:
     plain = Draws(Prompts(), 3, again=False, saved={"next": [7, 7], "asked": [[7, 7]]})  # type: ignore[arg-type]
     plain.begin(1, 1)
     assert (
-        plain.asked == [Prompt(1, 2), Prompt(1, 4), Prompt(1, -1)] and plain.state() == {}
+        plain.prompts_of_groups == [Prompt(1, 2), Prompt(1, 4), Prompt(1, -1)] and plain.state() == {}
     )  # beyond the epoch's end is nothing
     again = Draws(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
     again.begin(0, 0)
     again.replace([0, 2])  # the next two of the order, in the order of the groups
-    assert again.asked == [Prompt(0, 1), Prompt(0, 2), Prompt(0, 3)]
+    assert again.prompts_of_groups == [Prompt(0, 1), Prompt(0, 2), Prompt(0, 3)]
     again.begin(0, 1)  # goes on in the next epoch's order, not at 1 · 3
-    assert again.asked == [Prompt(1, 1), Prompt(1, 3), Prompt(1, 0)]
+    assert again.prompts_of_groups == [Prompt(1, 1), Prompt(1, 3), Prompt(1, 0)]
     other = Draws(Prompts(), 3, again=True, saved=json.loads(json.dumps(again.state())))  # type: ignore[arg-type]
-    assert other.asked == again.asked
+    assert other.prompts_of_groups == again.prompts_of_groups
     other.resume(0, 1)
-    assert other.asked == again.asked
+    assert other.prompts_of_groups == again.prompts_of_groups
     for each in (other, again):
         each.begin(0, 2)
-    assert other.asked == again.asked == [Prompt(1, 2), Prompt(1, 4), Prompt(2, 2)]
+    assert other.prompts_of_groups == again.prompts_of_groups == [Prompt(1, 2), Prompt(1, 4), Prompt(2, 2)]
     late = Draws(Prompts(), 3, again=True, saved={})  # type: ignore[arg-type]
     late.resume(0, 1)  # the option came with the resume: as it would have been without
-    assert late.asked == [Prompt(0, 1), Prompt(0, 3), Prompt(1, 1)]
+    assert late.prompts_of_groups == [Prompt(0, 1), Prompt(0, 3), Prompt(1, 1)]
 
 
 def test_prompts_that_teach_nothing_are_replaced_on_any_number_of_ranks_alike() -> None:
@@ -228,7 +234,7 @@ def test_prompts_that_teach_nothing_are_replaced_on_any_number_of_ranks_alike() 
 
 
 def test_what_is_told_of_redrawn_prompts() -> None:
-    many, one = (windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=True, redraws=n) for n in (9, 1))
+    many, one = (windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), filtered=True, redraws=n) for n in (9, 1))
     told = [w.report.metrics for w in many]  # type: ignore[union-attr]
     drawn = [m["prompts_drawn"] for m in told]
     assert max(drawn) > 2 == min(drawn) and {m["prompts_left_flat"] for m in told} == {0.0}
@@ -237,17 +243,17 @@ def test_what_is_told_of_redrawn_prompts() -> None:
     left = [(w.report.metrics, len(rows_of(w))) for w in one]  # type: ignore[union-attr]
     assert max(m["prompts_left_flat"] for m, _ in left) > 0, "the test needs a rollout that one more draw does not fill"
     assert all(rows == 2 * (2 - m["prompts_left_flat"]) and m["prompts_drawn"] <= 4 for m, rows in left)
-    assert "prompts_drawn" not in list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), filtered=True))[0].report.metrics  # type: ignore[union-attr]
+    assert "prompts_drawn" not in list(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), filtered=True))[0].report.metrics  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 def test_a_run_whose_prompts_are_drawn_again_goes_on_as_if_it_had_not_stopped(stop: int) -> None:
     """Stopped between rollouts and inside of one, on two ranks, and gone on with one: the same prompts, the same answers."""
     options: dict[str, Any] = {"updates": 2, "filtered": True, "redraws": 9}
-    whole = list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), **options))
+    whole = list(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), **options))
     shared: dict[int, dict[int, list[float]]] = {}
     for _ in range(40):
-        ranks = [windows(Ranks(r, shared), Cut(2, 1, r, 2), **options) for r in range(2)]
+        ranks = [windows(Ranks(r, shared), BatchLayout(2, 1, r, 2), **options) for r in range(2)]
         for each in ranks:
             for _, _window in zip(range(stop), each, strict=False):
                 pass
@@ -255,7 +261,7 @@ def test_a_run_whose_prompts_are_drawn_again_goes_on_as_if_it_had_not_stopped(st
     assert bool(shards) == (stop % 2 == 1)
     assert ranks[0].state() == ranks[1].state()
     drawn = json.loads(json.dumps(ranks[0].state()))
-    again = windows(Ranks(0, {}), Cut(4, 1, 0, 1), start=stop, reader=Memory(shards), drawn=drawn, **options)
+    again = windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), start=stop, reader=Memory(shards), drawn=drawn, **options)
     found = list(again)
     assert len(found) == len(whole) - stop > 0
     assert [near(rows_of(w)) for w in found] == [near(rows_of(w)) for w in whole[stop:]]
@@ -266,7 +272,7 @@ class Counting(GRPO):
     """Keeps what it is told of all answers of a rollout, and how many tokens each has."""
 
     def finalize_rollout(self, batches: Any, answers: RolloutAnswers) -> Any:
-        lengths = answers.everyones([Tokens.of(batch).lengths for row in batches for batch in row])
+        lengths = answers.everyones([LabelledTokens.of(batch).lengths for row in batches for batch in row])
         self.seen = [answers.groups.tolist(), answers.is_scored.tolist(), answers.advantages.tolist(), lengths.tolist()]
         return [list(row) for row in batches], {}
 
@@ -279,7 +285,7 @@ def test_an_algorithm_is_told_of_all_answers_of_a_rollout_on_every_rank_alike() 
         for _ in range(3):
             found = []
             for rank in range(ranks):
-                told = replace(windows(Ranks(rank, shared), Cut(micro, accumulation, rank, ranks), group=4), algorithm=Counting())  # fmt: skip
+                told = replace(windows(Ranks(rank, shared), BatchLayout(micro, accumulation, rank, ranks), group=4), algorithm=Counting())  # fmt: skip
                 told.window(0)
                 found.append(told.algorithm.seen)  # type: ignore[attr-defined]
         assert all(each == found[0] for each in found)
@@ -303,7 +309,7 @@ def test_passes_go_over_the_same_answers() -> None:
 
 def test_the_older_policy_is_not_asked_where_sampling_was_exact() -> None:
     def fields(exact: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        source = replace(windows(Ranks(0, {}), Cut(4, 1, 0, 1), passes=2), sampling_exact=exact)
+        source = replace(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), passes=2), sampling_exact=exact)
         tokens = [b.tokens for w in source for b in w.micro_batches]
         assert all(set(found) == set(source.algorithm.fields()) for found in tokens)
         return [(found["old"], found["sampled"]) for found in tokens]
@@ -325,14 +331,14 @@ def test_when_sampling_counts_as_exact(asked: str, compute: str, server: bool, e
 
 
 def test_a_rollout_is_told_once_and_every_rank_has_something_to_do() -> None:
-    made = list(windows(Ranks(0, {}), Cut(4, 1, 0, 1), updates=2))
+    made = list(windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1), updates=2))
     told = [w.report is not None for w in made]
     assert told == [True, False] * (len(made) // 2)
     metrics = made[0].report.metrics  # type: ignore[union-attr]
     assert {"reward", "reward_std", "reward/exact_match", "time/generate", "time/score", "completion_length"} <= set(
         metrics
     )
-    last = list(windows(Ranks(1, {}), Cut(4, 1, 1, 2)))[-1]  # the second rank's rows lie beyond the last prompt
+    last = list(windows(Ranks(1, {}), BatchLayout(4, 1, 1, 2)))[-1]  # the second rank's rows lie beyond the last prompt
     assert rows_of(last) == [] and len(last.micro_batches) == 1
 
 
@@ -352,7 +358,7 @@ def test_a_run_goes_on_in_the_middle_of_a_rollout(more: dict[str, Any]) -> None:
     options: dict[str, Any] = {"updates": 2, "passes": 2, **more}
     shared: dict[int, dict[int, list[float]]] = {}
     for _ in range(4):
-        ranks = [windows(Ranks(r, shared), Cut(2, 1, r, 2), **options) for r in range(2)]
+        ranks = [windows(Ranks(r, shared), BatchLayout(2, 1, r, 2), **options) for r in range(2)]
         whole, shards = [], []
         for each in ranks:
             steps = iter(each)
@@ -362,7 +368,7 @@ def test_a_run_goes_on_in_the_middle_of_a_rollout(more: dict[str, Any]) -> None:
             whole.append([*first, *steps])
     before = Speaker.asked
     for r in range(2):
-        again = windows(Ranks(r, {}), Cut(2, 1, r, 2), start=3, reader=Memory(shards), **options)
+        again = windows(Ranks(r, {}), BatchLayout(2, 1, r, 2), start=3, reader=Memory(shards), **options)
         window = next(iter(again))
         assert rows_of(window) == rows_of(whole[r][3]) and window.report is None
         assert window.sample_digest == whole[r][3].sample_digest
@@ -375,7 +381,7 @@ def test_a_run_goes_on_in_the_middle_of_a_rollout(more: dict[str, Any]) -> None:
 def test_the_time_of_every_draw_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = count()
     monkeypatch.setattr("paceline.training.rollout.answers.time.perf_counter", lambda: float(next(ticks)))
-    answerer = windows(Ranks(0, {}), Cut(4, 1, 0, 1)).answerer
+    answerer = windows(Ranks(0, {}), BatchLayout(4, 1, 0, 1)).generator
     answerer.write([], RolloutSampling())
     once = dict(answerer.clock)
     answerer.write([], RolloutSampling())
@@ -385,9 +391,9 @@ def test_the_time_of_every_draw_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
 def test_evaluation_answers_every_prompt_once() -> None:
     shared: dict[int, dict[int, list[float]]] = {}
     for _ in range(2):
-        found = [windows(Ranks(r, shared), Cut(2, 1, r, 2)).evaluate(Prompts()) for r in range(2)]
+        found = [windows(Ranks(r, shared), BatchLayout(2, 1, r, 2)).evaluate(Prompts()) for r in range(2)]
     assert found[0] == found[1] and found[0]["eval_rows"] == 5
-    alone = windows(Ranks(0, {}), Cut(2, 1, 0, 1)).evaluate(Prompts())
+    alone = windows(Ranks(0, {}), BatchLayout(2, 1, 0, 1)).evaluate(Prompts())
     assert alone == pytest.approx(found[0])
 
 

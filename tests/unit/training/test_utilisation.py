@@ -9,13 +9,13 @@ import torch
 
 import paceline.training.metrics as metrics
 from paceline.plan.cost.speed import speed_of
-from paceline.plan.cost.work import Machine, Work
+from paceline.plan.cost.work import Machine, StepSpec
 from paceline.plan.hardware.catalogue import cards, data_sheet_peak
 from paceline.plan.hardware.probe import peak_flops
 from paceline.plan.model.read_shape import shape_from_config
 from paceline.runlog.events import Step
 from paceline.runlog.lines import step_line, utilisation
-from paceline.training.metrics import Peak, Throughput
+from paceline.training.metrics import PeakFlops, Throughput
 from paceline.training.observers import scalars
 
 STEP = Step(step=1, epoch=0.1, loss=2.0)
@@ -28,12 +28,12 @@ def test_a_known_card_is_never_timed_and_its_peak_is_the_planner_s(monkeypatch: 
     monkeypatch.setattr(metrics, "matmul_rate", timed)
     for name, card in cards().items():
         monkeypatch.setattr(metrics, "device_name", lambda _, name=name: name)
-        peak = Peak.of(torch.device("cuda", 0), "bfloat16")
-        assert peak == Peak(card.machine().flops, True)
-        assert Peak.of(torch.device("cuda", 0), "float32").flops == peak.flops / 2
+        peak = PeakFlops.of(torch.device("cuda", 0), "bfloat16")
+        assert peak == PeakFlops(card.machine().flops, True)
+        assert PeakFlops.of(torch.device("cuda", 0), "float32").flops == peak.flops / 2
     monkeypatch.setattr(metrics, "device_name", lambda _: "An unheard-of card")
     with pytest.raises(AssertionError, match="timed"):
-        Peak.of(torch.device("cuda", 0), "bfloat16")
+        PeakFlops.of(torch.device("cuda", 0), "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_a_run_s_mfu_is_the_planner_s_for_the_same_speed() -> None:
     shape = shape_from_config({"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
                                "num_attention_heads": 16, "vocab_size": 32000, "max_position_embeddings": 128})  # fmt: skip
     machine: Machine = cards()["A100-SXM4-80GB"].machine()
-    work = Work(shape, machine, seq_len=128, micro_batch=8)
+    work = StepSpec(shape, machine, seq_len=128, micro_batch=8)
     from paceline.plan.cost.coefficients import speed_coefficients
 
     speed = speed_of(work, speed_coefficients("paceline"))
-    peak = Peak(data_sheet_peak("NVIDIA A100-SXM4-80GB", "bfloat16") or 0.0, True)
+    peak = PeakFlops(data_sheet_peak("NVIDIA A100-SXM4-80GB", "bfloat16") or 0.0, True)
     run = Throughput(shape.matmul_parameters, 1, peak).utilisation(work.step_tokens, speed.step)
     assert run["mfu"] == pytest.approx(speed.mfu, rel=0.05)  # the planner counts attention as well
     assert run["of_product"] is None
 
 
 def test_a_timed_product_is_called_so_and_nothing_over_a_hundred_per_cent_stands_alone() -> None:
-    timed = Throughput(1_000_000, 1, Peak(6e9, False))
+    timed = Throughput(1_000_000, 1, PeakFlops(6e9, False))
     assert timed.utilisation(500, 1.0) == {"mfu": None, "of_product": pytest.approx(0.5)}
     slow, fast = (replace(STEP, **timed.utilisation(tokens, 1.0)) for tokens in (500, 1170))
     assert "50% of a timed product" in step_line(slow) and "MFU" not in step_line(slow)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.protocols.batch import IGNORE_INDEX, Batch
-from paceline.training.windows import FILLER, Cut, WindowSource, count_epochs, sample_digest
+from paceline.training.windows import FILLER, BatchLayout, WindowSource, count_epochs, sample_digest
 
 
 class Rows:
@@ -42,7 +42,7 @@ class Rows:
 
 def ids_of_run(rows: Rows, dp: int, micro: int, accumulation: int, epochs: float) -> list[list[int]]:
     """The sorted document ids of each global step, all ranks together."""
-    cuts = [Cut(micro, accumulation, d, dp) for d in range(dp)]
+    cuts = [BatchLayout(micro, accumulation, d, dp) for d in range(dp)]
     table = count_epochs(rows, cuts[0].global_batch, epochs, -1, False)
     steps: list[list[int]] = [[] for _ in range(table.total_steps)]
     for cut in cuts:
@@ -97,7 +97,7 @@ def test_too_few_rows_with_drop_last_gives_no_steps() -> None:
 
 
 def test_resuming_reads_the_same_windows() -> None:
-    rows, cut = Rows(30, 31), Cut(2, 2, 1, 2)
+    rows, cut = Rows(30, 31), BatchLayout(2, 2, 1, 2)
     table = count_epochs(rows, cut.global_batch, 2.0, -1, False)
     whole = list(WindowSource(rows, cut, table, 0))
     for start in (1, random.Random(0).randrange(2, table.total_steps), table.total_steps):
@@ -111,7 +111,7 @@ def test_resuming_reads_the_same_windows() -> None:
 def test_the_digest_does_not_depend_on_the_ranks() -> None:
     rows = Rows(20)
     for dp in (1, 2, 4):
-        cut = Cut(8 // dp, 1, dp - 1, dp)
+        cut = BatchLayout(8 // dp, 1, dp - 1, dp)
         table = count_epochs(rows, 8, 1.0, -1, False)
         digests = [w.sample_digest for w in WindowSource(rows, cut, table, 0)]
         assert digests == [

@@ -94,8 +94,8 @@ def test_ranks_started_from_outside_look_once_before_torch_and_all_end(tmp_path:
 import sys
 from paceline.launch.before import beforehand
 from paceline.training import rank
-asked = beforehand._asked
-beforehand._asked = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]
+asked = beforehand._run_child
+beforehand._run_child = lambda job: (open(sys.argv[1], "a").write("looked "), asked(job))[1]
 code = rank.main(["--config", "{tmp_path}/c.yaml", "--set", "training.use_cpu=true"])
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 sys.exit(code)

@@ -54,16 +54,16 @@ _GRACE = 5.0  # seconds of waiting, beyond those of computing, that a program ma
 _START_SECONDS = 60.0
 
 
-class Refused(Exception):
+class SandboxUnavailable(Exception):
     """This machine gives no sandbox; nothing has run."""
 
 
-class Unsuitable(Exception):
+class UnsuitableTests(Exception):
     """The tests cannot be run with the program in another process."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramResult:
     """How a program ended: its exit status (negative: killed by that signal), and what it wrote to its standard output."""
 
     status: int
@@ -90,7 +90,7 @@ class Sandbox:
 
     def __init__(self, *, namespaces: bool = True) -> None:
         if sys.platform != "linux":
-            raise Refused(f"namespaces are Linux's; this is {sys.platform}")
+            raise SandboxUnavailable(f"namespaces are Linux's; this is {sys.platform}")
         self._folder = "" if namespaces else tempfile.mkdtemp(prefix="paceline-code-")  # the server removes it
         self._readable = readable_folders()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -116,7 +116,7 @@ class Sandbox:
             hello = {"refused": f"the server of the sandbox: {error}"}
         if "refused" in hello:
             self.close()
-            raise Refused(str(hello["refused"]))
+            raise SandboxUnavailable(str(hello["refused"]))
         self.landlock = int(hello["landlock"])
 
     def __enter__(self) -> Sandbox:
@@ -131,20 +131,22 @@ class Sandbox:
         Raises Unsuitable when it is the tests that cannot be used, Refused when the sandbox fails.
         """
         limits = {"seconds": seconds, "memory": memory_bytes}
-        told, tells = _pipe()
+        reader, writer = _pipe()
         one, other = socket.socketpair()
-        with told, tells, one, other:
-            asked = self._start("program", program, limits, {"channel": one})
-            with asked, self._start("judge", tests, limits, {"channel": other, "verdict": tells}) as judge:
-                for end in (one, other, tells):  # theirs alone now
+        with reader, writer, one, other:
+            program_process = self._start("program", program, limits, {"channel": one})
+            with program_process, self._start("judge", tests, limits, {"channel": other, "verdict": writer}) as judge:
+                for end in (one, other, writer):  # theirs alone now
                     end.close()
                 judge.wait()
-                verdict = json.loads(told.read() or b"{}")
+                verdict = json.loads(reader.read() or b"{}")
         if "unsuitable" in verdict:
-            raise Unsuitable(str(verdict["unsuitable"]))
+            raise UnsuitableTests(str(verdict["unsuitable"]))
         return "passed" in verdict
 
-    def output(self, program: str, given: str, *, seconds: int, memory_bytes: int, longest: int = 1 << 24) -> Ended:
+    def output(
+        self, program: str, given: str, *, seconds: int, memory_bytes: int, longest: int = 1 << 24
+    ) -> ProgramResult:
         """What ``program`` writes when it reads ``given``; it is ended when it writes more than ``longest`` bytes. Raises Refused."""
         limits = {"seconds": seconds, "memory": memory_bytes}
         hears, says = _pipe()
@@ -158,7 +160,9 @@ class Sandbox:
             written = _read_all(hears, longest, time.monotonic() + seconds + _GRACE)
             if written is not None:
                 run.wait()
-        return Ended(-signal.SIGKILL if written is None else run.status, (written or b"").decode("utf-8", "replace"))
+        return ProgramResult(
+            -signal.SIGKILL if written is None else run.status, (written or b"").decode("utf-8", "replace")
+        )
 
     def _start(self, role: str, text: str, limits: Mapping[str, int], files: Mapping[str, _File]) -> _Running:
         """Have one process started."""
@@ -173,7 +177,7 @@ class Sandbox:
             except OSError as error:
                 alive.close()
                 hears.close()
-                raise Refused(f"the server of the sandbox has ended: {error}") from error
+                raise SandboxUnavailable(f"the server of the sandbox has ended: {error}") from error
         return _Running(alive, hears, limits["seconds"] + _GRACE + _START_SECONDS)
 
 
@@ -201,10 +205,10 @@ class _Running:
     def _listen(self) -> None:
         words = _read_all(self._hears, MAX_MESSAGE, time.monotonic() + self._patience)
         for line in (words or b'{"refused": "the keeper of a program gave no answer"}').splitlines():
-            told = json.loads(line)
-            if "refused" in told:
-                raise Refused(str(told["refused"]))
-            self.status = int(told["status"])
+            reply = json.loads(line)
+            if "refused" in reply:
+                raise SandboxUnavailable(str(reply["refused"]))
+            self.status = int(reply["status"])
 
 
 def _pipe() -> tuple[io.FileIO, io.FileIO]:

@@ -40,7 +40,7 @@ class Unsuitable(Exception):
 
 def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
     """The verdict: ``passed``, ``failed`` or ``unsuitable`` with words."""
-    program = Program(channel)
+    program = RemoteProgram(channel)
     try:
         names = program.hello()
         _run(text, program, names)
@@ -48,10 +48,10 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
         return {"unsuitable": str(error)}
     except BaseException as error:  # noqa: BLE001 - an assertion, a reply that is none, an end of the process: not passed
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
-    return {"passed": ""} if program.asked else {"unsuitable": "the tests ask nothing of the program"}
+    return {"passed": ""} if program.num_requests else {"unsuitable": "the tests ask nothing of the program"}
 
 
-def _run(text: str, program: Program, names: list[str]) -> None:
+def _run(text: str, program: RemoteProgram, names: list[str]) -> None:
     tree = ast.parse(text)
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
@@ -74,7 +74,7 @@ def _run(text: str, program: Program, names: list[str]) -> None:
 _NOT_THERE = object()
 
 
-def _resolved(name: str, program: Program, names: list[str], module: bool) -> Any:
+def _resolved(name: str, program: RemoteProgram, names: list[str], module: bool) -> Any:
     """What a name means that the tests use and do not define: a module of Python's own, else what the program calls so."""
     if module and (name in sys.stdlib_module_names or name in _USUAL_NAMES):
         return importlib.import_module(_USUAL_NAMES.get(name, name))
@@ -95,14 +95,14 @@ def _run_class(kind: type) -> None:
                 getattr(case, name)()
 
 
-class Program:
+class RemoteProgram:
     """The program at the other end."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._functions: dict[int, Callable[..., Any]] = {}
         self._numbers = itertools.count(1)
-        self.asked = 0
+        self.num_requests = 0
 
     def hello(self) -> list[str]:
         """The names that the program defines, when it has run. Raises ProgramError when it failed."""
@@ -111,7 +111,7 @@ class Program:
             raise ProgramError(str(message)[:300])
         return [name for name in message["names"] if isinstance(name, str)]
 
-    def ask(self, what: str, *arguments: Any, named: dict[str, Any] | None = None, keep: bool = False) -> Any:
+    def request(self, what: str, *arguments: Any, named: dict[str, Any] | None = None, keep: bool = False) -> Any:
         """What the program answers; ``keep``: lists, dicts and sets among the arguments become what it has made of them."""
         reply = self._reply(what, arguments, named, keep)
         if keep and "arguments" in reply:
@@ -129,7 +129,7 @@ class Program:
     def _reply(
         self, what: str, arguments: tuple[Any, ...], named: dict[str, Any] | None = None, keep: bool = False
     ) -> dict[str, Any]:
-        self.asked += what == "call"
+        self.num_requests += what == "call"
         request = {"ask": what, "arguments": encode(list(arguments), self._sent)}
         if what == "call":
             request |= {"named": encode(named or {}, self._sent), "keep": keep}
@@ -151,7 +151,7 @@ class Program:
             return {"raised": f"{type(error).__name__}: {error}"[:300]}
 
     def _sent(self, value: Any) -> Any:
-        if isinstance(value, Handle):
+        if isinstance(value, RemoteObject):
             return ["object", object.__getattribute__(value, "_number")]
         if isinstance(value, (*_FUNCTIONS, type)):
             number = next(self._numbers)
@@ -161,7 +161,7 @@ class Program:
 
     def _received(self, data: list[Any]) -> Any:
         if data[0] == "object" and type(data[1]) is int:
-            return Handle(self, data[1])
+            return RemoteObject(self, data[1])
         raise NotPlain(str(data[0]))
 
 
@@ -198,46 +198,46 @@ def _exception(reply: dict[str, Any], received: Callable[[Any], Any]) -> Excepti
     return ProgramError(f"{reply['raised'][0]}: {arguments}"[:300])
 
 
-class Handle:
+class RemoteObject:
     """An object of the program's: asked over there, never taken for a value here."""
 
     __slots__ = ("_number", "_program")
     _number: int
-    _program: Program
+    _program: RemoteProgram
 
-    def __init__(self, program: Program, number: int) -> None:
+    def __init__(self, program: RemoteProgram, number: int) -> None:
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_number", number)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._program.ask("attribute", self, name)
+        return self._program.request("attribute", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._program.ask("set_attribute", self, name, value)
+        self._program.request("set_attribute", self, name, value)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._program.ask("call", self, *arguments, named=named)
+        return self._program.request("call", self, *arguments, named=named)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._program.ask("item", self, key)
+        return self._program.request("item", self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._program.ask("set_item", self, key, value)
+        self._program.request("set_item", self, key, value)
 
     def __len__(self) -> int:
-        return _of_kind(int, self._program.ask("length", self))
+        return _of_kind(int, self._program.request("length", self))
 
     def __str__(self) -> str:
-        return _of_kind(str, self._program.ask("text", self))
+        return _of_kind(str, self._program.request("text", self))
 
     __repr__ = __str__
 
     def __iter__(self) -> Iterator[Any]:
-        over = self._program.ask("iterate", self)
+        over = self._program.request("iterate", self)
         count = 0
-        while items := _of_kind(list, self._program.ask("next", over)):
+        while items := _of_kind(list, self._program.request("next", over)):
             yield from items
             count += len(items)
             if count > _MAX_ITEMS:
@@ -263,8 +263,8 @@ def _of_kind(kind: Any, value: Any) -> Any:
 
 def call_for_its_effect(function: Any, *arguments: Any, **named: Any) -> Any:
     """A call whose result nobody takes: of a function of the program's, lists, dicts and sets that it was given are changed here as it has changed them."""
-    if isinstance(function, Handle):
-        return function._program.ask("call", function, *arguments, named=named, keep=True)
+    if isinstance(function, RemoteObject):
+        return function._program.request("call", function, *arguments, named=named, keep=True)
     return function(*arguments, **named)
 
 
@@ -282,7 +282,7 @@ class _EffectCalls(ast.NodeTransformer):
 class ProgramModule(types.ModuleType):
     """``import solution``: what the program defines, as attributes of a module."""
 
-    def __init__(self, name: str, program: Program, names: list[str]) -> None:
+    def __init__(self, name: str, program: RemoteProgram, names: list[str]) -> None:
         super().__init__(name)
         self.__dict__["__all__"] = [name for name in names if not name.startswith("_")]
         self.__dict__["_asked"] = program

@@ -90,7 +90,7 @@ class Objects:
         self._names, self._channel = names, channel
         self._held: dict[int, Any] = {}
         self._numbers = itertools.count(1)
-        self._asks: dict[str, Callable[..., Any]] = {
+        self._handlers: dict[str, Callable[..., Any]] = {
             "attribute": getattr,
             "set_attribute": setattr,
             "item": lambda held, key: held[key],
@@ -109,18 +109,18 @@ class Objects:
                 return self._call(message, *arguments)
             if message["ask"] == "name":
                 return {"value": encode(self._names[arguments[0]], self._named)}
-            return {"value": encode(self._asks[message["ask"]](*arguments), self._told)}
+            return {"value": encode(self._handlers[message["ask"]](*arguments), self._numbered)}
         except BaseException as error:  # noqa: BLE001 - it is for the tests to say what it means
-            return _raised(error, self._told)
+            return _raised(error, self._numbered)
 
     def _call(self, message: dict[str, Any], function: Any, *given: Any) -> dict[str, Any]:
         arguments, named = list(given), decode(message["named"], self._known)
-        reply = {"value": encode(function(*arguments, **named), self._told)}
+        reply = {"value": encode(function(*arguments, **named), self._numbered)}
         if message["keep"]:  # nobody looks at the result: what it did to its arguments is what it was called for
-            reply["arguments"] = encode(arguments, self._told)
+            reply["arguments"] = encode(arguments, self._numbered)
         return reply
 
-    def _told(self, value: Any) -> Any:
+    def _numbered(self, value: Any) -> Any:
         """A number for an object."""
         number = next(self._numbers)
         self._held[number] = value
@@ -133,7 +133,7 @@ class Objects:
         home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         known = isinstance(home, str) and isinstance(name, str) and home.partition(".")[0] in sys.stdlib_module_names
         found = known and getattr(sys.modules.get(str(home)), str(name), None) is value
-        return ["library", home, name] if found else self._told(value)
+        return ["library", home, name] if found else self._numbered(value)
 
     def _known(self, data: Any) -> Any:
         """What a number that the other side sends stands for."""
@@ -147,7 +147,11 @@ class Objects:
         """Call a function of the tests', which is over there."""
         send(
             self._channel,
-            {"call": number, "arguments": encode(list(arguments), self._told), "named": encode(named, self._told)},
+            {
+                "call": number,
+                "arguments": encode(list(arguments), self._numbered),
+                "named": encode(named, self._numbered),
+            },
         )
         while "value" not in (message := receive(self._channel)):
             if "raised" in message:
@@ -156,10 +160,10 @@ class Objects:
         return decode(message["value"], self._known)
 
 
-def _raised(error: BaseException, told: Callable[[Any], Any]) -> dict[str, Any]:
+def _raised(error: BaseException, numbered: Callable[[Any], Any]) -> dict[str, Any]:
     """What was raised, by the names of its classes."""
     try:
-        arguments = encode(list(error.args), told)
+        arguments = encode(list(error.args), numbered)
     except BaseException:  # noqa: BLE001
         arguments = ["list"]
     return {"raised": [kind.__name__ for kind in type(error).__mro__], "arguments": arguments}

@@ -40,7 +40,7 @@ def main(control: int) -> None:
                 _inside(peer, spec["readable"])
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError):
-                _tell(peer, {"refused": str(error)})
+                _send(peer, {"refused": str(error)})
 
 
 def _inside(peer: socket.socket, readable: list[str]) -> None:
@@ -84,12 +84,12 @@ def _end_with(peer: socket.socket, act: Any) -> None:
         act()
     except BaseException as error:  # noqa: BLE001
         with contextlib.suppress(OSError):
-            _tell(peer, {"refused": f"{error}"})
+            _send(peer, {"refused": f"{error}"})
         os._exit(1)
     os._exit(0)
 
 
-def _tell(peer: socket.socket, message: dict[str, Any]) -> None:
+def _send(peer: socket.socket, message: dict[str, Any]) -> None:
     peer.send(json.dumps(message).encode())
 
 
@@ -98,7 +98,7 @@ def _serve(peer: socket.socket, *, namespaces: bool) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave nothing to be asked about
     gc.collect()
     gc.freeze()
-    _tell(peer, {"ready": True, "landlock": landlock.version()})
+    _send(peer, {"ready": True, "landlock": landlock.version()})
     while True:
         data, ancillary, _, _ = peer.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize))
         if not data:
@@ -119,7 +119,7 @@ def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> N
     """Start the program, wait until it ends, its time is up or nobody waits for it any more; then tell its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     life, status = files.pop("life"), files.pop("status")
-    told: dict[str, Any]
+    status_line: dict[str, Any]
     try:
         if namespaces:
             walls.private_files(request["readable"])
@@ -129,19 +129,19 @@ def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> N
             _become(request, files, status, namespaces)
         for number in files.values():
             os.close(number)
-        watched = os.pidfd_open(child)
+        child_fd = os.pidfd_open(child)
         poll = select.poll()
-        poll.register(watched, select.POLLIN)
+        poll.register(child_fd, select.POLLIN)
         poll.register(life, select.POLLIN)
         ended = {number for number, _ in poll.poll(request["wall"] * 1000)}
-        if watched not in ended:
+        if child_fd not in ended:
             os.kill(child, signal.SIGKILL)
-        told = {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
-        told["overdue"] = not ended
+        status_line = {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+        status_line["overdue"] = not ended
     except OSError as error:
-        told = {"refused": str(error)}
+        status_line = {"refused": str(error)}
     with contextlib.suppress(OSError):
-        os.write(status, json.dumps(told).encode() + b"\n")
+        os.write(status, json.dumps(status_line).encode() + b"\n")
     os._exit(0)
 
 

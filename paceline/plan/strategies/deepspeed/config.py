@@ -108,12 +108,14 @@ def _blocks(user: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
                 )
         elif key in _LEFT_OUT:
             if value not in (None, {}, False) and _is_on(value):
-                findings.say(f"deepspeed {key}", "off", _LEFT_OUT[key], granted=False)
+                findings.explain(f"deepspeed {key}", "off", _LEFT_OUT[key], granted=False)
         else:
             made[key] = copy.deepcopy(value)
     for key in ("comms_logger", "flops_profiler", "wall_clock_breakdown", "memory_breakdown"):
         if key in made and _is_on(made[key]):
-            findings.say(f"deepspeed {key}", "on", "asked for: DeepSpeed prints its tables; each step waits for them")
+            findings.explain(
+                f"deepspeed {key}", "on", "asked for: DeepSpeed prints its tables; each step waits for them"
+            )
     return made
 
 
@@ -138,7 +140,7 @@ def _batch(user: Mapping[str, Any], batch: BatchSplit, findings: Findings) -> No
     if total in (None, "auto", batch.global_batch):
         return
     product = f"{batch.micro_batch} × {batch.accumulation} × {batch.data_parallel_size}"
-    findings.say(
+    findings.explain(
         "train_batch_size",
         str(batch.global_batch),
         f"the file says {total}, which is not {product} data-parallel ranks; the product is what runs (DeepSpeed alone would refuse to start)",
@@ -153,7 +155,7 @@ def _precision(
     half = {"bfloat16": "bf16", "float16": "fp16"}.get(precision.compute)
     if half and stage == 0:
         why = "without ZeRO DeepSpeed's own half precision drifts from the reference; layers compute with copies of fp32 weights, as under ddp"
-        findings.say("deepspeed precision", f"{half} outside DeepSpeed", why)
+        findings.explain("deepspeed precision", f"{half} outside DeepSpeed", why)
         half = None
     scaler = _mapping(user, "fp16")
     made["bf16"] = {"enabled": half == "bf16"}
@@ -167,11 +169,11 @@ def _precision(
     accumulate = types.get("grad_accum_dtype") or "fp32"
     made["data_types"] = {"grad_accum_dtype": accumulate}
     made.setdefault("communication_data_type", "fp32")
-    asked = "the file asks for it" if types or "communication_data_type" in user else "as on every strategy"
-    findings.say(
+    requested = "the file asks for it" if types or "communication_data_type" in user else "as on every strategy"
+    findings.explain(
         "deepspeed precision",
         half,
-        f"fp32 masters; gradients summed over micro-steps in {accumulate} and over ranks in {made['communication_data_type']}: {asked}",
+        f"fp32 masters; gradients summed over micro-steps in {accumulate} and over ranks in {made['communication_data_type']}: {requested}",
     )
 
 
@@ -180,21 +182,21 @@ def _ownership(user: Mapping[str, Any], job: Job, findings: Findings) -> None:
     block = user.get("optimizer")
     if isinstance(block, dict):
         kind = block.get("type", "")
-        findings.say(
+        findings.explain(
             "deepspeed optimizer",
             job.training.optim,
             f"{kind or 'the block'} of the file is this optimizer, its numbers the ones below; DeepSpeed is handed the optimizer ready-made",
         )
     block = user.get("scheduler")
     if isinstance(block, dict):
-        findings.say(
+        findings.explain(
             "deepspeed scheduler",
             job.training.lr_scheduler_type,
             f"{block.get('type', '')} of the file is read as this schedule; the learning rate of each step is handed to DeepSpeed",
         )
     if user.get("zero_force_ds_cpu_optimizer") is True:
         why = "the optimizer is torch's own, fused on a CPU as well; it resumes bit for bit"
-        findings.say("zero_force_ds_cpu_optimizer", "false", why, granted=False)
+        findings.explain("zero_force_ds_cpu_optimizer", "false", why, granted=False)
 
 
 def _tensor_parallel(user: Mapping[str, Any], size: int, findings: Findings) -> dict[str, Any]:
@@ -205,11 +207,11 @@ def _tensor_parallel(user: Mapping[str, Any], size: int, findings: Findings) -> 
     own_loss = sorted({"vocab_parallel_lm_head", "vocab_parallel_ce_backend"} & set(block))
     if any(block[key] for key in own_loss):
         why = "the loss is Paceline's, from the head's whole weight"
-        findings.say("tensor_parallel", ", ".join(own_loss) + ": off", why, granted=False)
+        findings.explain("tensor_parallel", ", ".join(own_loss) + ": off", why, granted=False)
     dropped = sorted(set(block) - known - set(own_loss))
     if dropped:
         why = "DeepSpeed has no such keys: AutoTP decides how each matrix is cut, and its groups are always consecutive ranks"
-        findings.say("tensor_parallel", ", ".join(dropped) + ": off", why, granted=False)
+        findings.explain("tensor_parallel", ", ".join(dropped) + ": off", why, granted=False)
     return made
 
 
@@ -217,12 +219,12 @@ def _activation_checkpointing(user: Mapping[str, Any], job: Job, findings: Findi
     block = user.get("activation_checkpointing")
     if not isinstance(block, dict) or not any(value is True for value in block.values()):
         return
-    asked = ", ".join(sorted(key for key, value in block.items() if value is True))
+    requested = ", ".join(sorted(key for key, value in block.items() if value is True))
     if job.training.gradient_checkpointing:
         why = "handed to DeepSpeed; layers are recomputed by torch (training.gradient_checkpointing), which keeps their inputs where they are"
     else:
         why = "handed to DeepSpeed, where it only says how its own recomputation stores; training.gradient_checkpointing: true turns recomputation on"
-    findings.say("activation_checkpointing", asked, why, granted=False)
+    findings.explain("activation_checkpointing", requested, why, granted=False)
 
 
 def _without_auto(value: Any, findings: Findings, path: str = "") -> Any:
@@ -233,7 +235,7 @@ def _without_auto(value: Any, findings: Findings, path: str = "") -> Any:
     for key, item in value.items():
         at = f"{path}.{key}" if path else str(key)
         if item == "auto":
-            findings.say(at, "DeepSpeed's default", '"auto" in the file; nothing in the YAML says it')
+            findings.explain(at, "DeepSpeed's default", '"auto" in the file; nothing in the YAML says it')
         else:
             made[key] = _without_auto(item, findings, at)
     return made

@@ -112,7 +112,7 @@ def _check_degrees(tp: int, cp: int, job: Job, findings: Findings) -> None:
         )
     if cp > 1 and job.parallelism.cp_method == "allgather":
         why = "under DeepSpeed sequences are shared out by Ulysses; distributed_strategy: fsdp has allgather"
-        findings.say(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
+        findings.explain(f"{PARALLELISM}.cp_method", "ulysses", why, granted=False)
 
 
 def _agreed(axis: str, in_file: int, job: Job, findings: Findings) -> int:
@@ -151,13 +151,15 @@ def autotp_size(user: Mapping[str, Any], findings: Findings) -> int:
         )
     size = max(given.values(), default=1)
     if size > 1 and "autotp_size" not in given:
-        said = next(iter(given))
+        key = next(iter(given))
         why = (
             "DeepSpeed rejects the key"
-            if said == "tp_size"
+            if key == "tp_size"
             else "DeepSpeed accepts the key and silently trains without tensor parallel"
         )
-        findings.say("tensor_parallel", f"autotp_size: {size}", f"{said} in the file: {why}; this is its own spelling")
+        findings.explain(
+            "tensor_parallel", f"autotp_size: {size}", f"{key} in the file: {why}; this is its own spelling"
+        )
     return size
 
 
@@ -166,8 +168,8 @@ def deepspeed_engine(
 ) -> DeepSpeedOptions:
     """``Plan.engine`` for DeepSpeed; ``config`` is what ``deepspeed.initialize`` is given."""
     user = user_config(job.training)
-    asked = asked_stage(user) if named_stage is None else named_stage
-    stage = _stage_that_counts(asked, mesh, precision, findings)
+    requested = asked_stage(user) if named_stage is None else named_stage
+    stage = _stage_that_counts(requested, mesh, precision, findings)
     zero = zero_block(user)
     engine = DeepSpeedOptions(
         zero_stage=stage,
@@ -186,7 +188,7 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
     sequence for a tensor-parallel group, counts gradients on the first of them only and finds none on the others."""
     if stage == 1 and mesh.cp > 1 and precision.compute == "bfloat16":
         why = "1 was asked for; in bfloat16 DeepSpeed's stage 1 loses the gradient norm where ranks share a sequence. The same numbers, gradients shared out as well"
-        findings.say("ZeRO stage", "2", why, granted=False)
+        findings.explain("ZeRO stage", "2", why, granted=False)
         return 2
     return stage
 
@@ -219,15 +221,15 @@ def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> Non
         2: "optimizer states and gradients shared out",
         3: "optimizer states, gradients and weights shared out",
     }
-    findings.say(f"ZeRO-{engine.zero_stage}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine.zero_stage])
+    findings.explain(f"ZeRO-{engine.zero_stage}", f"over {mesh.dp_shard * mesh.cp} ranks", shared[engine.zero_stage])
     if engine.autotp_size > 1:
-        findings.say(
+        findings.explain(
             "AutoTP",
             f"{engine.autotp_size} ranks share each matrix",
             "checked at the start: the weights must really be cut, or the run ends",
         )
     if engine.sequence_parallel_size > 1:
-        findings.say(
+        findings.explain(
             "Ulysses",
             f"{engine.sequence_parallel_size} ranks share each row",
             "heads are exchanged for sequence around attention",
@@ -235,7 +237,7 @@ def _say_engine(engine: DeepSpeedOptions, mesh: Mesh, findings: Findings) -> Non
     parts = (("offload_optimizer", "optimizer states"), ("offload_param", "weights"))
     for (part, name), place in zip(parts, engine.places, strict=True):
         if place != "none":
-            findings.say(part, place, f"asked for: {name} live there between steps")
+            findings.explain(part, place, f"asked for: {name} live there between steps")
 
 
 def _whole(value: Any) -> int:

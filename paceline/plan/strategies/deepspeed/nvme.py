@@ -19,28 +19,28 @@ def nvme_decisions(plan: Plan) -> Iterator[Decision]:
     if not isinstance(plan.engine, DeepSpeedOptions):
         return
     zero, places = plan.engine.config.get("zero_optimization") or {}, plan.engine.places
-    asked = [
+    requested = [
         part for part, place in zip(("offload_optimizer", "offload_param"), places, strict=True) if place == "nvme"
     ]
     pieces = None if plan.shape is None else pieces_of(plan.shape, plan.adapter, SIZES[plan.precision.master])
-    if not asked or pieces is None:
+    if not requested or pieces is None:
         return
     ranks, low = plan.mesh.dp_shard * plan.mesh.cp, SIZES[plan.precision.compute]
     block = (plan.engine.config.get("aio") or {}).get("block_size")
     least = max(SMALLEST, block if isinstance(block, int) else 0)
-    if "offload_param" in asked:
+    if "offload_param" in requested:
         parts = [low * -(-p.numel // ranks) for p in pieces]
-        yield _told("offload_param", "weights", parts, least, f"a rank's part of a weight (one of {ranks})")
-    if "offload_optimizer" in asked:
+        yield _decision("offload_param", "weights", parts, least, f"a rank's part of a weight (one of {ranks})")
+    if "offload_optimizer" in requested:
         own = sum(-(-p.numel // ranks) for p in pieces if p.trained)
         size = int(zero.get("sub_group_size", SUB_GROUP)) if isinstance(zero.get("sub_group_size", SUB_GROUP), (int, float)) else SUB_GROUP  # fmt: skip
         groups = [size] * (own // size) + [own % size] * bool(own % size)
         copies = 1 + moments((1,), plan.optimizer)  # masters and moments, each a tensor of its own
         parts = [4 * group for group in groups for _ in range(copies)]
-        yield _told("offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states")
+        yield _decision("offload_optimizer", "optimizer states", parts, least, "a sub-group of a rank's states")
 
 
-def _told(part: str, name: str, parts: list[int], least: int, of: str) -> Decision:
+def _decision(part: str, name: str, parts: list[int], least: int, of: str) -> Decision:
     there, all_ = sum(n for n in parts if n >= least), sum(parts)
     subject = f"zero_optimization.{part}"
     why = f"DeepSpeed moves nothing under {human_bytes(least)} to a drive, and keeps {of} in memory where it is smaller"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import WHOLE, Layout, Storage
+from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, tp_share
-from paceline.plan.cost.starts import CARD, Start
+from paceline.plan.cost.starts import CARD, LoadingSpec
 from paceline.plan.cost.states import whole_states
-from paceline.plan.cost.work import Work
+from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
@@ -30,7 +30,7 @@ _KEEPS_PACKED = 2  # the stage under which packed weights are neither cut nor ca
 
 
 @dataclass(frozen=True)
-class DeepSpeed(StrategySpec):
+class DeepSpeedSpec(StrategySpec):
     """Stage 1 shares out the optimizer's states, 2 gradients too, 3 weights too (Rajbhandari et al. 2020, arXiv:1910.02054)."""
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
@@ -41,7 +41,7 @@ class DeepSpeed(StrategySpec):
     ) -> EngineOptions:
         return deepspeed_engine(self.zero_stage, job, mesh, batch, precision, findings)
 
-    def start(self, engine: EngineOptions) -> Start | None:
+    def start(self, engine: EngineOptions) -> LoadingSpec | None:
         return CARD
 
     def label(self, engine: EngineOptions) -> str:
@@ -65,7 +65,7 @@ class DeepSpeed(StrategySpec):
     def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
         return _own(engine).zero_stage == 3
 
-    def layouts(self) -> tuple[Layout, ...]:
+    def layouts(self) -> tuple[StrategyLayout, ...]:
         if self.zero_stage is not None:
             return (self._layout(self.name, self.zero_stage),)
         return (
@@ -74,13 +74,13 @@ class DeepSpeed(StrategySpec):
             self._layout("autotp + zero1", 1, tp=True),
         )
 
-    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         optimizer, weights = (place != "none" for place in engine.places)
         offload = "all" if weights else "optimizer" if optimizer else "none"
         return self._layout(self.name, _own(engine).zero_stage, offload=offload)
 
-    def _layout(self, name: str, stage: int, tp: bool = False, offload: str = "none") -> Layout:
-        return Layout(
+    def _layout(self, name: str, stage: int, tp: bool = False, offload: str = "none") -> StrategyLayout:
+        return StrategyLayout(
             name,
             self.name,
             stage,
@@ -92,7 +92,7 @@ class DeepSpeed(StrategySpec):
             sequence_parallel=not tp,
         )
 
-    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
         if self.zero_stage is not None and work.offload == "none" and work.tp == work.cp == 1:
             return {"distributed_strategy": self.name}
         zero: dict[str, Any] = {"stage": work.zero}
@@ -113,8 +113,8 @@ def _own(engine: EngineOptions) -> DeepSpeedOptions:
     return engine
 
 
-def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeed:
-    return DeepSpeed(
+def _zero(name: str, stage: int | None, sharding: str) -> DeepSpeedSpec:
+    return DeepSpeedSpec(
         name, ("deepspeed",), "deepspeed", sections=frozenset({"deepspeed"}), zero_stage=stage,
         substitute=("fsdp", sharding), shards_weights=stage == 3, whole_modules=False, float64=False,
         quantised_base=stage == _KEEPS_PACKED, engine_casts=True, simulated=Simulated.MODULE, not_simulated=_ENGINE, state_form=FORM,

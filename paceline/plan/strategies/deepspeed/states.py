@@ -97,8 +97,8 @@ def secondary_partition(zero: Mapping[str, Any], ranks: int) -> int:
 
     It is in the compute dtype, frozen weights included: ``_partition_param_sec`` of DeepSpeed 0.19.8 (Wang et al. 2023, arXiv:2306.10209).
     """
-    asked = zero.get("zero_hpz_partition_size")
-    size = asked if isinstance(asked, int) and not isinstance(asked, bool) else 1
+    requested = zero.get("zero_hpz_partition_size")
+    size = requested if isinstance(requested, int) and not isinstance(requested, bool) else 1
     return min(size, ranks) if size > 1 else 0
 
 

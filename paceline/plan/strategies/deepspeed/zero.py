@@ -65,13 +65,15 @@ def _modern(block: dict[str, Any], findings: Findings) -> None:
     ):
         if block.pop(old, None) is True and new not in block:
             block[new] = {"device": "cpu", **({"pin_memory": True} if pin else {})}
-            findings.say(f"zero_optimization.{old}", new, f'DeepSpeed\'s old spelling of "{new}": {{"device": "cpu"}}')
+            findings.explain(
+                f"zero_optimization.{old}", new, f'DeepSpeed\'s old spelling of "{new}": {{"device": "cpu"}}'
+            )
     for old, new in _OLD.items():
         if old in block:
             block.setdefault(new, block.pop(old))
     for key, why in _REMOVED.items():
         if block.pop(key, None) not in (None, False, -1):
-            findings.say(f"zero_optimization.{key}", "off", why, granted=False)
+            findings.explain(f"zero_optimization.{key}", "off", why, granted=False)
 
 
 def _fill(block: dict[str, Any], job: Job, findings: Findings) -> None:
@@ -81,10 +83,12 @@ def _fill(block: dict[str, Any], job: Job, findings: Findings) -> None:
             continue
         if hidden is None:
             del block[key]
-            findings.say(f"zero_optimization.{key}", "DeepSpeed's default", "auto; the hidden size is not known yet")
+            findings.explain(
+                f"zero_optimization.{key}", "DeepSpeed's default", "auto; the hidden size is not known yet"
+            )
         else:
             block[key] = rule(hidden)
-            findings.say(f"zero_optimization.{key}", f"{block[key]:,}", f"auto: from the hidden size {hidden}")
+            findings.explain(f"zero_optimization.{key}", f"{block[key]:,}", f"auto: from the hidden size {hidden}")
 
 
 def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, findings: Findings) -> None:
@@ -104,7 +108,7 @@ def _offload(block: dict[str, Any], part: str, engine: DeepSpeedOptions, finding
     if device == "none" or (part == "offload_param" and engine.zero_stage < 3):
         if device != "none":
             why = f"only ZeRO-3 moves weights away; this is ZeRO-{engine.zero_stage}"
-            findings.say(f"zero_optimization.{part}", "off", why, granted=False)
+            findings.explain(f"zero_optimization.{part}", "off", why, granted=False)
         del block[part]
         return
     if engine.zero_stage == 0:
@@ -153,7 +157,7 @@ def _loss_less(block: dict[str, Any], job: Job, findings: Findings) -> None:
                 codes.ZERO_QUANTISED, f"{key} has kernels for CUDA only", KEY, f"{key}: true", f'"{key}": false'
             )
         else:
-            findings.say(f"zero_optimization.{key}", "on", "asked for: numbers travel quantised, so losses differ from the other strategies'")  # fmt: skip
+            findings.explain(f"zero_optimization.{key}", "on", "asked for: numbers travel quantised, so losses differ from the other strategies'")  # fmt: skip
 
 
 def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings) -> None:
@@ -163,7 +167,7 @@ def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings
         return
     subject = f"zero_optimization.{key}"
     if stage < 3:
-        findings.say(subject, "off", f"only ZeRO-3 shares weights out; this is ZeRO-{stage}", granted=False)
+        findings.explain(subject, "off", f"only ZeRO-3 shares weights out; this is ZeRO-{stage}", granted=False)
         return
     if job.world_size % min(size, job.world_size):
         legal = ", ".join(str(n) for n in range(2, size) if job.world_size % n == 0) or "1"
@@ -172,7 +176,7 @@ def _second_copy(block: dict[str, Any], stage: int, job: Job, findings: Findings
         )  # fmt: skip
         return
     held = min(size, job.world_size)
-    findings.say(subject, str(held), f"asked for: a second copy of the weights shared out over {held} ranks, in the dtype of the forward; counted among the parameters below")  # fmt: skip
+    findings.explain(subject, str(held), f"asked for: a second copy of the weights shared out over {held} ranks, in the dtype of the forward; counted among the parameters below")  # fmt: skip
 
 
 def _number(value: Any) -> Any:

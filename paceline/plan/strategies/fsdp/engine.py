@@ -17,28 +17,30 @@ PARALLELISM = "training.parallelism"
 
 def fsdp_mesh(job: Job, findings: Findings) -> Mesh:
     """``pp × dp_replicate × dp_shard × cp × tp``. Data-parallel sizes that were left at 1 take what the other axes leave of the processes."""
-    asked = read_fsdp(job.training)
+    requested = read_fsdp(job.training)
     sizes = Mesh(pp=job.axis("pp"), cp=job.axis("cp"), tp=job.axis("tp"))
     replicate, shard = job.axis("dp_replicate"), job.axis("dp_shard")
     if job.world_size % sizes.model_copies:
         return Mesh(dp_shard=job.world_size)  # par.product tells it
     left = job.world_size // sizes.model_copies
-    hybrid = (asked.sharding or "").startswith("hybrid")
+    hybrid = (requested.sharding or "").startswith("hybrid")
     if (replicate, shard) == (1, 1):
-        replicate, shard = _data_axes(asked, hybrid, left, sizes, job, findings)
+        replicate, shard = _data_axes(requested, hybrid, left, sizes, job, findings)
     elif hybrid and replicate == 1 and left % shard == 0:
         replicate = left // shard
-    elif replicate > 1 and shard == 1 and asked.sharding != "no_shard" and (hybrid or left > replicate):
+    elif replicate > 1 and shard == 1 and requested.sharding != "no_shard" and (hybrid or left > replicate):
         shard = left // replicate if left % replicate == 0 else 1
-    _check_sharding(asked, replicate, shard, findings)
+    _check_sharding(requested, replicate, shard, findings)
     _check_width(sizes.tp, job, findings)
     mesh = replace(sizes, dp_replicate=replicate, dp_shard=shard)
     return mesh if mesh.size == job.world_size else Mesh(dp_shard=job.world_size)
 
 
-def _data_axes(asked: FsdpAsked, hybrid: bool, left: int, sizes: Mesh, job: Job, findings: Findings) -> tuple[int, int]:
+def _data_axes(
+    requested: FsdpAsked, hybrid: bool, left: int, sizes: Mesh, job: Job, findings: Findings
+) -> tuple[int, int]:
     """(dp_replicate, dp_shard) when the config leaves both open: ``left`` ranks are to be shared out."""
-    if asked.sharding == "no_shard":
+    if requested.sharding == "no_shard":
         return left, 1
     if not hybrid:
         return 1, left
@@ -46,27 +48,27 @@ def _data_axes(asked: FsdpAsked, hybrid: bool, left: int, sizes: Mesh, job: Job,
     if left % inside:
         inside = left
     if inside == left:
-        findings.say(
+        findings.explain(
             "fsdp groups",
             "one",
-            f"{asked.sharding}: weights are shared out inside a node and copied between nodes; all {left} ranks stand on one node, so there is one copy. "
+            f"{requested.sharding}: weights are shared out inside a node and copied between nodes; all {left} ranks stand on one node, so there is one copy. "
             "training.parallelism.dp_shard_size makes smaller groups",
         )
     return left // inside, inside
 
 
-def _check_sharding(asked: FsdpAsked, replicate: int, shard: int, findings: Findings) -> None:
+def _check_sharding(requested: FsdpAsked, replicate: int, shard: int, findings: Findings) -> None:
     """A sharding that the mesh sizes contradict is refused."""
-    if asked.sharding in ("full_shard", "shard_grad_op") and replicate > 1:
-        other = "hybrid_shard" if asked.sharding == "full_shard" else "hybrid_shard_zero2"
+    if requested.sharding in ("full_shard", "shard_grad_op") and replicate > 1:
+        other = "hybrid_shard" if requested.sharding == "full_shard" else "hybrid_shard_zero2"
         findings.refuse(
             codes.PAR_SHARDING,
-            f"{asked.sharding} shares the weights out over all data-parallel ranks, and the mesh has {replicate} copies of them",
+            f"{requested.sharding} shares the weights out over all data-parallel ranks, and the mesh has {replicate} copies of them",
             PARALLELISM,
-            f"dp_replicate_size: {replicate} with fsdp: {asked.sharding}",
+            f"dp_replicate_size: {replicate} with fsdp: {requested.sharding}",
             f"fsdp: {other}, or dp_replicate_size: 1",
         )
-    if asked.sharding == "no_shard" and shard > 1:
+    if requested.sharding == "no_shard" and shard > 1:
         findings.refuse(
             codes.PAR_SHARDING,
             "no_shard keeps whole weights on every rank, and the mesh shares them out",
@@ -105,10 +107,10 @@ def _check_width(tp: int, job: Job, findings: Findings) -> None:
 
 def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
     """The options of FSDP2 on ``mesh`` (``Plan.engine``, also the ``fsdp`` part of a pipeline's)."""
-    asked = read_fsdp(job.training)
-    sharding, reason = _sharding(asked, mesh)
-    findings.say("fsdp sharding", sharding, reason)
-    if asked.offload and sharding not in ("full_shard", "shard_grad_op"):
+    requested = read_fsdp(job.training)
+    sharding, reason = _sharding(requested, mesh)
+    findings.explain("fsdp sharding", sharding, reason)
+    if requested.offload and sharding not in ("full_shard", "shard_grad_op"):
         findings.refuse(
             config_codes.FSDP_OFFLOAD,
             f"offload goes with full_shard or shard_grad_op, not with {sharding}",
@@ -120,22 +122,22 @@ def fsdp_engine(job: Job, mesh: Mesh, findings: Findings) -> FsdpOptions:
     engine = FsdpOptions(
         sharding=sharding,
         reshard_after_forward=sharding in ("full_shard", "hybrid_shard"),
-        cpu_offload=asked.offload,
+        cpu_offload=requested.offload,
         wrap=Wrap(
-            asked.wrap or "transformer",
-            tuple(asked.classes) if asked.wrap != "size" else (),
-            asked.min_num_params if asked.wrap == "size" else 0,
+            requested.wrap or "transformer",
+            tuple(requested.classes) if requested.wrap != "size" else (),
+            requested.min_num_params if requested.wrap == "size" else 0,
         ),
-        backward_prefetch=asked.backward_prefetch,
-        forward_prefetch=asked.forward_prefetch,
-        meta_start=asked.meta_start and not quantised and mesh.pp == 1,
+        backward_prefetch=requested.backward_prefetch,
+        forward_prefetch=requested.forward_prefetch,
+        meta_start=requested.meta_start and not quantised and mesh.pp == 1,
         sequence_parallel=mesh.tp > 1 and job.parallelism.sequence_parallel,
         loss_parallel=_loss_parallel(job, mesh, findings),
         cp_method=job.parallelism.cp_method,
     )
-    _say_main(engine, asked, job, mesh.pp > 1, findings)
+    _explain_main(engine, requested, job, mesh.pp > 1, findings)
     _say_axes(engine, mesh, job, findings)
-    _say_settings(asked, job, findings)
+    _explain_settings(requested, job, findings)
     return engine
 
 
@@ -146,11 +148,11 @@ def _loss_parallel(job: Job, mesh: Mesh, findings: Findings) -> bool:
     if job.shape is None or job.shape.vocab % mesh.tp == 0:
         return True
     why = f"a vocabulary of {job.shape.vocab} cannot be shared out over {mesh.tp} ranks; model.embedding_multiple: {mesh.tp} pads one that is resized"
-    findings.say(f"{PARALLELISM}.loss_parallel", "off", why, granted=False)
+    findings.explain(f"{PARALLELISM}.loss_parallel", "off", why, granted=False)
     return False
 
 
-def _sharding(asked: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
+def _sharding(requested: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     """(sharding, why) from what was asked and what the mesh is."""
     why = {
         "full_shard": "weights, gradients and optimizer shared out; weights are let go between forward and backward",
@@ -159,8 +161,8 @@ def _sharding(asked: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
         "hybrid_shard": f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies",
         "hybrid_shard_zero2": f"shared out over {mesh.dp_shard} ranks, {mesh.dp_replicate} copies; weights stay gathered until the backward",
     }
-    if asked.sharding is not None:
-        return asked.sharding, f"asked for: {why[asked.sharding]}"
+    if requested.sharding is not None:
+        return requested.sharding, f"asked for: {why[requested.sharding]}"
     if mesh.dp_shard == 1 and mesh.dp_replicate > 1:
         return "no_shard", f"the mesh only replicates: {why['no_shard']}"
     if mesh.dp_replicate > 1:
@@ -170,52 +172,52 @@ def _sharding(asked: FsdpAsked, mesh: Mesh) -> tuple[str, str]:
     return "full_shard", f"when nothing is asked: {why['full_shard']}"
 
 
-def _say_main(engine: FsdpOptions, asked: FsdpAsked, job: Job, pipeline: bool, findings: Findings) -> None:
+def _explain_main(engine: FsdpOptions, requested: FsdpAsked, job: Job, pipeline: bool, findings: Findings) -> None:
     version = "by FSDP2 (torch's fully_shard)"
-    if asked.version == 1:
-        findings.say(
+    if requested.version == 1:
+        findings.explain(
             "fsdp_version",
             "2",
             f"1 was asked for; its shardings are computed {version}: the same numbers, parameters cut one by one instead of joined into flat ones",
         )
     else:
-        findings.say("fsdp_version", "2", version)
+        findings.explain("fsdp_version", "2", version)
     wrap = engine.wrap
     if wrap.policy == "size":
-        findings.say(
+        findings.explain(
             "fsdp wrap",
             f"modules of {wrap.min_num_params:,} parameters or more",
             "asked for: each is gathered as one",
         )
     elif wrap.policy == "none":
-        findings.say(
+        findings.explain(
             "fsdp wrap", "the whole model at once", "NO_WRAP asked for: all weights are gathered together in a forward"
         )
     else:
         names = ", ".join(wrap.classes) or "the model's own decoder layers"
-        said = (
+        reason = (
             "asked for"
-            if asked.wrap
+            if requested.wrap
             else "nothing asked; gathering layer by layer gives the same numbers in less memory"
         )
-        findings.say("fsdp wrap", names, said)
+        findings.explain("fsdp wrap", names, reason)
     if engine.cpu_offload:
         host = "; on a CPU this saves nothing" if job.hardware.device == "cpu" else ""
-        findings.say("fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}")
-    _say_start(engine.meta_start, asked, pipeline, findings)
+        findings.explain("fsdp offload", "cpu", f"asked for: shards and their optimizer live in host memory{host}")
+    _explain_start(engine.meta_start, requested, pipeline, findings)
 
 
-def _say_start(meta_start: bool, asked: FsdpAsked, pipeline: bool, findings: Findings) -> None:
+def _explain_start(meta_start: bool, requested: FsdpAsked, pipeline: bool, findings: Findings) -> None:
     """Who reads the weights; what the config asks for by name and does not get is marked."""
     if meta_start:
         why = "rank 0 reads the weights and hands each rank its share; the others allocate nothing whole"
-        findings.say("fsdp start", "rank 0 reads", why)
+        findings.explain("fsdp start", "rank 0 reads", why)
         return
     why = "every rank reads the whole model before it is cut"
-    if asked.meta_start:
+    if requested.meta_start:
         why += ", to keep its own stages" if pipeline else ": quantised weights cannot be made without their data"
-    named = asked.cpu_ram_efficient_loading is True
-    findings.say("fsdp start", "all ranks read", why, granted=not (asked.meta_start and named))
+    named = requested.cpu_ram_efficient_loading is True
+    findings.explain("fsdp start", "all ranks read", why, granted=not (requested.meta_start and named))
 
 
 def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> None:
@@ -223,32 +225,34 @@ def _say_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) -> 
         parts = ["attention heads and MLP columns are shared out"]
         parts.append("norms along the sequence too" if engine.sequence_parallel else "norms are computed by each")
         parts.append("head and loss by vocabulary" if engine.loss_parallel else "logits are gathered for the loss")
-        findings.say("tensor parallel", f"{mesh.tp} ranks", "; ".join(parts))
+        findings.explain("tensor parallel", f"{mesh.tp} ranks", "; ".join(parts))
     elif job.parallelism.sequence_parallel:
-        findings.say(f"{PARALLELISM}.sequence_parallel", "off", "it needs tp_size above 1", granted=False)
+        findings.explain(f"{PARALLELISM}.sequence_parallel", "off", "it needs tp_size above 1", granted=False)
     if mesh.cp > 1:
         how = {
             "ulysses": "heads are exchanged for sequence around attention",
             "allgather": "keys and values are gathered in attention",
         }
-        findings.say(
+        findings.explain(
             "context parallel", f"{mesh.cp} ranks share each row", f"{engine.cp_method}: {how[engine.cp_method]}"
         )
 
 
-def _say_settings(asked: FsdpAsked, job: Job, findings: Findings) -> None:
+def _explain_settings(requested: FsdpAsked, job: Job, findings: Findings) -> None:
     """Keys of ``fsdp_config`` without a knob of their own here: what happens instead."""
-    for key, granted in asked.fixed.items():
-        findings.say(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
-    state = asked.state_dict_type
+    for key, granted in requested.fixed.items():
+        findings.explain(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
+    state = requested.state_dict_type
     if state == "local_state_dict":
         findings.refuse(codes.FSDP2_LOCAL_STATE, "FSDP2 has no local state dict", CONFIG, state, "sharded_state_dict")
     elif state:
         why = "checkpoints are written in shards by every rank; the export makes one Hugging Face folder of them"
-        findings.say("fsdp_config.state_dict_type", "sharded_state_dict", why, granted=state == "sharded_state_dict")
-    if asked.backward_prefetch != "backward_pre" or asked.forward_prefetch:
-        findings.say(
+        findings.explain(
+            "fsdp_config.state_dict_type", "sharded_state_dict", why, granted=state == "sharded_state_dict"
+        )
+    if requested.backward_prefetch != "backward_pre" or requested.forward_prefetch:
+        findings.explain(
             "fsdp prefetch",
-            f"backward: {asked.backward_prefetch}, forward: {str(asked.forward_prefetch).lower()}",
+            f"backward: {requested.backward_prefetch}, forward: {str(requested.forward_prefetch).lower()}",
             "asked for: when the next layer's weights are gathered; the numbers are the same",
         )

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import WHOLE, Layout, Storage
+from paceline.plan.cost.layout import WHOLE, Storage, StrategyLayout
 from paceline.plan.cost.pieces import Piece, pieces_of, tp_share
-from paceline.plan.cost.starts import FIRST, HOST, Start
+from paceline.plan.cost.starts import FIRST, HOST, LoadingSpec
 from paceline.plan.cost.states import sharded_states
-from paceline.plan.cost.work import Work
+from paceline.plan.cost.work import StepSpec
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
 from paceline.plan.plan import Plan, Precision
@@ -38,7 +38,7 @@ class Fsdp(StrategySpec):
     ) -> EngineOptions:
         return fsdp_engine(job, mesh, findings)
 
-    def start(self, engine: EngineOptions) -> Start | None:
+    def start(self, engine: EngineOptions) -> LoadingSpec | None:
         return FIRST if isinstance(engine, FsdpOptions) and engine.meta_start else HOST
 
     def states(self, plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates | None:
@@ -51,18 +51,20 @@ class Fsdp(StrategySpec):
     def in_parts(self, mesh: Mesh, engine: EngineOptions) -> bool:
         return mesh.dp_shard > 1
 
-    def layouts(self) -> tuple[Layout, ...]:
-        def way(name: str, tp: bool = False, cp: bool = False, hybrid: bool = False, packed: bool = False) -> Layout:
-            return Layout(name, self.name, 3, SHARDED, tp=tp, cp=cp, hybrid=hybrid, packed=packed, start=FIRST)
+    def layouts(self) -> tuple[StrategyLayout, ...]:
+        def way(
+            name: str, tp: bool = False, cp: bool = False, hybrid: bool = False, packed: bool = False
+        ) -> StrategyLayout:
+            return StrategyLayout(name, self.name, 3, SHARDED, tp=tp, cp=cp, hybrid=hybrid, packed=packed, start=FIRST)
 
         return way("fsdp", packed=True), way("fsdp hybrid", hybrid=True), way("fsdp + cp", cp=True), way("fsdp + tp", tp=True)  # fmt: skip
 
-    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
         offload = "all" if _own(engine).cpu_offload else "none"
-        return Layout(self.name, self.name, zero, storage, offload=offload, start=self.start(engine))
+        return StrategyLayout(self.name, self.name, zero, storage, offload=offload, start=self.start(engine))
 
-    def settings(self, work: Work, mesh: Mesh) -> dict[str, Any]:
+    def settings(self, work: StepSpec, mesh: Mesh) -> dict[str, Any]:
         keys = super().settings(work, mesh)
         sharding = "hybrid_shard" if work.sharers < work.dp else "full_shard"
         return {"distributed_strategy": keys.pop("distributed_strategy"), "fsdp": sharding, **keys}

@@ -42,7 +42,7 @@ def pipeline_engine(job: Job, mesh: Mesh, batch: BatchSplit, findings: Findings)
         if schedule in ("1f1b", "gpipe", "interleaved")
         else "gradients of weights fill the gaps"
     )
-    findings.say(
+    findings.explain(
         "pipeline",
         f"{schedule}, {mesh.pp * stages} stages on {mesh.pp} ranks",
         f"{batch.accumulation} micro-batches a step (gradient_accumulation_steps): {idle}; the micro-batches of a step are padded to one shape",

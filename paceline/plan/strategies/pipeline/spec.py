@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.plan.batch import BatchSplit
-from paceline.plan.cost.layout import WHOLE, Layout
+from paceline.plan.cost.layout import WHOLE, StrategyLayout
 from paceline.plan.cost.pieces import OwnStages, Piece, own_stages, tp_share
-from paceline.plan.cost.starts import HOST, Start
+from paceline.plan.cost.starts import HOST, LoadingSpec
 from paceline.plan.cost.states import sharded_states, whole_states
 from paceline.plan.mesh import Mesh
 from paceline.plan.parts import ModelStates
@@ -23,7 +23,7 @@ from paceline.plan.strategies.state_form import TORCH
 
 
 @dataclass(frozen=True)
-class Pipeline(StrategySpec):
+class PipelineSpec(StrategySpec):
     """Micro-batches pass from stage to stage."""
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
@@ -34,7 +34,7 @@ class Pipeline(StrategySpec):
     ) -> EngineOptions:
         return pipeline_engine(job, mesh, batch, findings)
 
-    def start(self, engine: EngineOptions) -> Start | None:
+    def start(self, engine: EngineOptions) -> LoadingSpec | None:
         return HOST
 
     def own_stages(self, plan: Plan, rank: int) -> OwnStages | None:
@@ -45,16 +45,18 @@ class Pipeline(StrategySpec):
         cut = [tp_share(p, mesh.tp, vocabulary=fsdp.loss_parallel) for p in pieces]
         return sharded_states(plan, cut, rank) if mesh.dp_shard > 1 or mesh.tp > 1 else whole_states(plan, cut)
 
-    def layouts(self) -> tuple[Layout, ...]:
+    def layouts(self) -> tuple[StrategyLayout, ...]:
         return (
-            Layout("pipeline", self.name, pp=True, start=HOST),
-            Layout("pipeline + fsdp", self.name, 3, SHARDED, pp=True, start=HOST),
-            Layout("pipeline + fsdp + tp", self.name, 3, SHARDED, pp=True, tp=True, start=HOST),
+            StrategyLayout("pipeline", self.name, pp=True, start=HOST),
+            StrategyLayout("pipeline + fsdp", self.name, 3, SHARDED, pp=True, start=HOST),
+            StrategyLayout("pipeline + fsdp + tp", self.name, 3, SHARDED, pp=True, tp=True, start=HOST),
         )
 
-    def layout(self, mesh: Mesh, engine: EngineOptions) -> Layout | None:
+    def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
         zero, storage = (3, SHARDED) if mesh.dp_shard > 1 else (0, WHOLE)
-        return Layout(self.name, self.name, zero, storage, pp=True, start=HOST, stages_a_rank=engine.stages_a_rank)
+        return StrategyLayout(
+            self.name, self.name, zero, storage, pp=True, start=HOST, stages_a_rank=engine.stages_a_rank
+        )
 
 
 def _own(engine: EngineOptions) -> PipelineOptions:
@@ -62,7 +64,7 @@ def _own(engine: EngineOptions) -> PipelineOptions:
     return engine
 
 
-PIPELINE = Pipeline(
+PIPELINE = PipelineSpec(
     "pipeline", sections=frozenset({"fsdp"}), whole_modules=False, whole_rows=False, stages=True, loss_scale=False,
     quantised_base=False, state_form=TORCH, not_simulated="a pipeline's schedule needs the other stages' answers",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import sys
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # glibc, malloc.h
 
 
-def keep_heap() -> bool:
+def configure_malloc() -> bool:
     """Make glibc serve large blocks from the heap and never return them; return whether it was done (False:
     another C library).
 

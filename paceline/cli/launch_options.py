@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Asked:
+class LaunchOptions:
     """The command line's launch options; None where an option is not given."""
 
     nproc: int | None = None
@@ -20,7 +20,7 @@ class Asked:
 
     def flags(self) -> dict[str, object]:
         """Return the given options as config keys: the command-line layer of the config."""
-        asked = {
+        settings = {
             "launch.nproc": self.nproc,
             "launch.nnodes": self.nnodes,
             "launch.node_rank": self.node_rank,
@@ -29,4 +29,4 @@ class Asked:
             "training.algorithm": self.algorithm,
             "training.resume_from_checkpoint": self.resume,
         }
-        return {key: value for key, value in asked.items() if value is not None}
+        return {key: value for key, value in settings.items() if value is not None}

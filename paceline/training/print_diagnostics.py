@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from paceline.core.diagnostics import Diagnostic
 
 
-def tell(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
+def print_diagnostics(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
     """Print diagnostics to stderr; with ``only_first`` on rank 0 only, for what every rank finds alike."""
     if only_first and rank != 0:
         return

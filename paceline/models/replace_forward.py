@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 
-def swapped(fused: type, kind: type) -> type[Any]:
+def replace_forward(fused: type, kind: type) -> type[Any]:
     """The class that computes as ``fused`` and falls back to ``kind``; one for all layers, so that torch.compile sees one type."""
     return _joined(fused.__name__, (fused, kind))
 
 
-def based_on(kind: type, base: type) -> type[Any]:
+def replace_base(kind: type, base: type) -> type[Any]:
     """The class that computes as ``kind`` with ``base`` in place of its own base class."""
     return _joined(base.__name__, (kind, base))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.protocols.roles import Ask, Role
+from paceline.protocols.roles import Output, Role
 from paceline.strategies.base import Runner
 from paceline.strategies.handle import Handles
 from paceline.training import codes
@@ -21,7 +21,7 @@ _WHERE = "training.rollout.rewards"
 
 
 @dataclass
-class ModelJudge:
+class RewardModel:
     """Scores of ``Role.REWARD``: of prompt and answer as one document, read at its last token."""
 
     runner: Runner
@@ -40,8 +40,8 @@ class ModelJudge:
             batch = self.runner.strategy.shard_batch(
                 answer_batch([*rows, *[None] * (self.rows - len(rows))], self.pad_id, self.dtype)
             )
-            out = self.runner.forward_no_grad(self.handles, Role.REWARD, batch, frozenset({Ask.SCORES}))
-            scores = out[Ask.SCORES.value].double().cpu().tolist()
+            out = self.runner.forward_no_grad(self.handles, Role.REWARD, batch, frozenset({Output.SCORES}))
+            scores = out[Output.SCORES.value].double().cpu().tolist()
             found += [0.0 if ids is None else score for ids, score in zip(part, scores, strict=False)]
         return found
 
@@ -53,12 +53,12 @@ def check_reward_model(name: str, tokenizer: Path) -> None:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        said = str(error).split("\n")[0]
+        message = str(error).split("\n")[0]
         hint = "the folder of `paceline export` after algorithm: reward"
         if (Path(name) / "adapter_config.json").is_file():
             hint = "export it as a whole model: paceline export RUN --to FOLDER --merge"
         what = "there is no reward model that could be loaded"
-        raise ConfigError(codes.REWARDS_MODEL(what, _WHERE, f"{name}: {said}", hint)) from error
+        raise ConfigError(codes.REWARDS_MODEL(what, _WHERE, f"{name}: {message}", hint)) from error
     if wrong := gives_no_number(name, config.architectures or (), config.num_labels):
         raise ConfigError(wrong)
     if found := other_tokens(name, tokenizer):

@@ -10,7 +10,7 @@ from paceline.core.secret_values import without_secrets
 from paceline.launch.environ import current
 
 
-def leave_word(run: RunDir, checkpoint: str, *, plot: bool) -> None:
+def print_summary(run: RunDir, checkpoint: str, *, plot: bool) -> None:
     """Print the summary. The run is already finished and saved, so nothing here can harm it."""
     drawn = draw_plot(run) if plot else "none (training.report_to is none)"
     print(

@@ -15,8 +15,8 @@ from paceline.plan.algorithms.rollout import gathered_problems, rollout_decision
 from paceline.plan.auto import plan_auto
 from paceline.plan.cost.memory import memory_of
 from paceline.plan.cost.room import room_decisions, room_of, room_problems, rows_problems
+from paceline.plan.engine_options import choose_attention, choose_backend, idle_decisions, keeps_apart, option_decisions
 from paceline.plan.hardware.probe import Hardware
-from paceline.plan.knobs import choose_attention, choose_backend, idle_decisions, keeps_apart, knob_decisions
 from paceline.plan.model.read_shape import ModelShape, scoring
 from paceline.plan.parts import OtherModel
 from paceline.plan.plan import WARNING, Decision, Plan
@@ -24,7 +24,7 @@ from paceline.plan.remedy import what_fits
 from paceline.plan.resolve import Resolved, attempt, resolve
 from paceline.plan.strategies.deepspeed.nvme import nvme_decisions
 from paceline.plan.strategies.job import Job
-from paceline.plan.strategy import Chosen, choose_strategy
+from paceline.plan.strategy import StrategyChoice, choose_strategy
 
 
 def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
@@ -38,7 +38,7 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
         shape = scoring(shape, job.algorithm.head_outputs(job.training))
     job = replace(job, shape=shape)
 
-    def made(chosen: Chosen | None) -> Plan:
+    def made(chosen: StrategyChoice | None) -> Plan:
         warned = list(found)
         resolved = resolve(chosen, job, warned)
         return _with_room(_checked(_assembled(job, resolved, warned)), job.hardware, job.needs_room)
@@ -72,15 +72,15 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
 def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Plan:
     """The plan of what was resolved, all but its memory; ``found`` is what it warns of."""
     config, hardware, shape = job.config, job.hardware, job.shape
-    training, data, asked = config.training, config.data, config.model.attn_implementation
+    training, data, requested = config.training, config.data, config.model.attn_implementation
     engine, precision, adapter = resolved.engine, resolved.precision, resolved.adapter
     backend, about_backend = choose_backend(training.ddp_backend, hardware, training.ddp_timeout)
-    attention = choose_attention(asked, hardware, precision, shape)
-    apart = keeps_apart(asked, shape)
+    attention = choose_attention(requested, hardware, precision, shape)
+    apart = keeps_apart(requested, shape)
     spec = job.algorithm
     reference, models, about_models = spec.models(training, adapter)
     prompts = spec.on_policy
-    said = (
+    decisions = (
         *_main_decisions(hardware, job.world_size, job.num_nodes, resolved),
         *engine.decisions,
         about_backend,
@@ -88,7 +88,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         *adapter_decisions(adapter, shape),
         *about_models,
         *rollout_decisions(spec, training, engine.batch),
-        *knob_decisions(config, hardware, resolved.chosen.strategy, prompts=prompts, apart=apart),
+        *option_decisions(config, hardware, resolved.chosen.strategy, prompts=prompts, apart=apart),
         *idle_decisions(config),
         *_warnings(found),
     )
@@ -97,7 +97,7 @@ def _assembled(job: Job, resolved: Resolved, found: Sequence[Diagnostic]) -> Pla
         mesh=engine.mesh, world_size=job.world_size, num_nodes=job.num_nodes, device=hardware.device, backend=backend, timeout_seconds=training.ddp_timeout,
         precision=precision, batch=engine.batch, seq_len=data.max_length, packing=data.packing and not prompts and apart,
         attention=attention.choice, recompute=training.gradient_checkpointing, compile=training.torch_compile,
-        optimizer=resolved.optimizer, decisions=said, config=config, config_digest=config.digest(), run_dir=job.run_dir, shape=shape,
+        optimizer=resolved.optimizer, decisions=decisions, config=config, config_digest=config.digest(), run_dir=job.run_dir, shape=shape,
         launcher=job.launcher, paceline_version=__version__, engine=engine.options, adapter=adapter, reference=reference,
         models={role: replace(other, shape=_shape_of(role, other, shape, job.others)) for role, other in models.items()},
     )  # fmt: skip
@@ -122,11 +122,13 @@ def _main_decisions(hardware: Hardware, world_size: int, num_nodes: int, resolve
     batch, precision = resolved.engine.batch, resolved.precision
     where = f"{world_size} process(es) on {num_nodes} node(s)"
     devices = hardware.num_devices
-    shared_out = "one a device" if world_size // num_nodes == devices else f"{devices} device(s) a node"
+    on_each_node = "one a device" if world_size // num_nodes == devices else f"{devices} device(s) a node"
     made = [
         Decision("device", hardware.device, f"{hardware.device_note}; {hardware.device_name}"),
         Decision("training.distributed_strategy", resolved.chosen.strategy, resolved.chosen.reason),
-        Decision("processes", where, shared_out if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"),
+        Decision(
+            "processes", where, on_each_node if hardware.device == "cuda" else f"{hardware.cpu_count} cores a node"
+        ),
         Decision(
             "batch", str(batch), "per_device_train_batch_size × gradient_accumulation_steps × data-parallel ranks"
         ),

@@ -16,7 +16,7 @@ from paceline.plan.plan import Decision, Precision
 from paceline.plan.strategies.base import strategy_spec
 
 
-class Say(Protocol):
+class Explain(Protocol):
     """Takes one decision."""
 
     def __call__(self, subject: str, choice: str, reason: str, granted: bool = True) -> None: ...
@@ -25,37 +25,37 @@ class Say(Protocol):
 PACKABLE = ("auto", "paceline")  # asked for, attention keeps the documents of a row apart where the family takes it
 
 
-def choose_backend(asked: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
+def choose_backend(requested: str, hardware: Hardware, timeout_seconds: int) -> tuple[str, Decision]:
     """The process group's backend and why. One that this hardware or torch does not have is refused by the config rules."""
     subject = "training.ddp_backend"
-    if asked == "auto":
+    if requested == "auto":
         backend = "nccl" if hardware.device == "cuda" else "gloo"
         reason = "auto: NVIDIA devices talk by NCCL" if backend == "nccl" else "auto: processes on CPUs talk by gloo"
         return backend, Decision(
             subject, backend, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
         )
     reason = "asked for"
-    if asked == "gloo" and hardware.device == "cuda":
+    if requested == "gloo" and hardware.device == "cuda":
         reason += "; on CUDA devices nccl is several times faster"
-    return asked, Decision(
-        subject, asked, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
+    return requested, Decision(
+        subject, requested, f"{reason}; a collective may take {timeout_seconds} s (training.ddp_timeout)"
     )
 
 
-def keeps_apart(asked: str, shape: ModelShape | None) -> bool:
+def keeps_apart(requested: str, shape: ModelShape | None) -> bool:
     """Whether attention keeps several documents of a row apart: Paceline's own, on a family that takes it (so far as is known)."""
-    return asked in PACKABLE and (shape is None or shape.rows == PACKED)
+    return requested in PACKABLE and (shape is None or shape.rows == PACKED)
 
 
-def choose_attention(asked: str, hardware: Hardware, precision: Precision, shape: ModelShape | None) -> Decision:
+def choose_attention(requested: str, hardware: Hardware, precision: Precision, shape: ModelShape | None) -> Decision:
     """The attention implementation; its ``choice`` goes to ``Plan.attention``."""
     subject = "model.attn_implementation"
-    if asked not in PACKABLE:
-        return Decision(subject, asked, "asked for: Transformers' own function, a padded row a document")
-    if not keeps_apart(asked, shape):
+    if requested not in PACKABLE:
+        return Decision(subject, requested, "asked for: Transformers' own function, a padded row a document")
+    if not keeps_apart(requested, shape):
         assert shape is not None
         why = f"documents of one row of model_type {shape.model_type} would change each other's losses"
-        return Decision(subject, asked, f"Transformers' own function, a padded row a document: {why}")
+        return Decision(subject, requested, f"Transformers' own function, a padded row a document: {why}")
     if hardware.device == "cuda" and precision.compute != "float32":
         kernel = "one variable-length flash kernel over all documents of a row"
     elif hardware.device == "cuda":
@@ -64,7 +64,7 @@ def choose_attention(asked: str, hardware: Hardware, precision: Precision, shape
         kernel = "a CPU has no variable-length kernel, so one causal call a document"
     return Decision(
         subject,
-        asked,
+        requested,
         kernel
         if shape is not None
         else f"{kernel}; a model class that cannot take it gets one padded row a document, and the log says so",
@@ -83,7 +83,7 @@ def optimizer_spec(training: TrainingSection) -> OptimizerSpec:
     )
 
 
-def knob_decisions(
+def option_decisions(
     config: Config,
     hardware: Hardware,
     strategy: str,
@@ -96,27 +96,29 @@ def knob_decisions(
     training, data, on_cpu = config.training, config.data, hardware.device == "cpu"
     made: list[Decision] = []
 
-    def say(subject: str, choice: str, reason: str, granted: bool = True) -> None:
+    def explain(subject: str, choice: str, reason: str, granted: bool = True) -> None:
         made.append(Decision(subject, choice, reason, granted))
 
     fused = training.optim.endswith("_fused")
-    say(
+    explain(
         "training.optim",
         training.optim,
         "one kernel for all parameters, on this device too" if fused else "asked for",
     )
     if prompts or apart or not data.packing:
         packs = data.packing and not prompts
-        say("data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data, data.packing))
+        explain(
+            "data.packing", "on" if packs else "off", _ROLLOUT_ROWS if prompts else _packing_reason(data, data.packing)
+        )
     else:
-        say(
+        explain(
             "data.packing",
             "off",
             f"this attention cannot keep documents apart; {_packing_reason(data, packing=False)}, padded to the longest of its micro-batch",
             granted=False,
         )
     if training.gradient_checkpointing:
-        say(
+        explain(
             "training.gradient_checkpointing",
             "on",
             "asked for: activations are computed again in the backward; about a third more compute",
@@ -127,32 +129,32 @@ def knob_decisions(
             if on_cpu
             else "the first step takes longer"
         )
-        say("training.torch_compile", "on", f"asked for; {cost}")
-    _loading(training, say, on_cpu=on_cpu, prompts=prompts)
-    for key, asked in (("bf16_full_eval", training.bf16_full_eval), ("fp16_full_eval", training.fp16_full_eval)):
-        if asked:  # elsewhere ``plan.precision`` has refused it
-            say(f"training.{key}", "on", "evaluation casts the weights as training does")
-    _engine_knobs(training, strategy, say)
+        explain("training.torch_compile", "on", f"asked for; {cost}")
+    _loading(training, explain, on_cpu=on_cpu, prompts=prompts)
+    for key, requested in (("bf16_full_eval", training.bf16_full_eval), ("fp16_full_eval", training.fp16_full_eval)):
+        if requested:  # elsewhere ``plan.precision`` has refused it
+            explain(f"training.{key}", "on", "evaluation casts the weights as training does")
+    _engine_options(training, strategy, explain)
     return made
 
 
-def _loading(training: TrainingSection, say: Say, *, on_cpu: bool, prompts: bool) -> None:
+def _loading(training: TrainingSection, explain: Explain, *, on_cpu: bool, prompts: bool) -> None:
     """How batches reach the steps. What is said of CUDA is what ``protocols.batch.Batch.pinned`` does."""
     workers, pin = training.dataloader_num_workers, training.dataloader_pin_memory
     if pin and prompts:
-        say("training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False)
+        explain("training.dataloader_pin_memory", "off", "rows are made of rollouts, beside the device", False)
     elif pin and on_cpu:
         why = "pinned memory speeds copies to a CUDA device; this run has none"
-        say("training.dataloader_pin_memory", "off", why, False)
+        explain("training.dataloader_pin_memory", "off", why, False)
     elif pin:
-        say("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
+        explain("training.dataloader_pin_memory", "on", "batches are copied to the device from pinned memory")
     if workers and prompts:
         why = "a rollout is made with the weights of its step: there is nothing to load ahead"
-        say("training.dataloader_num_workers", "0", why, False)
+        explain("training.dataloader_num_workers", "0", why, False)
     elif workers:
         ahead = training.dataloader_prefetch_factor or 2
         why = f"threads that prepare the next {workers * ahead} steps' batches while one runs; the order stays"
-        say("training.dataloader_num_workers", str(workers), why)
+        explain("training.dataloader_num_workers", str(workers), why)
 
 
 _ROLLOUT_ROWS = "rows are made of rollouts: a micro-batch lays its answers end to end, without padding"
@@ -164,9 +166,9 @@ def _packing_reason(data: DataSection, packing: bool) -> str:
     return f"one document a row, up to {data.max_length} tokens"
 
 
-def _engine_knobs(training: TrainingSection, strategy: str, say: Say) -> None:
+def _engine_options(training: TrainingSection, strategy: str, explain: Explain) -> None:
     """Knobs of one engine: passed on under the strategies that have it, said to be without effect elsewhere."""
-    asked: dict[str, dict[str, int | bool | None]] = {
+    requested: dict[str, dict[str, int | bool | None]] = {
         "DistributedDataParallel": {
             "ddp_find_unused_parameters": training.ddp_find_unused_parameters,
             "ddp_bucket_cap_mb": training.ddp_bucket_cap_mb,
@@ -175,13 +177,13 @@ def _engine_knobs(training: TrainingSection, strategy: str, say: Say) -> None:
         },
         "ZeroRedundancyOptimizer": {"parameters_as_bucket_view": training.parameters_as_bucket_view or None},
     }
-    for owner, name, value in ((owner, *item) for owner, values in asked.items() for item in values.items()):
+    for owner, name, value in ((owner, *item) for owner, values in requested.items() for item in values.items()):
         if value is None:
             continue
-        if name in strategy_spec(strategy).knobs:
-            say(f"training.{name}", str(value).lower(), f"asked for, given to {owner}")
+        if name in strategy_spec(strategy).training_keys:
+            explain(f"training.{name}", str(value).lower(), f"asked for, given to {owner}")
         else:
-            say(f"training.{name}", "off", f"a knob of {owner}; the strategy is '{strategy}'", False)
+            explain(f"training.{name}", "off", f"a knob of {owner}; the strategy is '{strategy}'", False)
 
 
 def idle_decisions(config: Config) -> list[Decision]:
@@ -189,7 +191,7 @@ def idle_decisions(config: Config) -> list[Decision]:
     found = []
     for path, reason in IDLE.items():
         section, _, name = path.partition(".")
-        asked, info = getattr(getattr(config, section), name), field_of(path)
-        if info is not None and asked != info.default:
-            found.append(Decision(path, str(asked).lower(), reason, False))
+        requested, info = getattr(getattr(config, section), name), field_of(path)
+        if info is not None and requested != info.default:
+            found.append(Decision(path, str(requested).lower(), reason, False))
     return found

@@ -10,7 +10,7 @@ from paceline.rules.base import Context
 from paceline.rules.strategy import deepspeed_section
 
 
-def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:
+def sharding_keys(c: Context, axes: Iterable[str]) -> list[str]:
     """Return the keys of this config that split a model or its rows over ranks.
 
     These are the sizes above 1 in ``training.parallelism`` for ``axes`` (pp, cp, tp), DeepSpeed's AutoTP and
@@ -28,7 +28,7 @@ def cutting_keys(c: Context, axes: Iterable[str]) -> list[str]:
     return found
 
 
-def axes_that_cut(c: Context, *, scores: bool) -> tuple[str, ...]:
+def sharding_axes(c: Context, *, scores: bool) -> tuple[str, ...]:
     """Return the axes that an algorithm on whole answers cannot use.
 
     ``scores``: a scalar head scores the answers; no strategy supports splitting that model.
@@ -51,7 +51,7 @@ def whole_heads(c: Context) -> Iterator[Diagnostic]:
     """strategy.divergence"""
     if not c.algorithm.lends_head:
         return
-    wrong = [key for key in cutting_keys(c, ("pp", "tp")) if "sequence_parallel" not in key]
+    wrong = [key for key in sharding_keys(c, ("pp", "tp")) if "sequence_parallel" not in key]
     if c.strategy is not None and not c.strategy.stages:
         wrong = [key for key in wrong if not key.startswith("training.distributed_strategy")]
     if wrong:

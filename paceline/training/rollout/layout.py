@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.training.windows import Cut
+from paceline.training.windows import BatchLayout
 
 
 @dataclass(frozen=True)
-class RolloutCut:
-    """How a rollout is cut: ``updates`` optimizer steps of ``cut.global_batch`` answers, gone through ``passes`` times; ``group`` answers a prompt."""
+class RolloutLayout:
+    """How a rollout is cut: ``updates`` optimizer steps of ``batch_layout.global_batch`` answers, gone through ``passes`` times; ``group`` answers a prompt."""
 
-    cut: Cut
+    batch_layout: BatchLayout
     group: int
     updates: int
     passes: int
@@ -20,7 +20,7 @@ class RolloutCut:
     @property
     def answers(self) -> int:
         """Answers of a rollout, all ranks together."""
-        return self.updates * self.cut.global_batch
+        return self.updates * self.batch_layout.global_batch
 
     @property
     def groups(self) -> int:
@@ -36,11 +36,11 @@ class RolloutCut:
 class AnswerRows:
     """The rows of an epoch as training counts them: answers, passes over them included (a ``RowSource`` as far as epochs are counted)."""
 
-    def __init__(self, prompts: Any, cut: RolloutCut, drop_last: bool) -> None:
-        self.prompts, self.cut, self.drop_last = prompts, cut, drop_last
+    def __init__(self, prompts: Any, batch_layout: RolloutLayout, drop_last: bool) -> None:
+        self.prompts, self.batch_layout, self.drop_last = prompts, batch_layout, drop_last
 
     def num_rows(self, epoch: int) -> int:
         """A multiple of the global batch: rollouts are whole, the last one filled up (or dropped)."""
-        answers = self.prompts.num_rows(epoch) * self.cut.group
-        rollouts = answers // self.cut.answers if self.drop_last else -(-answers // self.cut.answers)
-        return rollouts * self.cut.answers * self.cut.passes
+        answers = self.prompts.num_rows(epoch) * self.batch_layout.group
+        rollouts = answers // self.batch_layout.answers if self.drop_last else -(-answers // self.batch_layout.answers)
+        return rollouts * self.batch_layout.answers * self.batch_layout.passes

@@ -21,7 +21,7 @@ _RECORD = "_paceline_record"
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedSequenceInfo:
     """Documents of one flat micro-batch: ``bounds`` (D + 1 ints), the same as an int32 tensor on the device,
     and the longest document.
 
@@ -37,11 +37,11 @@ class Layout:
     shared: SharedPrompts | None = None
 
     @staticmethod
-    def of(batch: Batch, shared: SharedPrompts | None = None) -> Layout:
+    def of(batch: Batch, shared: SharedPrompts | None = None) -> PackedSequenceInfo:
         """Return the layout of ``batch``. Reads the boundaries on the CPU, where ``Batch.to`` leaves them."""
         device = batch.input_ids.device
         bounds = tuple(batch.cu_seqlens.tolist())
-        return Layout(
+        return PackedSequenceInfo(
             bounds,
             batch.cu_seqlens.to(device=device, dtype=torch.int32, non_blocking=True),
             batch.max_seqlen,
@@ -50,17 +50,17 @@ class Layout:
         )
 
     @staticmethod
-    def over(bounds: tuple[int, ...], device: torch.device) -> Layout:
+    def over(bounds: tuple[int, ...], device: torch.device) -> PackedSequenceInfo:
         """Return the layout of documents with these boundaries."""
         longest = max(b - a for a, b in zip(bounds, bounds[1:], strict=False))
-        return Layout(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), longest)
+        return PackedSequenceInfo(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), longest)
 
-    def whole(self) -> Layout:
+    def whole(self) -> PackedSequenceInfo:
         """Return the same documents with all tokens on this rank."""
         return replace(self, context=None)
 
 
-class LayoutSlot:
+class AttentionContext:
     """The current layout of one root module: set during a forward, read by its attention layers (no global
     state).
 
@@ -72,8 +72,8 @@ class LayoutSlot:
     """
 
     def __init__(self) -> None:
-        self.current: Layout | None = None
-        self.rows: Layout | None = None
+        self.current: PackedSequenceInfo | None = None
+        self.rows: PackedSequenceInfo | None = None
 
     def attach(self, trunk: nn.Module) -> None:
         """Give every submodule of ``trunk`` a reference to this slot (a plain attribute, neither in the state
@@ -83,7 +83,7 @@ class LayoutSlot:
             object.__setattr__(module, _ATTRIBUTE, self)
 
     @contextmanager
-    def holding(self, layout: Layout | None) -> Iterator[None]:
+    def packed_sequences(self, layout: PackedSequenceInfo | None) -> Iterator[None]:
         """Set ``current`` to ``layout`` inside the context."""
         before, self.current = self.current, layout
         try:
@@ -92,26 +92,26 @@ class LayoutSlot:
             self.current = before
 
     @contextmanager
-    def holding_rows(self, batch: Batch) -> Iterator[None]:
+    def padded_rows(self, batch: Batch) -> Iterator[None]:
         """Set ``rows`` to the layout of ``batch`` inside the context."""
-        before, self.rows = self.rows, Layout.of(batch)
+        before, self.rows = self.rows, PackedSequenceInfo.of(batch)
         try:
             yield
         finally:
             self.rows = before
 
 
-def layout_of(module: nn.Module) -> Layout | None:
+def sequence_info_of(module: nn.Module) -> PackedSequenceInfo | None:
     """Return the layout of the running packed forward, given one of its modules; None outside of one
     (generation).
     """
-    slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
+    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.current
 
 
-def rows_of(module: nn.Module) -> Layout | None:
+def rows_of(module: nn.Module) -> PackedSequenceInfo | None:
     """Return the layout of the running padded forward, given one of its modules; None outside of one."""
-    slot: LayoutSlot | None = getattr(module, _ATTRIBUTE, None)
+    slot: AttentionContext | None = getattr(module, _ATTRIBUTE, None)
     return None if slot is None else slot.rows
 
 

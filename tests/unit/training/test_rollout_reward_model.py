@@ -12,8 +12,8 @@ from support import write_tokenizer
 
 from paceline.core.errors import ConfigError
 from paceline.protocols.batch import Batch
-from paceline.protocols.roles import Ask, Role
-from paceline.training.rollout.judge import ModelJudge, check_reward_model
+from paceline.protocols.roles import Output, Role
+from paceline.training.rollout.reward_model import RewardModel, check_reward_model
 
 
 class Runner:
@@ -28,15 +28,17 @@ class Runner:
     def shard_batch(self, batch: Batch) -> Batch:
         return batch
 
-    def forward_no_grad(self, handles: Any, role: Role, placed: Batch, ask: frozenset[Ask]) -> dict[str, torch.Tensor]:
-        assert role is Role.REWARD and ask == {Ask.SCORES} and len(placed.document_ids) == 2
+    def forward_no_grad(
+        self, handles: Any, role: Role, placed: Batch, ask: frozenset[Output]
+    ) -> dict[str, torch.Tensor]:
+        assert role is Role.REWARD and ask == {Output.SCORES} and len(placed.document_ids) == 2
         self.forwards += 1
-        return {Ask.SCORES.value: placed.input_ids[0, (placed.cu_seqlens[1:] - 1).long()].float()}
+        return {Output.SCORES.value: placed.input_ids[0, (placed.cu_seqlens[1:] - 1).long()].float()}
 
 
 def test_documents_are_scored_in_order_and_every_rank_asks_as_often() -> None:
     runner = Runner()
-    judge = ModelJudge(runner, {}, rows=2, pad_id=0, dtype=torch.float32)
+    judge = RewardModel(runner, {}, rows=2, pad_id=0, dtype=torch.float32)
     assert judge([(4, 5), None, (6,), (7, 8, 9)], 2) == [5.0, 0.0, 6.0, 9.0] and runner.forwards == 2
     assert judge([(4, 5)], 3) == [5.0] and runner.forwards == 5
     assert judge([], 1) == [] and runner.forwards == 6  # a rank without prompts

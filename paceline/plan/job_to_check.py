@@ -8,7 +8,7 @@ from paceline.config.schema import Config
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 
 
-class Asked(Protocol):
+class JobToCheck(Protocol):
     """A job before it is planned (``rules.base.Context``): its config, its algorithm's options, and who set what."""
 
     @property

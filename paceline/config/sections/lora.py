@@ -1,4 +1,4 @@
-"""``lora:``, ``generation:`` and ``launch:``."""
+"""``lora:``"""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from paceline.config.sections.types import (
     OptInt,
     OptPath,
     Section,
-    Text,
     Texts,
     Word,
     optional,
@@ -74,29 +73,4 @@ class LoraSection(Section):
     adapter_name_or_path: OptPath = Field(
         default=None,
         description="Folder of a peft adapter to continue training; its rank, alpha and target modules are used.",
-    )
-
-
-class GenerationSection(Section):
-    """Generation in `paceline chat RUN`; its options (`--temperature 0.7`) take precedence."""
-
-    max_new_tokens: Int = Field(default=128, ge=1, description="Maximum answer length in tokens.")
-    temperature: Float = Field(default=0.0, ge=0, description="Sampling temperature; 0: greedy decoding.")
-    top_p: Float = Field(
-        default=1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability."
-    )
-    top_k: Int = Field(default=0, ge=0, description="Sample from the k likeliest tokens; 0 means no limit.")
-
-
-class LaunchSection(Section):
-    """Numbers of processes and nodes. Command-line options take precedence."""
-
-    nproc: OptInt = Field(
-        default=None, ge=1, description="Processes on this node; when empty one per accelerator, or 1 on a CPU."
-    )
-    nnodes: Int = Field(default=1, ge=1, description="Number of nodes.")
-    node_rank: Int = Field(default=0, ge=0, description="Rank of this node.")
-    master_addr: Text = Field(default="127.0.0.1", description="Address of node 0.")
-    master_port: OptInt = Field(
-        default=None, description="Port on node 0; a free one is chosen when empty (one node only)."
     )
