@@ -11,6 +11,13 @@ from paceline.core.registry import load_attr
 from paceline.core.tables import ALGORITHMS
 from paceline.plan.algorithms.base import algorithm_spec
 
+_RENAMED = {
+    "ask": "required_outputs",
+    "consulted": "reference_roles",
+    "informed": "attach_outputs",
+    "watched": "train_metrics",
+}
+
 
 def algorithm_class(name: str) -> type[Algorithm]:
     """Return the class of the algorithm ``name``.
@@ -24,4 +31,9 @@ def algorithm_class(name: str) -> type[Algorithm]:
         hint = "a class that inherits from paceline.algorithms.base:Algorithm (or SFT, DPO)"
         what = f"the implementation of '{name}' is no algorithm"
         raise ConfigError(codes.ALGORITHM_NOT_AN_ALGORITHM(what, "training.algorithm", repr(cls), hint))
+    renamed = {old: new for old, new in _RENAMED.items() if any(old in vars(base) for base in cls.__mro__)}
+    if renamed:
+        what = f"the implementation of '{name}' defines names that training no longer reads"
+        hint = "; ".join(f"rename {old} to {new}" for old, new in renamed.items())
+        raise ConfigError(codes.ALGORITHM_NOT_AN_ALGORITHM(what, "training.algorithm", ", ".join(renamed), hint))
     return cls

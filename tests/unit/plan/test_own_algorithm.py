@@ -185,3 +185,13 @@ def test_a_spec_brings_no_torch_to_the_plan(tmp_path: Path) -> None:
     path = os.pathsep.join([str(EXAMPLES), str(tmp_path), str(EXAMPLES.parent)])
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
     assert done.stdout.split() == ["True", "False"] and "algorithm.spec_torch" in done.stderr
+
+
+@pytest.mark.parametrize("old", ["ask", "consulted", "informed", "watched"])
+def test_a_name_that_training_no_longer_reads_is_refused(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics under an old name would be missing from the log without a word."""
+    from paceline.algorithms.sft import SFT
+
+    monkeypatch.setattr(SFT, old, None, raising=False)
+    with pytest.raises(ConfigError, match=f"algorithm.not_an_algorithm(.|\n)*rename {old} to"):
+        algorithm_class("sft")

@@ -1,0 +1,101 @@
+"""Names of the field: no private word is an identifier of the package, and no two classes have one name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import pytest
+from sources import Source, sources
+
+#: Words that no name of the package may be, and what to write instead.
+WORDS = {
+    "Ask, ask, asks, asked, also_ask": "Output, required_outputs, outputs, requested",
+    "Asked": "LaunchOptions, JobToCheck",
+    "consulted": "reference_roles", "informed": "attach_outputs", "watched": "train_metrics",
+    "credit, credited": "advantage, compute_advantages",
+    "learns_from, compares_answers, learnt": "masks_truncated, uses_group_baseline, has_loss",
+    "said, say, Say, told, tell, speak, Told": "a noun (message, notes, findings, reply) or print, report, explain",
+    "placer, placed": "batch_sharder, local_batch",
+    "share_over_tensors, share_head, shared_out": "apply_tensor_parallel, parallelize_head, sharded",
+    "generates_together, take_turns, in_turns": "generation_is_collective, reshard_between_layers",
+    "Cut, RolloutCut, cuts": "BatchLayout, StageLayout, RolloutLayout",
+    "Products, Gradients, slope, slopes": "ChunkedLogits, ChunkedGrads, dlogits_draw",
+    "LowPrecision, LowLinear, low_dtype": "LowPrecisionCopies, LowPrecisionLinear, activation_dtype",
+    "swapped, based_on": "replace_forward, replace_base",
+    "Enter, Leave": "CopyToTP, ReduceFromTP",
+    "Layout, LayoutSlot, holding": "PackedSequenceInfo, AttentionContext, packed_sequences",
+    "WORTH": "MIN_SHARED_TOKENS",
+    "Work, Chosen, knobs": "StepSpec, StrategyChoice, training_keys",
+    "Answerer, ModelJudge": "RolloutGenerator, RewardModel",
+    "last_words, leave_word, keep_heap, roomy_heap, roomy_cache": "print_summary, configure_malloc, preallocated_cache",
+    "leader": "is_group_leader",
+}  # fmt: skip
+INSTEAD = {word.strip(): instead for words, instead in WORDS.items() for word in words.split(",")}
+#: Classes that share a name, and why.
+SHARED: dict[str, str] = {}
+
+
+def source(text: str, path: str = "paceline/a.py") -> Source:
+    return Source(path, "", text, ast.parse(text))
+
+
+def identifiers(node: ast.AST) -> Iterator[str]:
+    """Every name that ``node`` itself holds: variables, attributes, keywords, what is defined and imported."""
+    for field, value in ast.iter_fields(node):
+        if isinstance(value, str) and not isinstance(node, ast.Constant) and field != "type_comment":
+            yield from value.split(".")
+        elif isinstance(value, list):
+            yield from (item for item in value if isinstance(item, str))  # global, nonlocal, keywords of patterns
+
+
+def private_words(files: Iterable[Source]) -> list[str]:
+    return [
+        f"{file.at(node)}: {name}: {INSTEAD[name.strip('_')]}"
+        for file in files
+        for node in file.nodes()
+        for name in identifiers(node)
+        if name.strip("_") in INSTEAD
+    ]
+
+
+def shared_names(files: Iterable[Source]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        for node in file.nodes():
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(file.at(node))
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_no_identifier_is_a_private_word() -> None:
+    assert len(sources()) > 400
+    assert private_words(sources()) == [], "write the word of PyTorch, Transformers or TRL"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = shared_names(sources())
+    assert {name: places for name, places in found.items() if name not in SHARED} == {}
+    assert set(SHARED) <= set(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "said = 1", "x.said", "def ask(): ...", "def f(told): ...", "f(told=1)", "class Cut: ...", "from a import Ask",
+        "import a.last_words", "import a as asked", "f'{said}'", "lambda placed: 1", "self._told = 1", "global cuts",
+        "for told in x: ...", "[leader for leader in x]", "try: ...\nexcept E as told: ...", "match x:\n    case {**said}: ...",
+    ],
+)  # fmt: skip
+def test_every_kind_of_name_is_seen(text: str) -> None:
+    assert private_words([source(text)])
+
+
+def test_a_text_may_say_what_it_likes() -> None:
+    assert private_words([source("'''``said``'''\nx = {'asked': 'told'}  # said\nunsaid = saidly = 1")]) == []
+
+
+def test_two_classes_of_one_name_are_seen() -> None:
+    nested = source("def f():\n    class A: ...", "paceline/b.py")
+    assert shared_names([source("class A: ..."), nested]) == {"A": ["paceline/a.py:1", "paceline/b.py:2"]}
