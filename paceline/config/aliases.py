@@ -92,7 +92,7 @@ def _stage(value: Any) -> Any:
     return stages[name]
 
 
-#: LLaMA-Factory's ``pref_loss`` beside ``stage: dpo``
+#: LLaMA-Factory's ``pref_loss`` with ``stage: dpo``
 _OF_THEIR_OWN = ("orpo", "simpo")
 
 

@@ -17,6 +17,7 @@ _STRATEGY = "training.distributed_strategy"
 
 
 def deepspeed_section(c: Context) -> dict[str, Any]:
+    """Return ``training.deepspeed`` if it is a mapping, else an empty one."""
     given = c.config.training.deepspeed
     return given if isinstance(given, dict) else {}
 

@@ -16,6 +16,7 @@ class Curve:
 
     @staticmethod
     def of(points: Mapping[int, float]) -> Curve:
+        """Return the finite points of ``points`` (x → y), sorted by x."""
         kept = sorted((x, y) for x, y in points.items() if math.isfinite(y))
         return Curve([x for x, _ in kept], [y for _, y in kept])
 

@@ -91,7 +91,7 @@ def deepspeed_block(document: Document, found: Foreign, whole: dict[str, Any]) -
     # Accelerate's defaults
     zero = json.setdefault("zero_optimization", {})
     if isinstance(zero, dict):
-        zero.setdefault("stage", 2)  # Accelerate's default
+        zero.setdefault("stage", 2)
     mesh = whole.get("parallelism_config")
     sequence = mesh.get("parallelism_config_sp_size") if isinstance(mesh, dict) else None
     if isinstance(sequence, int) and sequence > 1:
