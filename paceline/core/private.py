@@ -40,7 +40,7 @@ def written_into(folder: Path) -> Iterator[None]:
 
 
 def open_to_strangers(folder: Path) -> str:
-    """Return why another user could replace files in ``folder`` or its nearest existing parent; empty if not."""
+    """Return why another user could replace files in ``folder`` or its nearest existing parent, if so."""
     place = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     info = place.stat()
     if info.st_uid not in (os.geteuid(), 0):

@@ -66,5 +66,5 @@ class Document:
         return Document(data, self.name, lines, self.line)
 
     def note(self, path: str, what: str, hint: str = "", severity: Severity = Severity.NOTE) -> Diagnostic:
-        """Return a finding about a translated or ignored setting; a WARNING if it was asked for explicitly."""
+        """Return a finding about a translated or ignored setting; a WARNING if the user asked for it."""
         return codes.CONFIG_FOREIGN_NOT_TAKEN(what, where=self.place(path), found=path, hint=hint, severity=severity)

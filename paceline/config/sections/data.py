@@ -50,7 +50,7 @@ class Dataset(Section):
 
 
 def to_datasets(value: Any) -> Any:
-    """Convert a path, a comma-separated list of paths, a mapping, or a list of these to a list of data sets."""
+    """Convert a path, a comma-separated list of paths, a mapping, or a list of these to data sets."""
     if isinstance(value, str):
         return [{"path": part.strip()} for part in value.split(",") if part.strip()]
     if isinstance(value, dict):

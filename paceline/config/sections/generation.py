@@ -1,4 +1,4 @@
-"""``generation:``"""
+"""``generation:`` — sampling in ``paceline chat``."""
 
 from __future__ import annotations
 

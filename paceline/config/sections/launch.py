@@ -1,4 +1,4 @@
-"""``launch:``"""
+"""``launch:`` — processes, nodes and the rendezvous address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lora:``"""
+"""``lora:`` — adapters and quantisation."""
 
 from __future__ import annotations
 
