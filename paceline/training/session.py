@@ -1,4 +1,4 @@
-"""From a plan to a trainer: every component gets explicit values; below here nobody sees Config."""
+"""Build a trainer from a plan: every component gets explicit values, and none below sees Config."""
 
 from __future__ import annotations
 
@@ -64,33 +64,34 @@ class Session:
     prepared: Prepared
     run: RunDir
     reader: CheckpointReader | None = None
-    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more of each document, by split
-    classes: Classes | None = None  # of the rows of a classifier
-    notes: list[str] = field(default_factory=list)  # what was done before the first step, for the log
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # extra columns per split
+    classes: Classes | None = None  # set for classification
+    notes: list[str] = field(default_factory=list)  # messages from before the first step, for the log
 
     @property
     def models(self) -> Models:
-        """What the models of the roles are built by."""
+        """The factories of the roles' models."""
         return Models(self.plan, self.config, self.prepared, self.world.device, self.classes)
 
     @property
     def loading(self) -> Loading:
-        """How batches reach the steps."""
+        """How batches are prefetched."""
         return Loading.of(self.config.training, self.world.device)
 
     def build(self, observers: Iterable[Observer], stop_requested: Callable[[], bool], published: Published) -> Trainer:
-        """The trainer of this rank; ``published`` hears of every durable checkpoint."""
+        """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
         parts = self.parts()
         keep_best = self.config.training.load_best_model_at_end
         checkpointer = Checkpointer(self.run, self.world, self.config.training.save_total_limit)
         config = self.hf_config(parts.algorithm.trains[0])
         save = checkpoint_saver(
             parts, self.plan, self.prepared, checkpointer, config, published, keep_best=keep_best
-        )  # under save_strategy no, too: a stop saves
+        )  # even with save_strategy: no, since a stop saves
         return self.trainer(parts, observers, stop_requested, save)
 
     def parts(self) -> Parts:
-        """Model, strategy, algorithm, data, checkpoint: all that is trained, standing at the step to go on from."""
+        """Build model, strategy, algorithm and data; restore the checkpoint to resume from. Collective."""
+        # Algorithm and strategy, with what they need to know of the data
         if self.world.device.type == "cpu":
             configure_malloc()
         if row_kind(algorithm_spec(self.plan.algorithm).rows).classes:
@@ -105,6 +106,7 @@ class Session:
             hint = "export a checkpoint and ask that, or train with distributed_strategy: fsdp"
             where = "training.distributed_strategy"
             raise ConfigError(codes.STRATEGY_PIPELINE_GENERATION(what, where, self.plan.strategy, hint))
+        # Models: trained and frozen; a cached reference is computed before any weight changes
         factories = {role: self.models.trained(role) for role in algorithm.trains}
         handles = {role: strategy.prepare(role, build, self.plan.optimizer) for role, build in factories.items()}
         for role in algorithm.frozen:
@@ -115,6 +117,7 @@ class Session:
         if self.plan.reference == "cached":
             self.columns, note = ask_reference(self, runner, handles, factories[Role.POLICY])
             self.notes.append(f"{'reference':<9} {note}")
+        # Data and position: epochs are counted before the state is restored
         source = self.source(train=True)
         self.check_data(handles[algorithm.trains[0]].root)
         layout = self.batch_layout(strategy, self.plan.batch.micro_batch, self.plan.batch.accumulation)
@@ -132,6 +135,7 @@ class Session:
             others = algorithm.window_means.rows if algorithm.window_means is not None else ""
             windows = WindowSource(source, layout, epochs, state.step, self.loading, others)
             evaluated = self.evaluated(runner, handles, algorithm)
+        # Bring each engine into the state it has after a first step (contract 9)
         filler = windows.filler()
         for role in algorithm.trains:
             strategy.warm_up(handles[role], filler, algorithm)
@@ -140,12 +144,12 @@ class Session:
     def rollouts(
         self, runner: Runner, algorithm: OnPolicyObjective, handles: Handles, layout: BatchLayout
     ) -> RolloutSetup:
-        """What makes the windows of an algorithm that answers prompts itself."""
+        """Return the builder of an on-policy algorithm's windows."""
         folder, training = self.run.rollout_weights, self.config.training
         return RolloutSetup(self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, layout)
 
     def algorithm_options(self) -> dict[str, Any]:
-        """The algorithm's own section under ``training``, and what the plan has decided of it."""
+        """Return the algorithm's own section of ``training``, with what the plan decides about it."""
         spec = algorithm_spec(self.plan.algorithm)
         if spec.on_policy:
             return rollout_options(self.config.training, self.plan)
@@ -153,13 +157,15 @@ class Session:
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
     def check_data(self, root: RootModule) -> None:
-        """Every token has a row in the embedding. Raises DataError."""
+        """Check that the embedding has a row for every token. Raises DataError."""
         found = check_token_range(self.prepared, root.hf.get_input_embeddings().num_embeddings)
         if found:
             raise DataError(*found)
 
     def source(self, *, train: bool, shuffle: bool | None = None) -> PackedSource:
-        """The rows of a split; in the order of its table unless ``shuffle`` (training's default)."""
+        """Return the rows of a split, shuffled for training unless ``shuffle`` says otherwise, else in table
+        order.
+        """
         table = self.prepared.train if train else self.prepared.eval
         assert table is not None
         t = self.config.training
@@ -179,7 +185,7 @@ class Session:
         return BatchLayout(micro_batch, accumulation, strategy.data_parallel_rank, strategy.data_parallel_size)
 
     def epochs(self, source: Any, layout: BatchLayout) -> Epochs:
-        """Raises DataError when the data cannot feed a single step."""
+        """Return the epochs of the run. Raises DataError if the data cannot fill a single step."""
         t = self.config.training
         epochs = count_epochs(source, layout.global_batch, t.num_train_epochs, t.max_steps, t.dataloader_drop_last)
         if epochs.total_steps == 0:
@@ -198,7 +204,9 @@ class Session:
         return epochs
 
     def restore(self, strategy: Strategy, handles: dict[Role, Any], algorithm: Any) -> TrainState:
-        """Weights, moments and position from the checkpoint, or a fresh state."""
+        """Load weights, optimizer state and position from the checkpoint, or return a fresh state.
+        Collective.
+        """
         if self.reader is None:
             return TrainState()
         for role in algorithm.trains:
@@ -214,13 +222,15 @@ class Session:
         stop_requested: Callable[[], bool],
         save: Callable[[int], None] | None = None,
     ) -> Trainer:
-        """Rates, seeds, clipping; when it evaluates and saves, and what is best."""
+        """Return the trainer, with its schedules for learning rate, seeds, evaluation and saving, and its
+        rule for the best.
+        """
         t, strategy, algorithm = self.config.training, parts.runner.strategy, parts.algorithm
         forwards = 0 if algorithm.window_means is None else len(algorithm.window_means.roles)
         total = parts.epochs.total_steps
         shape = self.plan.shape
         peak = PeakFlops.of(self.world.device, self.plan.precision.compute)
-        piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout
+        piece = self.plan.mesh.coordinates(self.world.rank).cp  # other tokens, other dropout masks
         return Trainer(
             runner=parts.runner,
             algorithm=parts.algorithm,
@@ -254,24 +264,24 @@ class Session:
         )
 
     def evaluation_metrics(self) -> tuple[str, ...]:
-        """What an evaluation of this run yields."""
+        """Return the names of the metrics that an evaluation of this run yields."""
         rewards = (self.config.training.rollout or RolloutOptions()).rewards
         return evaluation_metrics(self.plan.algorithm, [reward.name for reward in rewards])
 
     def evaluation(self, parts: Parts) -> Callable[[], dict[str, float]] | None:
-        """How the run evaluates; None where it does not."""
+        """Return the evaluation function, or None if the run does not evaluate."""
         t = self.config.training
         if self.prepared.eval is None or (t.eval_strategy == "no" and not t.eval_on_start):
             return None
         return partial(parts.evaluate, self.source(train=False))
 
     def evaluated(self, runner: Runner, handles: Handles, algorithm: Any) -> Evaluation:
-        """The evaluation of an algorithm that learns from rows."""
+        """Return the evaluation of an algorithm that trains on rows."""
         layout = self.batch_layout(runner.strategy, self.config.training.per_device_eval_batch_size, 1)
         return lambda source: evaluate(runner, handles, algorithm, source, layout, self.loading)
 
     def inspector(self, parts: Parts) -> Callable[[Window], None]:
-        """Holds the ranks together in the first windows: equal rows in a copy of the model, equal weights in its copies."""
+        """Return a check for the first windows: equal rows in a model copy, equal weights across copies."""
         mesh, strategy, until = self.plan.mesh, parts.runner.strategy, parts.state.step + CHECKED_STEPS
         trained = {role.value: handle.root for role, handle in parts.handles.items() if handle.trained}
 
@@ -298,8 +308,11 @@ class Session:
         )
 
     def hf_config(self, role: Role) -> dict[str, Any]:
-        """``config.json`` of the trained model. Hugging Face's class for sequence classification reads the last token that is not padding: a padding
-        token that also ends answers is left out, so that it cannot be mistaken."""
+        """Return ``config.json`` of the trained model.
+
+        Transformers' sequence classification reads the last token that is not padding, so for scalar heads a
+        padding token that also ends answers is omitted: it would be mistaken for padding.
+        """
         config = self.models.trained(role).saved_config
         pad = self.prepared.pad_token_id
         scores = role in SCALAR_ROLES

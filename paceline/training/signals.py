@@ -1,4 +1,4 @@
-"""SIGTERM and the first Ctrl-C ask for a stop at the next step; the second Ctrl-C ends the process at once."""
+"""Signal handling: SIGTERM or Ctrl-C requests a stop after the current step; a second Ctrl-C exits."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class StopSignals:
                 os._exit(ExitCode.INTERRUPTED)
 
     def restore(self) -> None:
-        """Put the former handlers back."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)

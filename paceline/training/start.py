@@ -1,4 +1,4 @@
-"""From a worker's command line to its config: a plan made by the parent, or the YAML when started from outside."""
+"""Command line of a worker: a plan from the parent process, or the YAML when another launcher started it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from paceline.training import codes
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank knows before it meets the others. ``plan`` is None when rank 0 has yet to make it."""
+    """What a rank knows before it meets the others. ``plan`` is None if rank 0 has yet to make it."""
 
     config: Config
     plan: Plan | None
@@ -44,7 +44,7 @@ class Start:
 
 
 def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
-    """Read the command line. Raises ConfigError with all violations of the config."""
+    """Parse the command line. Raises ConfigError with all violations of the config."""
     parser = argparse.ArgumentParser(prog="python -m paceline.training.rank", allow_abbrev=False)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", help="plan.json written by the parent")
@@ -73,7 +73,7 @@ def parse_start(argv: Sequence[str], environ: Mapping[str, str]) -> Start:
 
 
 def _looked_in_doubt(error: NotLoaded, environ: Mapping[str, str]) -> Sequence[Diagnostic]:
-    """The faults of a config and of its files, looked for once a node."""
+    """Return the errors of a config and of its files, computed once per node."""
     if MARK in environ:
         return error.diagnostics
     subject = json.dumps(
@@ -83,10 +83,10 @@ def _looked_in_doubt(error: NotLoaded, environ: Mapping[str, str]) -> Sequence[D
 
 
 def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
-    """``start`` with what a look at all that it needs has to say, as ``paceline train`` looks; it is made once a node.
+    """Return ``start`` with the notes of the same checks that ``paceline train`` makes, made once per node.
 
-    Nothing where a parent has looked: it has made the plan, or it is Paceline's own launcher on each of several nodes.
-    Raises ConfigError with all that is wrong.
+    Skipped if a parent made them: it has planned, or it is Paceline's own launcher on each of several nodes.
+    Raises ConfigError with all errors.
     """
     loaded = start.loaded
     if loaded is None or MARK in environ:
@@ -108,7 +108,9 @@ def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
 
 
 def same_size(plan: Plan, env: RankEnv) -> None:
-    """Raises ConfigError where a launcher has started other ranks than the plan is for: each would train on rows of its own choice."""
+    """Raise ConfigError if the launcher started another number of ranks than planned: each would train on
+    rows of its own choice.
+    """
     if (env.world_size, env.num_nodes) == (plan.world_size, plan.num_nodes):
         return
     what = "the launcher has started other ranks than the plan is for"
@@ -120,7 +122,7 @@ def same_size(plan: Plan, env: RankEnv) -> None:
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
-    """The plan as this rank sees it, when no parent made one. Rank 0's is the one that counts."""
+    """Return the plan as this rank makes it, without a parent. Only that of rank 0 is used."""
     config = start.config
     job = Job(
         config,
@@ -136,7 +138,9 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
 
 
 def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
-    """What ``launch:`` says of processes and nodes, where the launcher around has started others: it decides, and that is said."""
+    """Return warnings if ``launch:`` asks for other numbers of processes or nodes than were started; those
+    started are used.
+    """
     here, launch = standing(environ), loaded.config.launch
     started = {"launch.nproc": here.local_size, "launch.nnodes": max(1, here.size // max(1, here.local_size))}
     found = []
@@ -149,7 +153,10 @@ def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnos
 
 
 def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
-    """``torchrun --max-restarts N`` runs the same command again: only ``auto`` and ``latest`` go on where the run was."""
+    """Return a warning if ``torchrun --max-restarts N`` would restart without resuming.
+
+    It repeats the same command, and only ``auto`` and ``latest`` resume from the run's own checkpoint.
+    """
     requested, resume = environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), loaded.config.training.resume_from_checkpoint
     if whole(requested) == 0 or resume in ("auto", "latest"):
         return ()
@@ -159,7 +166,7 @@ def restarts(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ..
 
 
 def from_plan(path: Path, local_rank: int | None) -> Start:
-    """The start that a parent process prepared. Raises ConfigError when the plan cannot be read."""
+    """Return the start that a parent process prepared. Raises ConfigError if the plan cannot be read."""
     try:
         plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as exc:

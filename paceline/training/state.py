@@ -1,4 +1,4 @@
-"""What a run must remember between steps beyond weights and moments: a few numbers, JSON."""
+"""Training state beyond weights and optimizer: a few numbers, JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrainState:
     evals_without_gain: int = 0
     skipped_no_labels: int = 0
     skipped_overflow: int = 0
-    trained_steps: int = 0  # with an update, and so with a gradient norm
+    trained_steps: int = 0  # those with an update, and so a gradient norm
     steps_without_gradient: int = 0  # of those; see ``training.learning``
     first_loss: float | None = None
 
@@ -37,7 +37,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class BestRule:
-    """Which evaluation is the best so far, and when to stop for want of a better one."""
+    """Decides which evaluation is the best so far, and when to stop early."""
 
     metric: str = "eval_loss"
     greater_is_better: bool = False
@@ -51,7 +51,9 @@ class BestRule:
         return best is None or (value > best if self.greater_is_better else value < best)
 
     def counts_as_gain(self, value: float, best: float | None) -> bool:
-        """Whether the gain exceeds ``early_stopping_threshold`` (the rule of Transformers' EarlyStoppingCallback)."""
+        """Whether the improvement exceeds ``early_stopping_threshold`` (the rule of Transformers'
+        EarlyStoppingCallback).
+        """
         return self.improved(value, best) and (best is None or abs(value - best) > self.threshold)
 
     def exhausted(self, state: TrainState) -> bool:
@@ -59,7 +61,9 @@ class BestRule:
         return self.patience is not None and state.evals_without_gain >= self.patience
 
     def record(self, metrics: Mapping[str, float], state: TrainState) -> bool:
-        """Note an evaluation in ``state``; True when it is the best so far. Raises KeyError when the metric is not measured."""
+        """Record an evaluation in ``state``; return whether it is the best so far. Raises KeyError for an
+        unmeasured metric.
+        """
         value = metrics[self.metric]
         gain, better = self.counts_as_gain(value, state.best_metric), self.improved(value, state.best_metric)
         state.evals_without_gain = 0 if gain else state.evals_without_gain + 1
@@ -69,9 +73,10 @@ class BestRule:
 
 
 def best_rule(training: TrainingSection, names: Sequence[str]) -> BestRule:
-    """``metric_for_best_model`` (default eval_loss) as Transformers reads it: larger is better unless its name ends in ``loss``.
+    """Return the rule for ``metric_for_best_model`` (default eval_loss), with Transformers' default
+    direction: greater is better unless the name ends in ``loss``.
 
-    Raises ConfigError when no evaluation will yield it (``names`` are those that do).
+    Raises ConfigError if no evaluation yields it (``names`` are those that do).
     """
     metric = training.metric_for_best_model or ("loss" if "eval_loss" in names else names[0])
     metric = metric if metric.startswith("eval_") else f"eval_{metric}"

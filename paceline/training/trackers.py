@@ -1,4 +1,6 @@
-"""TensorBoard and wandb behind one small protocol. A tracker that fails is reported once and left alone: it never ends a run."""
+"""TensorBoard and wandb behind a small protocol. A failing tracker is reported once and disabled; it never
+ends a run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """torch's own writer, into ``RUN/tensorboard``; points of an earlier attempt after ``start_step`` are dropped."""
+    """torch's SummaryWriter into ``RUN/tensorboard``; points after ``start_step`` from an earlier attempt are
+    purged.
+    """
 
     def __init__(self, run: RunDir, start_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -39,7 +43,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, into ``RUN/wandb``; offline when no key is at hand (``wandb sync`` uploads later)."""
+    """Weights & Biases, into ``RUN/wandb``; offline without a key (``wandb sync`` uploads later)."""
 
     def __init__(self, run: RunDir, name: str, config: Mapping[str, Any], online: bool) -> None:
         import wandb
@@ -62,7 +66,7 @@ class Wandb:
 
 
 class Guarded:
-    """A tracker that may fail: at its first error it is reported and silenced."""
+    """A tracker that is reported and disabled at its first error."""
 
     def __init__(self, name: str, tracker: Tracker, report: Report) -> None:
         self.name = name
@@ -73,7 +77,7 @@ class Guarded:
         self._guard(lambda t: t.log(step, values))
 
     def close(self) -> None:
-        """Flush and close; calling it twice is harmless."""
+        """Flush and close. May be called twice."""
         self._guard(lambda t: t.close())
         self._tracker = None
 
@@ -101,9 +105,10 @@ def open_trackers(
     start_step: int = 0,
     report: Report | None = None,
 ) -> tuple[list[Tracker], list[Diagnostic]]:
-    """The trackers asked for, and what is to be said about them. ``none`` is no tracker, ``all`` every one that is installed.
+    """Return the requested trackers, and diagnostics. ``none`` means no tracker, ``all`` every installed one.
 
-    A tracker that cannot start is a WARNING, not an error. ``report`` hears of one that fails later (default: Python's logging).
+    A tracker that cannot start is a WARNING, not an error. ``report`` receives later failures (default:
+    Python's logging).
     """
     requested = [report_to] if isinstance(report_to, str) else list(report_to)
     wanted = list(NAMES) if "all" in requested else [n for n in dict.fromkeys(requested) if n != "none"]

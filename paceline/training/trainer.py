@@ -1,4 +1,6 @@
-"""The loop: window → step → events → evaluate → save → stop. It knows no strategy and no algorithm by name."""
+"""The training loop: window → step → events → evaluate → save → stop. It knows no strategy or algorithm by
+name.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,22 @@ from paceline.training.metrics import Throughput
 from paceline.training.state import BestRule, TrainState
 from paceline.training.windows import Epochs
 
-BINS = "eval_calibration/"  # metrics that belong into a picture, not into words or to trackers
-MAX_FAILED_SAVES = 2  # consecutive ones; then the run ends with the error rather than go on without a net
+BINS = "eval_calibration/"  # metrics for a plot, not for text logs or trackers
+MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on without checkpoints
 
 
 class Observer(Protocol):
-    """Whoever wants to hear of events: the event log, the console, a tracker."""
+    """Receives events: the event log, the console, a tracker."""
 
     def __call__(self, event: events.Event) -> None: ...
 
 
 @dataclass
 class Trainer:
-    """One run on one rank. Everything it needs is handed in by the worker.
+    """One run on one rank; the worker passes in all that it needs.
 
-    ``lr`` is a pure function of the 0-based step; ``evaluate`` and ``save`` are collective: every rank calls them at the same step;
-    ``stop_requested`` is this rank's wish, agreed on by all ranks between steps.
+    ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``save`` are collective: every rank calls
+    them at the same step. ``stop_requested`` is this rank's request; the ranks agree on it between steps.
     """
 
     runner: Runner
@@ -64,7 +66,11 @@ class Trainer:
         self.learning = Learning(self.state, self.algorithm.loss_falls)
 
     def train(self) -> str:
-        """Run to the end. Returns ``completed``, ``early_stopped`` or ``stopped`` (on request; a checkpoint is durable)."""
+        """Train to the end. Returns ``completed``, ``early_stopped`` or ``stopped`` (on request, with a
+        durable checkpoint).
+
+        Collective.
+        """
         with contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows:
             for window in windows:
                 self._step(window)
@@ -96,7 +102,7 @@ class Trainer:
         self._check(window, result, lr)
 
     def _report(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
-        """Say what came before a step; its numbers go with the step's."""
+        """Emit the report of what preceded a step, and return the step's result with its metrics added."""
         for note in report.notes:
             self._emit(events.Notice(note))
         if report.samples:
@@ -123,7 +129,7 @@ class Trainer:
         )
 
     def _check(self, window: Window, result: StepResult, lr: float) -> None:
-        """Say what was skipped; end the run by name when the loss or the gradient is no number."""
+        """Warn about skipped steps; raise PacelineError if the loss or the gradient norm is not finite."""
         step = self.state.step
         if result.skipped == "no_labels":
             self.state.skipped_no_labels += 1
@@ -155,7 +161,7 @@ class Trainer:
             self._emit(events.Notice(finding))
 
     def _between_steps(self) -> str | None:
-        """Evaluate and save where the cadence says so; then agree on stopping."""
+        """Evaluate and save when due, then agree on stopping. Collective."""
         step = self.state.step
         stop = self.agree(self.stop_requested())
         epoch_end = self.epochs.is_epoch_end(step)
@@ -169,7 +175,7 @@ class Trainer:
         return "early_stopped" if exhausted and step < self.cadence.total_steps else None
 
     def measure(self) -> dict[str, float]:
-        """Evaluate now and tell the observers; nothing is remembered of it."""
+        """Evaluate now and notify the observers, without updating the best metric."""
         assert self.evaluate is not None
         started = time.perf_counter()
         metrics = self.evaluate()
@@ -180,13 +186,15 @@ class Trainer:
         return metrics
 
     def run_evaluation(self) -> tuple[bool, bool]:
-        """Evaluate now and remember the best. Returns (best so far, early stopping is due)."""
+        """Evaluate now and update the best metric. Returns (best so far, early stopping is due)."""
         metrics = self.measure()
         improved = self.best.record(metrics, self.state)
         return improved, self.best.exhausted(self.state)
 
     def _save(self, step: int, *, must_succeed: bool) -> None:
-        """Publish a checkpoint. A failed one never touches the published ones; the run goes on until MAX_FAILED_SAVES in a row."""
+        """Save a checkpoint. A failure never touches earlier ones; the run goes on until MAX_FAILED_SAVES in
+        a row.
+        """
         assert self.save is not None
         try:
             self.save(step)

@@ -1,4 +1,6 @@
-"""From rows in an arithmetic order to the windows of one rank (contract 4)."""
+"""Split the rows of an epoch, in an order that is computed from the step, into the windows of one rank
+(contract 4).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ FILLER = -1
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the global batch of G = micro_batch × accumulation × dp_size rows is cut: this rank is coordinate ``dp_rank``."""
+    """How the global batch of G = micro_batch × accumulation × dp_size rows is split; ``dp_rank`` is this
+    data-parallel rank.
+    """
 
     micro_batch: int
     accumulation: int
@@ -36,29 +40,30 @@ class BatchLayout:
         return self.micro_batch * self.accumulation * self.dp_size
 
     def positions(self, step: int, micro_step: int, num_rows: int) -> list[int]:
-        """This rank's positions of the epoch's order in that micro-step; FILLER beyond the end."""
+        """Return this rank's positions in the epoch's order for a micro-step; FILLER beyond the end."""
         own = positions_for(step, micro_step, self.dp_rank, self.dp_size, self.micro_batch, self.accumulation)
         return [p if p < num_rows else FILLER for p in own]
 
 
 class Epochs:
-    """Where each global step lies. Packing gives every epoch its own number of rows, so the table is cumulative.
+    """Maps global steps to epochs. With packing each epoch has its own number of rows, so the table is
+    cumulative.
 
-    ``count``: the steps of an epoch that the table does not have yet, asked when a step of it is: a run that is given its number of steps
-    begins at once, however many epochs they are.
+    ``count`` returns the number of steps of an epoch that is not in the table yet. It is called on demand, so
+    that a run with a given number of steps starts at once, however many epochs these are.
     """
 
     def __init__(self, steps: Iterable[int], total_steps: int, count: Callable[[int], int] | None = None) -> None:
         self.total_steps = total_steps
         self._count = count
-        self._ends = list(accumulate(steps))  # steps done at the end of each epoch
-        self._lock = Lock()  # windows are made by the threads that load ahead
+        self._ends = list(accumulate(steps))  # cumulative steps at the end of each epoch
+        self._lock = Lock()  # prefetching threads make windows
 
     def __repr__(self) -> str:
         return f"Epochs(steps done at the end of each known: {self._ends}, total_steps={self.total_steps})"
 
     def locate(self, step: int) -> tuple[int, int]:
-        """(epoch, step within it) of 0-based global ``step``."""
+        """Return (epoch, step within it) of the 0-based global ``step``."""
         with self._lock:
             while self._count is not None and step >= self._done():
                 self._ends.append(self._done() + self._count(len(self._ends)))
@@ -74,12 +79,12 @@ class Epochs:
         return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
     def is_epoch_end(self, finished: int) -> bool:
-        """Whether the ``finished``-th step (1-based) closed an epoch."""
+        """Whether the ``finished``-th step (1-based) ended an epoch."""
         epoch, within = self.locate(finished - 1)
         return within + 1 == self._steps(epoch)
 
     def progress(self, finished: int) -> float:
-        """Epochs done after ``finished`` steps, as a fraction."""
+        """Return the number of epochs after ``finished`` steps, as a fraction."""
         if finished == 0:
             return 0.0
         epoch, within = self.locate(finished - 1)
@@ -89,9 +94,9 @@ class Epochs:
 def count_epochs(
     source: RowSource, global_batch: int, num_train_epochs: float, max_steps: int, drop_last: bool
 ) -> Epochs:
-    """The epochs that a run walks through: ``max_steps`` > 0 wins over ``num_train_epochs`` (which may be fractional).
+    """Return the epochs of a run: ``max_steps`` > 0 overrides ``num_train_epochs`` (which may be fractional).
 
-    An epoch without a step gives no steps at all: its data cannot fill one.
+    If the first epoch cannot fill a step, there are no steps at all.
     """
 
     def count(epoch: int) -> int:
@@ -110,7 +115,10 @@ def count_epochs(
 
 
 class WindowSource:
-    """The windows of one rank from global step ``start`` on, loaded ahead as ``loading`` says; with what ``others`` names beside each micro-batch."""
+    """The windows of one rank from global step ``start`` on, prefetched as ``loading`` says.
+
+    ``others`` names further rows that each micro-batch carries in ``Batch.others`` (empty: none).
+    """
 
     def __init__(
         self,
@@ -128,19 +136,19 @@ class WindowSource:
         return self._loading.in_order(self.window, range(self._start, self._epochs.total_steps))
 
     def state(self) -> dict[str, Any]:
-        """Nothing: rows follow from the step."""
+        """Return an empty dict: rows follow from the step."""
         return {}
 
     def shards(self, step: int) -> Iterator[Shard]:
-        """Nothing to keep beside the position: rows are read again."""
+        """Yield nothing: rows are read again."""
         yield from ()
 
     def filler(self) -> Batch:
-        """A micro-batch that weighs nothing."""
+        """Return a micro-batch of weight 0."""
         return self._source.batch(0, [FILLER])
 
     def window(self, step: int) -> Window:
-        """The window of 0-based global ``step``: reads nothing of any other step."""
+        """Return the window of the 0-based global ``step``; it depends on no other step."""
         epoch, within = self._epochs.locate(step)
         num_rows = self._source.num_rows(epoch)
         layout = self._cut
@@ -153,8 +161,11 @@ class WindowSource:
 
 
 def read_batch(source: RowSource, epoch: int, positions: list[int], together: range, others: str) -> Batch:
-    """The micro-batch of the rows at ``positions``, and where ``others`` names it, that of their prompts with answers mixed up among the rows at
-    ``together``."""
+    """Return the micro-batch of the rows at ``positions``.
+
+    If ``others`` is MISMATCHED, it carries a second batch: each prompt with the answer of another row in
+    ``together``, the positions of the whole step.
+    """
     batch = source.batch(epoch, positions)
     if others != MISMATCHED:
         return batch
@@ -162,5 +173,5 @@ def read_batch(source: RowSource, epoch: int, positions: list[int], together: ra
 
 
 def sample_digest(document_ids: list[int]) -> str:
-    """Hash of the ids that the ranks see together in a step, independent of how many ranks there are."""
+    """Hash the document ids that all ranks read in a step; independent of the number of ranks."""
     return hashlib.blake2b(array("q", document_ids).tobytes(), digest_size=8).hexdigest()

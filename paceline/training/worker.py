@@ -1,7 +1,8 @@
-"""The life of a rank (``training/rank.py``) from the import of torch on.
+"""A rank (``training/rank.py``) from the import of torch on.
 
-THE composition root. Order: config and plan → data (no process group yet) → world → plan shared and ranks compared → model, strategy,
-trainer → train → result and last checkpoint durable → teardown → exit. Exit codes: ``core.errors.ExitCode``.
+THE composition root. Order: config and plan → data (no process group yet) → world → share the plan, compare
+ranks → model, strategy, trainer → train → durable result and last checkpoint → teardown → exit. Exit codes:
+``core.errors.ExitCode``.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ from paceline.training.state import TrainState
 from paceline.training.summary import print_summary
 from paceline.training.trainer import Trainer
 
-ECHO_SECONDS = 1.0  # how long a rank that cannot meet the others waits for the launcher to say why
-ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the one that failed to say why
+ECHO_SECONDS = 1.0  # how long a rank that cannot join the world waits for the launcher's reason
+ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the failed one's error
 
 
 def worker_of(start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str], line: Line) -> Worker:
-    """A rank with its data prepared, before it meets the others. Raises PacelineError and OSError."""
+    """Prepare the data and return the worker of this rank. Raises PacelineError and OSError."""
     quiet_libraries(quantised=start.config.lora is not None and start.config.lora.quantization_bit is not None)
     begun = time.monotonic()
     prepared = prepare_data(start, plan, env.rank, environ)
@@ -79,7 +80,11 @@ def worker_of(start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str]
 
 
 def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
-    """Rows tokenised and on disk; the first process does it, the others wait on its file lock, with no process group to time out."""
+    """Tokenise the rows to disk.
+
+    The first process does it, the others wait for its file lock; there is no process group yet that could
+    time out.
+    """
     c, spec = start.config, algorithm_spec(plan.algorithm)
     cache = Path(c.data.cache_dir).expanduser() if c.data.cache_dir else cache_folder(environ)
     arguments: dict[str, Any] = {
@@ -96,7 +101,7 @@ def prepare_data(start: Start, plan: Plan, rank: int, environ: Mapping[str, str]
 
 
 class Worker:
-    """The life of one rank from the first handshake to the exit code."""
+    """One rank from joining the world to its exit code."""
 
     def __init__(
         self,
@@ -110,7 +115,7 @@ class Worker:
     ) -> None:
         self.start, self.env, self.plan, self.prepared, self.environ = start, env, plan, prepared, environ
         self.line = line
-        self.own_error = threading.Event()  # this rank tells an error of its own: another's keeps out
+        self.own_error = threading.Event()  # this rank reports its own error, so no other rank's
         self.prepare_seconds = prepare_seconds
         self.config = start.config
         self.run_dir = RunDir.at(plan.run_dir)
@@ -124,7 +129,9 @@ class Worker:
         self.checkpoint = ""
 
     def run(self) -> int:
-        """Open the world, train, close. Every error becomes one named finding, here and on the other ranks."""
+        """Join the world, train and close. Every error becomes one named diagnostic, on this rank and on the
+        others.
+        """
         try:
             world = World.open(
                 self.env,
@@ -136,13 +143,14 @@ class Worker:
             )
         except PacelineError as exc:
             if self.line.held and exc.__cause__ is not None and is_cascade(exc.__cause__):
-                time.sleep(ECHO_SECONDS)  # a rank may have been killed: then the launcher's word ends this one
+                time.sleep(ECHO_SECONDS)  # a rank may have been killed: then the launcher ends this one
             print_diagnostics(exc.diagnostics, self.env.rank)
             self.line.failed(exc.exit_code, exc.diagnostics[0])
             if self.alarm is not None:  # the others are about to wait for this rank
                 self.alarm.raise_error(exc.diagnostics[0], exc.exit_code)
                 leave(exc.exit_code)
             return int(exc.exit_code)
+        # Train; until the end a signal stops the run after a step, and a peer's failure ends it
         signals, alarm = StopSignals(), self.alarm
         assert alarm is not None
         self.line.on_word = lambda word: self.peer_died(word, alarm)
@@ -152,21 +160,20 @@ class Worker:
             self.finish(world, outcome, int(code))
         except BaseException as exc:  # noqa: BLE001 - whatever it is, the other ranks must hear its name
             return self.fail(world, alarm, exc)
+        # Everything is durable: leave the world, then print the summary
         alarm.stop()
         signals.restore()
         closed = world.close(ok=True)
         if world.rank == 0:
             print_summary(self.run_dir, self.checkpoint, plot=bool(self.config.training.report_to))
         final = int(code) if closed else int(ExitCode.CLOSING)
-        if (
-            world.world_size > 1
-        ):  # all is durable and closed: destructors of C++ threads abort a process at its exit now and then
+        if world.world_size > 1:  # destructors of C++ threads sometimes abort an exiting process
             self.line.ended(final)
             leave(final)
         return final
 
     def watch(self, world: World) -> None:
-        """All ranks are here: from now on each hears why another fails, and that it is silent."""
+        """Start the alarm, now that all ranks have joined: it reports other ranks' failures and silence."""
         self.alarm = Alarm(
             world,
             self.peer_failed,
@@ -176,14 +183,15 @@ class Worker:
         ).start()
 
     def train(self, world: World, signals: StopSignals) -> str:
-        """Agree on the plan, build, run. Returns the outcome."""
+        """Agree on the plan, build the trainer and run it. Returns the outcome."""
         self.agree_on_plan(world)
         self.open_observers(world)
         assert self.observers is not None
-        reported = MARK in self.environ  # by our own launcher, before the start
+        reported = MARK in self.environ  # our own launcher has reported it
         open_port = None if reported else unsigned(self.environ, world.num_nodes, world.world_size, ours=False)
         for note in (*self.start.notes, *self.prepared.notes, *filter(None, (open_port,))):
             self.observers.note(note)
+        # Resume: compare the checkpoint's state with this run's
         data = self.prepared
         now = run_state(
             TrainState(),
@@ -198,6 +206,7 @@ class Worker:
         self.checkpoint = str(reader.path) if reader else ""
         for note in resumed.notes:
             self.observers.note(note)
+        # Build everything, then log what the run consists of
         session = Session(world, self.plan, self.config, self.prepared, self.run_dir, reader)
         trainer = self.trainer = session.build(self.observers.all(), signals.requested, self.published)
         total = trainer.cadence.total_steps
@@ -225,7 +234,9 @@ class Worker:
         return outcome
 
     def open_observers(self, world: World) -> None:
-        """The logs of this rank, and where native crashes are told from now on. Raises PacelineError where the system refuses them."""
+        """Open this rank's logs, and send native crash reports there. Raises PacelineError if the system
+        refuses.
+        """
         given = (self.run_dir, world.rank, self.plan, self.config, self.environ, self.prepared, self.redact)
         try:
             self.observers = Observers(*given, leads=world.local_rank == 0)
@@ -239,7 +250,7 @@ class Worker:
             ) from exc
 
     def say_data(self) -> None:
-        """What became of the rows, before the first step."""
+        """Log a summary of the data before the first step."""
         assert self.observers is not None
         t = self.config.training
         seed = t.seed if t.data_seed is None else t.data_seed
@@ -249,7 +260,7 @@ class Worker:
             self.observers.message(line)
 
     def agree_on_plan(self, world: World) -> None:
-        """Rank 0's plan for everybody; a run directory claimed when no parent did it."""
+        """Use rank 0's plan on every rank; claim the run directory unless the parent did. Collective."""
 
         def make() -> dict[str, Any]:
             data = self.plan.to_json()
@@ -263,7 +274,7 @@ class Worker:
                     resume=bool(t.resume_from_checkpoint),
                     redact=self.redact,
                 )
-                print(explain(self.plan), end="", flush=True)  # no parent has
+                print(explain(self.plan), end="", flush=True)  # no parent printed it
             self.hold()
             return data
 
@@ -273,7 +284,7 @@ class Worker:
         self.run_dir = RunDir.at(shared.run_dir)
 
     def hold(self) -> None:
-        """Rank 0 holds the run directory until it ends: nobody else may write there. An earlier attempt's result no longer counts."""
+        """Lock the run directory on rank 0 until it ends, and remove the result of an earlier attempt."""
         self.lock = FileLock(str(self.run_dir.lock))
         try:
             self.lock.acquire(timeout=0)
@@ -282,7 +293,7 @@ class Worker:
         self.run_dir.result_json.unlink(missing_ok=True)
 
     def published(self, event: events.CheckpointSaved, notes: Sequence[Diagnostic]) -> None:
-        """A checkpoint is durable."""
+        """Record a durable checkpoint."""
         assert self.observers is not None
         self.checkpoint = event.path
         self.observers.hear(event)
@@ -290,7 +301,9 @@ class Worker:
             self.observers.note(note)
 
     def load_best(self, world: World, trainer: Trainer) -> None:
-        """With load_best_model_at_end: the best checkpoint's weights, as the result names them."""
+        """With load_best_model_at_end, make the best checkpoint the run's result. Raises CheckpointError if
+        it is gone.
+        """
         if not self.config.training.load_best_model_at_end or trainer.state.best_step is None:
             return
         best = self.run_dir.checkpoint(trainer.state.best_step)
@@ -307,7 +320,7 @@ class Worker:
         self.checkpoint = str(best)
 
     def finish(self, world: World, outcome: str, code: int) -> None:
-        """The result is durable before anything is torn down."""
+        """Write the result durably, then tear down. Collective."""
         assert self.trainer is not None and self.observers is not None
         state = self.trainer.state
         found = self.trainer.learning.at_end()
@@ -321,7 +334,9 @@ class Worker:
         world.barrier()
 
     def write_result(self, outcome: str, code: int, found: Sequence[Diagnostic]) -> None:
-        """Raises PacelineError when the system refuses it: a run that leaves no result has not ended well."""
+        """Write result.json. Raises PacelineError if the system refuses: a run without a result has not
+        succeeded.
+        """
         try:
             lost = self.observers.log.lost() if self.observers is not None else None
             findings = [*found, *([lost] if lost is not None else [])]
@@ -335,7 +350,7 @@ class Worker:
             raise PacelineError(codes.RUN_RESULT_LOST(what, where, kept, hint)) from exc
 
     def facts(self) -> dict[str, Any]:
-        """What the result says beyond the outcome."""
+        """Return what the result holds beyond the outcome."""
         state = self.trainer.state.to_json() if self.trainer else {}
         return {
             **state,
@@ -348,10 +363,12 @@ class Worker:
         }
 
     def fail(self, world: World, alarm: Alarm, error: BaseException) -> int:
-        """Publish the error for the other ranks, write it down, end: without destructors when a group is broken (they can hang)."""
+        """Publish the error to the other ranks, log it and end; without destructors in a broken group, since
+        they can hang.
+        """
         echo = world.world_size > 1 and is_cascade(error)
         if echo:
-            # the launcher's word, too, ends this process meanwhile
+            # the launcher may also end this process meanwhile
             alarm.await_root_cause(ROOT_CAUSE_SECONDS, timed_out=is_timeout(error))
         self.own_error.set()
         code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else exit_code_of(error, echo=echo)
@@ -370,14 +387,16 @@ class Worker:
         return int(code)
 
     def peer_noticed(self, finding: Diagnostic, loud: bool) -> None:
-        """Called by the alarm's thread while the run goes on: a rank is silent, slow, or back."""
+        """Record that a rank is silent, slow, or back. Called by the alarm's thread while the run goes on."""
         if loud:
             print(finding.render(), file=sys.stderr, flush=True)
         if self.observers is not None:
             self.observers.log.write(events.Notice(self.redact.diagnostic(finding)))
 
     def peer_failed(self, rank: int, finding: Diagnostic, code: int) -> None:
-        """Called by the alarm's thread just before it ends this process: name the other rank's error here too."""
+        """Report another rank's error here too. Called by the alarm's thread just before it ends this
+        process.
+        """
         print(f"rank {rank} failed:\n{finding.render()}", file=sys.stderr, flush=True)
         if self.observers is not None:
             self.write_down(rank, finding, code, None)
@@ -387,12 +406,15 @@ class Worker:
             self.line.ended(code)
 
     def peer_died(self, word: Word, alarm: Alarm) -> None:
-        """Called by the line's thread: the launcher has said on the console which rank was killed; it stands in this rank's log too, then it leaves."""
+        """Log the launcher's report of a killed rank, then exit. Called by the line's thread.
+
+        The launcher has already printed the report on the console.
+        """
         if self.own_error.is_set():
             return
         self.write_down(word.rank, word.finding, word.code, None)
         if self.env.num_nodes > 1:
-            alarm.raise_error(word.finding, ExitCode.PEER_FAILED)  # the other nodes' launchers do not know it
+            alarm.raise_error(word.finding, ExitCode.PEER_FAILED)  # other nodes' launchers do not know of it
         self.line.ended(ExitCode.PEER_FAILED)
         leave(ExitCode.PEER_FAILED)
 
@@ -403,7 +425,7 @@ class Worker:
             if self.observers.rank == 0:
                 try:
                     write_result(self.run_dir, "failed", code, self.facts(), (finding,), redact=self.redact)
-                except OSError as exc:  # the disk that ended the run may refuse this too: the error was told above
+                except OSError as exc:  # the same disk may have ended the run; that error is already reported
                     print(f"{self.run_dir.result_json} could not be written: {exc}", file=sys.stderr, flush=True)
             self.observers.close()
         elif trace and not isinstance(error, PacelineError):

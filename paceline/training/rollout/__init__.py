@@ -1,1 +1,1 @@
-"""Rollouts: prompts answered by the policy, judged, and made into the windows of the next optimizer steps."""
+"""Rollouts: the policy answers prompts, rewards score the answers, and optimizer steps train on them."""

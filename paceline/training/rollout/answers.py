@@ -1,4 +1,4 @@
-"""Answers of the policy as it is now, and what the rewards say of them: for rollouts and for evaluation."""
+"""Generate answers with the current policy and score them, for rollouts and for evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OpenEngine = Callable[[Any], GenerationEngine]  # from the whole model (what ``S
 
 @dataclass
 class RolloutGenerator:
-    """Writes and judges answers. ``clock`` holds the seconds of each phase since it was last restarted."""
+    """Generates and scores answers. ``clock`` holds the seconds of each phase since it was last restarted."""
 
     strategy: Strategy
     policy: Handle
@@ -36,11 +36,11 @@ class RolloutGenerator:
     clock: dict[str, float] = field(default_factory=dict)
 
     def restart_clock(self) -> None:
-        """Count phases anew."""
+        """Reset the phase times."""
         self.clock.clear()
 
     def write(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
-        """Completions by the policy as it is now. Collective: a rank without requests takes part."""
+        """Generate completions with the current policy. Collective, also for a rank without requests."""
         begun = time.perf_counter()
         with self.strategy.generating(self.policy) as root:
             engine = self.open_engine(root)
@@ -59,7 +59,10 @@ class RolloutGenerator:
         completions: Sequence[Completion],
         batches: int,
     ) -> tuple[list[Sample], Scored]:
-        """The answers of real prompts (``owners`` not negative) and their scores; a reward model is asked in ``batches`` forwards. Collective."""
+        """Return the answers to real prompts (``owners`` not negative) and their scores. Collective.
+
+        A reward model scores them in ``batches`` forwards.
+        """
         with self.timed("score"):
             samples = self._samples(table, owners, completions)
             by_model: list[float] = []
@@ -73,10 +76,10 @@ class RolloutGenerator:
             return samples, self.scorer(samples, by_model)
 
     def _samples(self, table: TokenTable, owners: Sequence[int], completions: Sequence[Completion]) -> list[Sample]:
-        """The answers of real prompts, with what rewards look at."""
+        """Return the answers to real prompts, with what rewards may use."""
         real = [i for i, owner in enumerate(owners) if owner >= 0]
         if not real:
-            return []  # decoders differ on what no text at all is
+            return []  # tokenizers differ on decoding an empty list
         texts = self.tokenizer.batch_decode([list(completions[i].tokens) for i in real], skip_special_tokens=True)
         samples = []
         for i, text in zip(real, texts, strict=True):
@@ -87,7 +90,7 @@ class RolloutGenerator:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Counts what runs inside as the phase ``name``."""
+        """Count the time inside as the phase ``name``."""
         begun = time.perf_counter()
         try:
             yield
@@ -100,13 +103,13 @@ class RolloutGenerator:
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens of the longest answer, and of prompt and answer together."""
+    """Maximum tokens of an answer, and of prompt and answer together."""
 
     completion: int
     together: int
 
     def room(self, prompt: Sequence[int]) -> int:
-        """For an answer to ``prompt``; 0 for no prompt."""
+        """Return the maximum tokens of an answer to ``prompt``; 0 without a prompt."""
         return min(self.completion, self.together - len(prompt)) if len(prompt) else 0
 
 
@@ -118,7 +121,11 @@ def evaluate_answers(
     limits: Limits,
     is_group_leader: bool,
 ) -> dict[str, float]:
-    """The likeliest answer to every prompt, judged: ``eval_reward``, ``eval_reward/<function>``, lengths, ``eval_rows``. Collective."""
+    """Score the greedy answer to every prompt: ``eval_reward``, ``eval_reward/<function>``, lengths,
+    ``eval_rows``.
+
+    Collective.
+    """
     labels, count = generator.scorer.labels, prompts.num_rows(0)
     owners = prompts.document_ids(0, list(range(layout.dp_rank, count, layout.dp_size)))
     requests = []

@@ -1,4 +1,6 @@
-"""Answers to micro-batches: prompt and answer end to end as one document, the sampled tokens labelled."""
+"""Micro-batches of answers: prompt and answer concatenated as one document, with the sampled tokens as
+labels.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from paceline.protocols.prefixes import with_prefixes
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer on its way to a micro-batch.
+    """One answer, to be put into a micro-batch.
 
-    is_scored  whether it was judged and weighs in means over answers
+    is_scored  whether it has a score and counts in means over answers
     has_loss   whether its tokens are labelled
     """
 
@@ -30,7 +32,11 @@ class Answer:
 
 
 def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dtype) -> Batch:
-    """A flat micro-batch (None: a filler, two tokens that weigh nothing) with the fields ``sampled`` and ``advantage`` and, a document, ``is_scored``."""
+    """Return a flat micro-batch with the token fields ``sampled`` and ``advantage`` and, per document,
+    ``is_scored``.
+
+    None makes a filler: two tokens of weight 0.
+    """
     ids: list[int] = []
     labels: list[int] = []
     positions: list[int] = []

@@ -1,4 +1,4 @@
-"""The answers of a rollout on their way: written, judged, compared, some of them drawn again."""
+"""The answers of a rollout before training: generated, scored, compared, and some of them resampled."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from paceline.training.rollout.report import Judged, report_metrics
 
 @dataclass
 class Drawn:
-    """``written``: this rank's answers by their place in the rollout, each with its prompt's document and request. ``judged``: everybody's.
+    """``written``: this rank's answers by place in the rollout, each with its prompt's document and request.
+    ``judged``: the scores of all ranks.
 
-    ``shown``: what a log shows of the first draw; ``problems``: what rewards had to say. ``compare`` fills advantages [R] and spread [R]; ``before`` keeps
-    what was drawn and replaced, so that numbers are told of all answers, not of those alone that teach something.
+    ``shown``: the samples of the first draw that a log shows; ``problems``: the rewards' warnings.
+    ``compare`` fills ``advantages`` [R] and ``spread`` [R]. ``before`` keeps what was replaced, so that
+    metrics cover all generated answers and not only those with a gradient.
     """
 
     written: dict[int, tuple[int, Request, Completion]]
@@ -33,16 +35,16 @@ class Drawn:
     before: list[tuple[Judged, Tensor]] = field(default_factory=list)
 
     def compare(self, algorithm: OnPolicyObjective, groups: Tensor) -> None:
-        """Advantages, and how far the scores of each group lie apart."""
+        """Compute advantages and the spread of scores within each group."""
         self.advantages, self.spread = algorithm.compute_advantages(self.judged.scores, groups, self.judged.ended)
 
     def flat_groups(self, size: int) -> list[int]:
-        """The groups that teach nothing, ascending: the same on every rank."""
+        """Return the groups without a learning signal (spread 0), ascending and equal on every rank."""
         found: list[int] = (self.spread.view(-1, size).amax(1) == 0).nonzero().flatten().tolist()
         return found
 
     def replace(self, again: Drawn, groups: Tensor, flat: Sequence[int]) -> None:
-        """What ``again`` holds in the places of the groups ``flat``."""
+        """Replace the answers of the groups ``flat`` by those of ``again``."""
         there = torch.isin(groups, torch.tensor(flat))
         self.before.append((self.judged.only(there), self.spread[there]))
         self.judged = self.judged.replaced(again.judged, there)
@@ -50,7 +52,7 @@ class Drawn:
         self.problems += again.problems
 
     def metrics(self, labels: Sequence[str], size: int, *, compares: bool) -> dict[str, float]:
-        """Of every answer that was drawn, whether it is trained on or was replaced."""
+        """Return metrics over every generated answer, whether it is trained on or was replaced."""
         parts = [*self.before, (self.judged, self.spread)]
         whole = Judged.joined([judged for judged, _ in parts])
         spread = torch.cat([spread for _, spread in parts]) if compares else None
@@ -58,6 +60,8 @@ class Drawn:
         return report_metrics(whole, spread, labels, groups)
 
     def counts(self, size: int) -> dict[str, float]:
-        """Prompts that were drawn for this rollout, and those of its groups that teach nothing still."""
+        """Return how many prompts this rollout drew, and how many of its groups still have no learning
+        signal.
+        """
         drawn = sum(len(judged.real) for judged, _ in self.before) + len(self.judged.real)
         return {"prompts_drawn": drawn / size, "prompts_left_flat": float(len(self.flat_groups(size)))}

@@ -1,4 +1,6 @@
-"""What a rollout names outside of the run, as far as a look tells: the reward model's folder, the variable with a server's key."""
+"""Checks without torch of what a rollout uses from outside: the reward model's folder, the variable with a
+server's key.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ _REWARDS = "training.rollout.rewards"
 
 
 def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
-    """``rewards.model`` where the folder's config.json speaks of no single number; what cannot be read is told as a damaged model."""
+    """Yield ``rewards.model`` unless the folder's config.json has one label.
+
+    An unreadable file is reported elsewhere, as a damaged model.
+    """
     try:
         config = json.loads(read_text(folder / "config.json"))
         # Transformers writes the labels' names, and leaves out its default of two
@@ -27,7 +32,7 @@ def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
 
 
 def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Diagnostic | None:
-    """``rewards.model`` unless the model is a sequence classifier of one label."""
+    """Return ``rewards.model`` unless the model is a sequence classifier with one label."""
     if labels == 1 and any(kind.endswith("ForSequenceClassification") for kind in architectures):
         return None
     found = f"{name}: {', '.join(architectures) or 'no architecture'}, {labels} labels"
@@ -36,7 +41,7 @@ def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Dia
 
 
 def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | None:
-    """``rollout.server_no_key`` where the variable ``name`` is not set."""
+    """Return ``rollout.server_no_key`` if the environment variable ``name`` is not set."""
     if name is None or environ.get(name):
         return None
     what, hint = "the environment variable with the server's key is not set", f"export {name}=… on every node"

@@ -1,4 +1,4 @@
-"""What one sees of a rollout: rewards, lengths, seconds, and a few of its answers."""
+"""Metrics of a rollout (rewards, lengths) and samples of its answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Judged:
-    """All answers of a rollout, by place [R]: equal on every rank.
+    """All answers of a rollout by place [R], equal on every rank.
 
-    real     whether there is an answer (and no filler)
-    lengths  its tokens; ``ended`` whether it ended by itself
-    scores   the weighted sum of its rewards, NaN where it is left out
+    real     whether there is an answer (not a filler)
+    lengths  its tokens; ``ended``: whether it has an end-of-sequence token
+    scores   the weighted sum of its rewards, NaN if it is left out
     judged   whether it has a score
     parts    [functions, R], NaN where a function gave none
     """
@@ -36,25 +36,27 @@ class Judged:
 
     @staticmethod
     def of(table: Tensor, labels: Sequence[str]) -> Judged:
-        """From rows: real, length, ended, score, parts…, whether there is a score, whether there are parts…"""
+        """Build from table rows: real, length, ended, score, parts…, then whether the score and each part are
+        known.
+        """
         count = 1 + len(labels)
         values, known = table[3 : 3 + count], table[3 + count :] > 0
         numbers = torch.where(known, values, torch.nan)
         return Judged(table[0] > 0, table[1], table[2] > 0, numbers[0], known[0], numbers[1:])
 
     def only(self, there: Tensor) -> Judged:
-        """Those of the places ``there``, bool [R]."""
+        """Return the places where ``there`` (bool [R]) is true."""
         own = [values[..., there] for values in self._fields()]
         return Judged(*own)
 
     def replaced(self, other: Judged, there: Tensor) -> Judged:
-        """``other``'s in the places ``there``, bool [R]."""
+        """Return a copy with ``other``'s values where ``there`` (bool [R]) is true."""
         pairs = zip(other._fields(), self._fields(), strict=True)
         return Judged(*(torch.where(there, theirs, mine) for theirs, mine in pairs))
 
     @staticmethod
     def joined(parts: Sequence[Judged]) -> Judged:
-        """All of them, one behind the other."""
+        """Concatenate ``parts``."""
         return Judged(*(torch.cat(same, -1) for same in zip(*(part._fields() for part in parts), strict=True)))
 
     def _fields(self) -> tuple[Tensor, ...]:
@@ -62,8 +64,11 @@ class Judged:
 
 
 def report_metrics(judged: Judged, spread: Tensor | None, labels: Sequence[str], groups: Tensor) -> dict[str, float]:
-    """``reward`` is the mean of all scores, ``reward_std`` the mean over prompts of the ``spread`` within their answers (None where answers are not
-    compared: the spread of all scores)."""
+    """Return the metrics of a rollout.
+
+    ``reward`` is the mean of all scores; ``reward_std`` the mean over prompts of ``spread``, the std within
+    their answers (None, if answers are not compared: the std of all scores).
+    """
     real, lengths = judged.real, judged.lengths[judged.real]
     scores = judged.scores[judged.judged]
     found = {
@@ -83,7 +88,7 @@ def report_metrics(judged: Judged, spread: Tensor | None, labels: Sequence[str],
 
 
 def _within(judged: Judged, spread: Tensor, groups: Tensor) -> dict[str, float]:
-    """Of the prompts with an answer that was judged."""
+    """Return metrics over the prompts that have a scored answer."""
     whole = torch.zeros(int(groups.max()) + 1, dtype=torch.bool).index_put_(
         (groups[judged.judged],), torch.tensor(True)
     )
@@ -100,7 +105,7 @@ def _mean(values: Tensor) -> float:
 
 
 def sample_rows(samples: Sequence[Sample], scored: Scored, count: int) -> list[dict[str, Any]]:
-    """The first answers with their rewards, texts cut to 2,000 characters."""
+    """Return the first answers with their rewards, texts cut to 2,000 characters."""
     rows = []
     for i, sample in enumerate(samples[:count]):
         parts = {label: _shown(values[i]) for label, values in scored.parts.items()}

@@ -1,4 +1,4 @@
-"""A reward model as the judge of answers: asked with all ranks together, as many forwards on each."""
+"""A reward model that scores answers, with the same number of forwards on all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WHERE = "training.rollout.rewards"
 
 @dataclass
 class RewardModel:
-    """Scores of ``Role.REWARD``: of prompt and answer as one document, read at its last token."""
+    """Scores of ``Role.REWARD``: prompt and answer as one document, scored at the last token."""
 
     runner: Runner
     handles: Handles
@@ -31,7 +31,11 @@ class RewardModel:
     dtype: torch.dtype
 
     def __call__(self, documents: Sequence[tuple[int, ...] | None], batches: int) -> list[float]:
-        """A number a document (None: a filler, which gets 0), in ``batches`` forwards of ``rows``. Collective: ``batches`` is the same everywhere."""
+        """Return a score per document (None: a filler, with score 0), in ``batches`` forwards of ``rows``.
+        Collective.
+
+        ``batches`` is the same on every rank.
+        """
         found: list[float] = []
         nothing = torch.zeros(0, dtype=self.dtype)
         for start in range(0, batches * self.rows, self.rows):
@@ -47,7 +51,9 @@ class RewardModel:
 
 
 def check_reward_model(name: str, tokenizer: Path) -> None:
-    """Raises ConfigError unless ``name`` (a folder or a cached hub model) gives one number a text and reads the tokens of this run's ``tokenizer``."""
+    """Raise ConfigError unless ``name`` (a folder or a cached hub model) has one output and the tokens of
+    ``tokenizer``.
+    """
     from transformers import AutoConfig
 
     try:

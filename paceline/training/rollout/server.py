@@ -1,4 +1,4 @@
-"""From the config to a server that writes the answers: its client on every rank, the weights sent by rank 0."""
+"""Generation by an external server: a client on every rank; rank 0 sends the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from paceline.training.rollout.server_weights import WeightSync
 
 @dataclass
 class RolloutServer:
-    """Opens engines over the server: ``open`` is collective, and returns when the server computes with the weights of ``root``."""
+    """Opens engines over the server. ``open`` is collective and returns when the server uses the weights of
+    ``root``.
+    """
 
     options: ServerOptions
     world: World
@@ -29,7 +31,9 @@ class RolloutServer:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        """Asks the server for its model. Raises ConfigError ``rollout.server_no_key``, PacelineError ``rollout.server_*``."""
+        """Ask the server for its model. Raises ConfigError ``rollout.server_no_key``, PacelineError
+        ``rollout.server_*``.
+        """
         server = Server(self.options.url.rstrip("/"), self.options.timeout, _key(self.options.api_key_env))
         self.engine = ServerEngine(
             server, self.options.model or server.model(), self.stop_ids, self.vocab_size, self.options.concurrency
@@ -38,7 +42,7 @@ class RolloutServer:
         self.sync = WeightSync(server, folder, self.dtype, self.options.sync_timeout)
 
     def open(self, root: RootModule) -> ServerEngine:
-        """The engine, once the server has the weights of ``root``."""
+        """Return the engine once the server has the weights of ``root``. Collective."""
         if self.world.rank == 0:
             self.sync.push(root.hf)
         self.world.barrier()

@@ -1,4 +1,4 @@
-"""The policy's weights on their way to a server that writes answers: a folder of safetensors, and the call that has it read."""
+"""Send the policy's weights to a generation server: a folder of safetensors, and the request to load it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from paceline.training import codes
 
 @dataclass
 class WeightSync:
-    """Writes the policy into a new folder under ``folder``, has ``server`` load it, and removes the one before.
+    """Writes the policy into a new folder under ``folder``, has ``server`` load it, and removes the previous
+    one.
 
-    The server sees the folder under the same path: the same machine, or a file system that both mount. Raises PacelineError
-    ``rollout.server_*`` where it does not load within ``seconds``; CheckpointError where the folder cannot be written.
+    The server must see the folder under the same path: the same machine, or a shared file system. Raises
+    PacelineError ``rollout.server_*`` if it does not load within ``seconds``; CheckpointError if the folder
+    cannot be written.
     """
 
     server: Server
@@ -39,7 +41,9 @@ class WeightSync:
     sent: int = 0
 
     def push(self, hf: Any) -> None:
-        """The whole model ``hf`` (with its adapter added in) as it is now."""
+        """Send the full model ``hf``, with its adapter merged. Raises ConfigError if others may write the
+        folder.
+        """
         self.sent += 1
         place = self.folder / f"weights-{self.sent:06d}"
         if words := open_to_strangers(self.folder):
@@ -59,7 +63,11 @@ class WeightSync:
 
 
 def whole(hf: Any, dtype: torch.dtype) -> Iterator[TensorEntry]:
-    """Parameters and persistent buffers, under their Hugging Face names, of the plain model that ``hf`` computes as: W + scale · B A (peft's own sum) where a layer has an adapter."""
+    """Yield parameters and persistent buffers of the plain model that ``hf`` computes, under their Hugging
+    Face names.
+
+    A layer with an adapter has W + scale · B A (peft's own sum).
+    """
     layers = {name: module for name, module in hf.named_modules() if NAME in getattr(module, "lora_A", ())}
     for name, parameter in hf.named_parameters():
         if ".lora_" in name:

@@ -1,4 +1,4 @@
-"""From a plan to rollouts: engine, rewards, sampling and the cut of answers into optimizer steps."""
+"""Build rollouts from a plan: engine, rewards, sampling, and how answers are split into optimizer steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ROWS_NAMED = 5
 
 
 def rollout_options(training: TrainingSection, plan: Plan) -> dict[str, Any]:
-    """What the algorithm is built with: its own section, and of rollouts what its arithmetic needs."""
+    """Return the algorithm's arguments: its own section, and the rollout options that its loss depends on."""
     spec = algorithm_spec(plan.algorithm)
     own = spec.arguments(spec.options_of(training))
     rollout = training.rollout or RolloutOptions()
@@ -55,12 +55,15 @@ def rollout_options(training: TrainingSection, plan: Plan) -> dict[str, Any]:
 
 
 def updates_per_pass(rollout: RolloutOptions, accumulation: int) -> int:
-    """Optimizer steps that one pass over a rollout makes."""
+    """Return the optimizer steps of one pass over a rollout."""
     return (rollout.steps_per_generation or accumulation) // accumulation
 
 
 def sampling_exact(options: RolloutOptions, compute: str) -> bool:
-    """Whether log-probabilities of sampling stand for those that training would compute: as asked, or where only the order of additions differs."""
+    """Whether the log-probabilities of sampling can replace those that training would compute.
+
+    True if requested, or if they differ only in the order of additions.
+    """
     if options.old_logprobs == "auto":
         return options.server is None and compute in ("float32", "float64")
     return options.old_logprobs == "sampling"
@@ -68,7 +71,10 @@ def sampling_exact(options: RolloutOptions, compute: str) -> bool:
 
 @dataclass
 class RolloutSetup:
-    """Builds the windows of an on-policy run. ``training`` is the config's section; ``weights_folder`` where a server finds weights."""
+    """Builds the windows of an on-policy run.
+
+    ``training`` is the config's section; a server reads weights from ``weights_folder``.
+    """
 
     world: World
     plan: Plan
@@ -97,7 +103,7 @@ class RolloutSetup:
         self.server = None if self.options.server is None else self._server()
 
     def rows(self, prompts: PackedSource) -> AnswerRows:
-        """What epochs are counted by."""
+        """Return the rows that epochs are counted by."""
         return AnswerRows(prompts, self.rollout_layout, self.training.dataloader_drop_last)
 
     def windows(
@@ -108,8 +114,11 @@ class RolloutSetup:
         reader: ShardReader | None,
         drawn: Mapping[str, Any] | None = None,
     ) -> RolloutWindows:
-        """The windows from global step ``start`` on (``reader``: of the checkpoint that was saved there, ``drawn`` what it says of prompts). Raises
-        ConfigError for rows that a reward cannot use."""
+        """Return the windows from global step ``start`` on. Raises ConfigError for rows that a reward cannot
+        use.
+
+        ``reader`` is the checkpoint saved at that step, ``drawn`` its state of the prompts.
+        """
         self.check_rows(prompts.table, "data.train")
         if self.prepared.eval is not None:
             self.check_rows(self.prepared.eval, "data.eval")
@@ -141,7 +150,7 @@ class RolloutSetup:
         )
 
     def generator(self, dtype: torch.dtype) -> RolloutGenerator:
-        """What writes and judges answers."""
+        """Return what generates and scores answers."""
         policy = self.handles[self.algorithm.trains[0]]
         tokenizer = open_tokenizer(TokenizerSpec(str(self.prepared.tokenizer_path)))
         return RolloutGenerator(
@@ -149,7 +158,9 @@ class RolloutSetup:
         )
 
     def check_rows(self, table: TokenTable, name: str) -> None:
-        """Raises ConfigError, the same on every rank. Collective where a reward looks at rows at all."""
+        """Raise ConfigError, the same on every rank, for rows that a reward cannot use. Collective if a
+        reward checks rows.
+        """
         world = self.world
         share = range(world.rank, len(table), world.world_size)
         for check in self.scorer.row_checks:
@@ -176,14 +187,16 @@ class RolloutSetup:
         )
 
     def reward_model(self, dtype: torch.dtype) -> RewardModel | None:
-        """The reward model, where one is among the rewards."""
+        """Return the reward model's scorer, if it is among the rewards."""
         if Role.REWARD not in self.handles:
             return None
         rows, pad = self.layout.micro_batch, self.prepared.pad_token_id
         return RewardModel(self.runner, self.handles, rows, pad, dtype)
 
     def engine(self, root: Any) -> GenerationEngine:
-        """This process's own model, whole inside ``Strategy.generating``; or the server, given these weights."""
+        """Return the engine: the local model, gathered inside ``Strategy.generating``, or the server with
+        these weights.
+        """
         if self.server is not None:
             return self.server.open(root)
         return LocalEngine(

@@ -1,4 +1,4 @@
-"""A rollout in a checkpoint: a run that stops between two steps on the same answers goes on with them, bit for bit."""
+"""A rollout in a checkpoint: a run that stops between two steps on the same answers resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.prefixes import with_prefixes
 from paceline.protocols.shard import Shard, ShardReader
 
-ROLE = KIND = (
-    "rollout"  # of its tensors; each answer has its own, named by its place, so that any rank finds those it takes
-)
+ROLE = KIND = "rollout"  # one set of tensors per answer, named by its place: any rank can read its own
 _ROW = "row"  # int64 [2]: the prompt's document, whether it is scored
 _TOKENS = "tokens."
 
 
 def batch_shards(batch: Batch, first: int) -> Iterator[Shard]:
-    """The answers of a micro-batch; ``first`` is the place in the rollout of its first one."""
+    """Yield the answers of a micro-batch; ``first`` is the place of its first one in the rollout."""
     sizes = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()
     flat = {"input_ids": batch.input_ids, "labels": batch.labels, **{_TOKENS + n: v for n, v in batch.tokens.items()}}
     pieces = {name: torch.split(values[0], sizes) for name, values in flat.items()}
@@ -35,7 +33,9 @@ def _whole(name: str, tensor: Tensor) -> Shard:
 
 
 def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str]) -> Batch:
-    """The micro-batch of ``count`` answers from place ``first`` on, as it was; ``fields`` are the names of its ``tokens``."""
+    """Read the micro-batch of ``count`` answers from place ``first`` on; ``fields`` are the names of its
+    ``tokens``.
+    """
     places = range(first, first + count)
 
     def read(name: str) -> list[Tensor]:

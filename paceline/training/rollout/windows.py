@@ -1,4 +1,4 @@
-"""Rollouts: prompts answered by the policy, answers judged, cut into the windows of the next optimizer steps."""
+"""Windows from rollouts: generate answers with the policy, score them, split them into optimizer steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from paceline.training.windows import Epochs, sample_digest
 
 @dataclass
 class Rollout:
-    """One rank's share of a rollout: ``batches`` by update and micro-step, ready to be trained on."""
+    """One rank's part of a rollout: ``batches`` by update and micro-step, ready to train on."""
 
     number: int
     batches: list[list[Batch]]
@@ -46,11 +46,13 @@ class Rollout:
 
 @dataclass
 class RolloutWindows:
-    """The windows of one rank from global step ``start`` on, made of rollouts with the weights of that moment.
+    """The windows of one rank from global step ``start`` on; each rollout uses the weights at its beginning.
 
-    Answer number p of a rollout is sample p mod group of the prompt of group p div group (``draws``), whatever rank makes it; its noise depends on
-    (seed, epoch, prompt, sample) alone. ``is_group_leader``: this rank's numbers stand for its group of ranks that see the same rows.
-    ``filter_groups``: prompts whose answers score the same are told of, not trained on; ``max_redraws`` times others are asked in their place first.
+    Answer p of a rollout is sample p mod group of the prompt of group p div group (``draws``), on any rank;
+    its noise depends only on (seed, epoch, prompt, sample). ``is_group_leader``: this rank contributes the
+    numbers of its group of ranks that see the same rows. ``filter_groups``: prompts whose answers all score
+    the same are reported but not trained on; up to ``max_redraws`` times they are first replaced by other
+    prompts.
     """
 
     world: World
@@ -72,8 +74,8 @@ class RolloutWindows:
     shown: int = 2
     filter_groups: bool = False
     max_redraws: int = 0
-    sampling_exact: bool = False  # what ``PrecomputedField.known`` names is taken for what would be computed
-    reader: ShardReader | None = None  # of the checkpoint that the run goes on from
+    sampling_exact: bool = False  # use the field ``PrecomputedField.known`` instead of computing it
+    reader: ShardReader | None = None  # of the checkpoint to resume from
     current: Rollout | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Window]:
@@ -81,7 +83,7 @@ class RolloutWindows:
             yield self.window(step)
 
     def window(self, step: int) -> Window:
-        """The window of global ``step``: a new rollout where one begins. Collective."""
+        """Return the window of global ``step``; makes a new rollout where one begins. Collective."""
         epoch, within = self.epochs.locate(step)
         number, place = divmod(within, self.layout.steps)
         fresh = place == 0
@@ -93,11 +95,11 @@ class RolloutWindows:
         return Window(step, epoch, self.current.batches[update], sample_digest([i for i in everyone if i >= 0]), report)
 
     def _prompt(self, place: int) -> Prompt:
-        """What the answer at a place of the rollout is to."""
+        """Return the prompt of the answer at ``place`` in the rollout."""
         return self.draws.prompts_of_groups[place // self.layout.group]
 
     def shards(self, step: int) -> Iterator[Shard]:
-        """This rank's part of the running rollout, where ``step`` finished steps leave some of it unused."""
+        """Yield this rank's part of the current rollout, if some of it is unused after ``step`` steps."""
         if (
             self.current is None
             or not self.is_group_leader
@@ -108,11 +110,11 @@ class RolloutWindows:
             yield from batch_shards(batch, first)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of the prompts that were drawn (JSON)."""
+        """Return what a checkpoint must hold about the drawn prompts (JSON)."""
         return self.draws.state()
 
     def _read(self, epoch: int, number: int) -> Rollout:
-        """The rollout that the checkpoint was made in the middle of."""
+        """Read the rollout that the checkpoint interrupted."""
         assert self.reader is not None, "a run begins with a rollout"
         self.draws.resume(epoch, number)
         fields = self.algorithm.fields()
@@ -122,11 +124,11 @@ class RolloutWindows:
         return Rollout(number, batches, None)
 
     def _firsts(self) -> list[int]:
-        """The place in a rollout of the first answer of each of this rank's micro-batches."""
+        """Return the place in the rollout of the first answer of each of this rank's micro-batches."""
         return self._places()[:: self.layout.batch_layout.micro_batch]
 
     def filler(self) -> Batch:
-        """A micro-batch that weighs nothing, with every field a real one has."""
+        """Return a micro-batch of weight 0 with every field of a real one."""
         batch = answer_batch([None] * self.layout.batch_layout.micro_batch, self.pad_id, self.dtype)
         zero = torch.zeros(batch.labels.shape, dtype=self.dtype)
         return replace(batch, tokens=dict.fromkeys(self.algorithm.fields(), zero))
@@ -134,21 +136,26 @@ class RolloutWindows:
     # --- one rollout -----------------------------------------------------------------------------------------------
 
     def roll(self, epoch: int, number: int) -> Rollout:
-        """Generate, judge, compute advantages, and ask what the algorithm needs to know before its first step. Collective."""
+        """Generate and score answers, compute advantages, and run the forwards that the algorithm needs.
+        Collective.
+        """
         generator = self.generator
         generator.restart_clock()
         begun = time.perf_counter()
         places, groups = self._places(), torch.arange(self.layout.answers) // self.layout.group
+        # Generate and score; groups that are filtered out become fillers
         self.draws.begin(epoch, number)
         drawn = self._draw(places, groups)
         judged = drawn.judged
         kept = drawn.spread > 0 if self.filter_groups else torch.ones_like(drawn.spread, dtype=torch.bool)
         made = {place: self._answer(place, drawn, kept) for place in places}
+        # Forwards of policy and reference before the first update, then token-level advantages
         with generator.timed("ask"):
             batches = self._batches(made)
             own = torch.split(torch.tensor(places), self.layout.batch_layout.micro_batch)
             answers = RolloutAnswers(drawn.advantages, groups, judged.judged & kept, own, self._total)
             batches, stats = self.algorithm.finalize_rollout(batches, answers)
+        # Report: every rank has the metrics, rank 0 the samples
         seconds = time.perf_counter() - begun
         clock = {f"time/{phase}": value for phase, value in generator.clock.items()}
         compares = self.algorithm.uses_group_baseline
@@ -165,7 +172,9 @@ class RolloutWindows:
         return Rollout(number, batches, report)
 
     def _draw(self, places: Sequence[int], groups: Tensor) -> Drawn:
-        """Answers of every place; where groups are drawn again, until each of them teaches something or the bound is reached. Collective."""
+        """Return answers for every place; flat groups are resampled until none is left or the bound is
+        reached. Collective.
+        """
         drawn = self._written(places, len(places))
         for again in range(self.max_redraws + 1):
             drawn.compare(self.algorithm, groups)
@@ -179,7 +188,10 @@ class RolloutWindows:
         return drawn
 
     def _written(self, places: Sequence[int], most: int) -> Drawn:
-        """Answers at ``places``, judged by as many forwards of a reward model as ``most`` answers take (no rank has more). Collective."""
+        """Generate and score the answers at ``places``. Collective.
+
+        A reward model makes as many forwards as ``most`` answers need; no rank has more.
+        """
         asked_prompts, table = [self._prompt(place) for place in places], self.prompts.table
         requests = []
         for place, prompt in zip(places, asked_prompts, strict=True):
@@ -198,14 +210,14 @@ class RolloutWindows:
         )
 
     def _total(self, values: Sequence[float]) -> list[float]:
-        """Sums over the ranks that see different answers."""
+        """Sum over the ranks that see different answers. Collective."""
         found: list[float] = self.world.all_reduce_sum_float(
             list(values) if self.is_group_leader else [0.0] * len(values)
         )
         return found
 
     def _places(self) -> list[int]:
-        """This rank's answers, by their place in the rollout."""
+        """Return the places in the rollout of this rank's answers."""
         layout = self.layout.batch_layout
         return [
             p
@@ -217,7 +229,9 @@ class RolloutWindows:
     def _share(
         self, places: Sequence[int], owners: Sequence[int], completions: Sequence[Completion], scored: Scored
     ) -> Judged:
-        """Everybody's scores and lengths, by place in the rollout: one all-reduce of numbers that one rank has and the others leave 0."""
+        """Return the scores and lengths of all ranks by place, by an all-reduce of a table that is 0 where a
+        rank has nothing.
+        """
         labels = self.generator.scorer.labels
         table = torch.zeros(5 + 2 * len(labels), self.layout.answers, dtype=torch.float64)
         real = [i for i, owner in enumerate(owners) if owner >= 0]
@@ -231,7 +245,7 @@ class RolloutWindows:
         return Judged.of(total.view_as(table), labels)
 
     def _answer(self, place: int, drawn: Drawn, kept: Tensor) -> Answer | None:
-        """What a place is trained on; None beyond the end, and where ``kept`` [R] says no."""
+        """Return what is trained on at a place; None beyond the end, and where ``kept`` [R] is false."""
         owner, request, completion = drawn.written[place]
         if owner < 0 or not bool(kept[place]):
             return None
@@ -241,7 +255,9 @@ class RolloutWindows:
         return Answer(owner, request.prompt, completion.tokens, completion.logprobs, advantage, is_scored, has_loss)
 
     def _batches(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
-        """Micro-batches by update and micro-step, with what the algorithm asks of its models. Collective: as many forwards on every rank."""
+        """Return micro-batches by update and micro-step, with the precomputed fields. Collective: equal
+        forwards on all ranks.
+        """
         layout, found = self.layout.batch_layout, []
         for update in range(self.layout.updates):
             row = []
@@ -263,14 +279,14 @@ class RolloutWindows:
         return found
 
     def evaluate(self, prompts: PackedSource) -> dict[str, float]:
-        """The likeliest answer to every prompt, judged. Collective."""
+        """Score the greedy answer to every prompt. Collective."""
         return evaluate_answers(
             self.generator, prompts, self.world, self.layout.batch_layout, self.limits, self.is_group_leader
         )
 
 
 def _nothing_learnt(judged: Judged, spread: Tensor, compares: bool) -> list[Diagnostic]:
-    """Said when no group of a rollout has two different scores."""
+    """Warn if no group of a rollout has two different scores."""
     if not bool(judged.judged.any()):
         what, hint = "no answer of this rollout was judged: nothing is learnt of it", "see why the rewards left all out"
     elif compares and bool((spread == 0).all()):

@@ -1,1 +1,1 @@
-"""What only an import can tell about a job, tried in a process of its own before a start."""
+"""Trials in a process of their own before a start: checks that import libraries or the user's code."""

@@ -1,4 +1,6 @@
-"""The model that a plan trains, built without storage (or small) to ask its class what the plan needs of it: attention, wrap classes, cuts, targets."""
+"""Build the planned model without storage (or a small one) and check attention, wrap classes, splits and
+targets.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,14 @@ from paceline.strategies.sharding import wrapped_classes
 from paceline.training import codes
 from paceline.training.models_of import Models
 
-_STAGES = 2  # of a small sibling: whether the class can be cut does not depend on how often
+_STAGES = 2  # of a small sibling: whether the class can be split does not depend on the number
 
 
 def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
-    """What the model's class, and the tokenizer beside it, cannot do of what the plan asks."""
+    """Yield what the model's class, or its tokenizer, cannot do of what the plan asks."""
     try:
         load_hf_config(config.model)
-    except PacelineError as error:  # a tokenizer beside it would be refused for it again
+    except PacelineError as error:  # loading its tokenizer would only repeat the error
         yield from error.diagnostics
         return
     tokens = _Tokens(None)
@@ -87,14 +89,14 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
 
 
 def _numbers(config: Config, plan: Plan, root: RootModule) -> None:
-    """Numbers that every class takes, and with which nothing can be computed."""
+    """Reject numbers that every class accepts but that nothing can be computed with."""
     if wrong := impossible(model_config(config.model, current())):
         what = "no step can be computed with these numbers of the model's config"
         raise ConfigError(models_codes.MODELS_BAD_CONFIG(what, _where(config), ", ".join(wrong), "epsilons above 0, dropouts from 0 to 1"))  # fmt: skip
 
 
 def _frequencies(config: Config, plan: Plan, root: RootModule) -> None:
-    """The frequencies of rotary positions are numbers: of zero for a base, or for a factor, everything computed is none."""
+    """Reject rotary frequencies that are not finite, as from a base or a factor of zero."""
     kinds = {
         type(m)
         for m in root.hf.modules()
@@ -121,20 +123,20 @@ _HINT = "what its message asks for, or no such key: the family's own value then 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What is known of the prepared data's tokenizer before there is any."""
+    """What is known about the tokenizer before the data is prepared."""
 
     vocab_size: int | None
     tokenizer_path: Path = Path()
 
 
 def _build(config: Config, plan: Plan, role: Role, tokens: _Tokens) -> Any:
-    """The root module of ``role`` as a worker builds it, on the meta device and not compiled."""
+    """Build the root module of ``role`` as a worker does, but on the meta device and not compiled."""
     models = Models(replace(plan, compile=False), config, tokens, torch.device(plan.device))
     return models.trained(role)(BuildOptions(device=torch.device("meta"), fused=False, engine_casts=True))
 
 
 def _is_here(config: Config, plan: Plan, role: Role) -> bool:
-    """Whether the model that is named for a role lies here; one on the hub is left to its download."""
+    """Whether the model named for a role is a local folder; one on the hub is left to its download."""
     named = algorithm_spec(plan.algorithm).model_named(config.training, role.value)
     return named is None or Path(named).expanduser().is_dir()
 
@@ -169,7 +171,7 @@ def _answers(config: Config, plan: Plan, root: RootModule) -> None:
 
 
 def _stages(config: Config, plan: Plan, root: RootModule) -> None:
-    """A small sibling with weights is cut and compared: on the meta device there is nothing to compare."""
+    """Split a small sibling with real weights and compare: on the meta device there is nothing to compare."""
     if plan.mesh.pp == 1:
         return
     values = {**load_hf_config(config.model).to_dict()}

@@ -1,6 +1,7 @@
-"""``python -m paceline.training.trial.run JOB ANSWER``: looks at what a config names, then tries what only an import can tell (JSON files).
+"""Checks of a config that need imports: ``python -m paceline.training.trial.run JOB ANSWER`` (JSON files).
 
-The parent has a time limit and reads what was answered until then: the answer is written anew after each part, and says which one is under way.
+Runs the checks of ``training.look`` first. The parent has a time limit and reads what was answered until
+then: the answer is rewritten after each part, and names the one in progress.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from paceline.training.questions import open_questions
 @ended
 @redacted
 def main(job: str, answer: str) -> int:
-    """Writes what was found, each finding with whether it hangs on this machine's packages."""
+    """Write what was found, for ``JOB``, to ``ANSWER``. Return the exit code."""
     for reply in answers(json.loads(Path(job).read_text(encoding="utf-8"))):
         _write(Path(answer), reply)
     return 0
 
 
 def answers(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is known after the look and after each try, the whole of it each time."""
+    """Yield everything known so far, after the checks without imports and after each trial."""
     config = Config.from_json(request["config"])
     plan = None if request["plan"] is None else Plan.from_json(request["plan"])
     if request["doubt"] is not None:
@@ -75,7 +76,9 @@ def _write(answer: Path, reply: dict[str, Any]) -> None:
 
 
 def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str] = frozenset()) -> list[Diagnostic]:
-    """Findings of one try. Whatever else an import raises is one too: code that is tried here runs in every rank."""
+    """Return the diagnostics of one trial. Any other exception is one too, since every rank will run the same
+    code.
+    """
     tries: dict[str, Callable[[Config, Plan | None], Iterable[Diagnostic]]] = {
         REWARDS: _rewards,
         STRATEGY: _strategy,
@@ -88,7 +91,7 @@ def _tried(name: str, config: Config, plan: Plan | None, formats: frozenset[str]
         return list(tries[name](config, plan))
     except PacelineError as error:
         return [replace(finding, where=finding.where or _KEYS[name]) for finding in error.diagnostics]
-    except (Exception, SystemExit) as error:  # a library's own refusal of what it was asked for, without a name
+    except (Exception, SystemExit) as error:  # a library's own error, without a code
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what, found = f"the {name} cannot be had", f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]
         return [codes.TRIAL_FAILED(what, _KEYS[name], found, "what its message asks for, or another value")]
@@ -113,7 +116,7 @@ def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
     assert rollout is not None
     try:
         columns = columns_of(config.data)
-    except PacelineError:  # the look has told it
+    except PacelineError:  # already reported by ``look``
         columns = None
     for reward in rollout.rewards:
         if ":" in reward.name:
@@ -131,7 +134,9 @@ def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    """The class of one's own; an offline one is made with its options, an on-policy one takes what the run decides besides."""
+    """Load the user's own algorithm; an offline one is also built with its options, which is all that it
+    takes.
+    """
     from paceline.algorithms.registry import algorithm_class
 
     spec = algorithm_spec(config.training.algorithm)

@@ -1,4 +1,6 @@
-"""The tokenizer as the preparation loads it, asked what only it can tell: end of text, offsets, the template's marks and cost, a reward model's tokens."""
+"""Load the tokenizer as the preparation does, and check what only it can tell: end of text, offsets, the
+template's masks and cost, a reward model's tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from paceline.training.same_tokens import check_teacher_tokens
 
 
 def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
-    """What the preparation would warn of or refuse before it reads all rows, which have ``formats``."""
+    """Yield what the preparation would warn about or refuse before it reads rows; these have ``formats``."""
     key = "model.tokenizer" if config.model.tokenizer else "model.name_or_path"
     for part in (_rendering, _judging):
         try:
@@ -53,7 +55,7 @@ def _judging(config: Config, formats: Set[str]) -> list[Diagnostic]:
 
 
 def _at(key: str, finding: Diagnostic) -> Diagnostic:
-    """The finding at a key of the config; a folder that it names is told in what was found."""
+    """Return the diagnostic with a config key as its place; a folder named there moves to ``found``."""
     if field_of(finding.where) is not None:
         return finding
     return replace(finding, where=key, found=f"{finding.where}: {finding.found}" if finding.where else finding.found)
