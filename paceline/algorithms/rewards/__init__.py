@@ -1,1 +1,1 @@
-"""How good an answer is: built-in functions by name, the user's own by ``module:function``, weighed and summed."""
+"""Rewards of answers: built-in functions by name, users' own by ``module:function``, weighted and summed."""

@@ -1,9 +1,10 @@
-"""A reward that runs code: the answer's program, held against the row's tests, in a sandbox.
+"""A reward that runs code: the answer's program is checked against the row's tests, in a sandbox.
 
-Off unless ``training.rollout.allow_code_execution`` is set. The program sees a read-only root with the system's folders and the Python that runs here,
-writes into memory of its own that is bounded in bytes and files, has no network, no other processes, no rights, no secrets, and limits on time, memory
-and threads (``sandbox/walls.py``). Its tests run in another process of the same kind, which calls its functions and gets plain values back: how the
-program ends, what it prints and what it makes of Python decide nothing.
+Off unless ``training.rollout.allow_code_execution`` is set. The program sees a read-only root with the
+system's folders and the Python that runs here, and writes into memory of its own, bounded in bytes and files.
+It has no network, no other processes, no privileges and no secrets, and limits on time, memory and threads
+(``sandbox/walls.py``). Its tests run in another process of the same kind, which calls its functions and gets
+plain values back: how the program exits, what it prints and how it modifies Python cannot change the verdict.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paceline.rules import codes as rules_codes
 
 T = TypeVar("T")
 _FENCE = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-# What a sandbox is tried with: Python's libraries can be read there
+# The program that a new sandbox is tested with: it reads Python's libraries
 _HONEST = """
 import colorsys, os, sys
 folders = [os.listdir(path) for path in sys.path if os.path.isdir(path)]
@@ -33,17 +34,17 @@ def f(x):
     return x
 """
 _MOST_AT_ONCE = 32
-_LEAST_MEMORY_MB = 128  # Python itself with what most programs import
+_LEAST_MEMORY_MB = 128  # Python itself and what most programs import
 
 
 def program_of(completion: str) -> str:
-    """The last fenced block of Python in an answer, or all of it when it has none."""
+    """Return the last fenced Python block of an answer, or all of it if it has none."""
     blocks = _FENCE.findall(completion)
     return str(blocks[-1] if blocks else completion)
 
 
 def check_limits(seconds: Any = 10, memory_mb: Any = 512, **others: Any) -> None:
-    """Raises ConfigError (``rewards.options``) for limits of a program that are none; ``others``: options of another kind."""
+    """Raise ConfigError (``rewards.options``) for invalid limits of a program; ``others`` are not checked."""
     for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             what, hint = f"{name} of the reward 'code' is a whole number from {least} on", f"{name}: {10 * least}"
@@ -51,14 +52,17 @@ def check_limits(seconds: Any = 10, memory_mb: Any = 512, **others: Any) -> None
 
 
 class CodeReward:
-    """1 when the program of an answer passes all tests of its row (``code_tests``), else 0.
+    """1 if the program of an answer passes all tests of its row (``code_tests``), else 0.
 
-    ``tests``: the column that holds them; ``entry_point``: the column with the name of the function that they are about, where there is one;
-    ``at_once`` answers are judged side by side, each in a sandbox of its own; ``seconds``: processor time of the program, and of its tests (waiting: 5 s more); ``memory_mb``: memory of each of the two.
-    Raises KeyError for a row without tests, ValueError for tests that cannot be used, ConfigError when there is no sandbox here (nothing has run then).
+    ``tests``: the column with the tests; ``entry_point``: the column with the name of the function under
+    test, if any; ``at_once`` answers run in parallel, each in its own sandbox; ``seconds``: CPU time of the
+    program, and of its tests (waiting: 5 s more); ``memory_mb``: memory of each of the two.
+
+    Raises KeyError for a row without tests, ValueError for tests that cannot be used, ConfigError if there is
+    no sandbox here (then nothing has run).
     """
 
-    has_deadlines = True  # its own: ``reward_timeout`` is for functions that might never come back
+    has_deadlines = True  # its own limits: ``reward_timeout`` is for functions that may hang
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class CodeReward:
         self.tests, self.entry_point, self.seconds, self.memory_mb = tests, entry_point, seconds, memory_mb
         self._allow_unsandboxed = allow_unsandboxed
         self._at_once = min(max(1, at_once), _MOST_AT_ONCE)
-        self._free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()  # opened as they are needed
+        self._free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()  # opened on demand
         self._free.put(open_sandbox(allow_unsandboxed))
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
@@ -83,16 +87,16 @@ class CodeReward:
             try:
                 return [float(passed) for passed in pool.map(self.judge, samples)]
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # the rest need not be judged
+                pool.shutdown(wait=False, cancel_futures=True)  # the other samples need no score
                 raise
 
     def close(self) -> None:
-        """End the sandboxes; they end by themselves with this object."""
+        """Close the sandboxes; they are also closed with this object."""
         while not self._free.empty():
             self._free.get().close()
 
     def judge(self, sample: Sample) -> bool:
-        """Whether all tests are passed."""
+        """Whether the answer passes all tests."""
         program, tests = program_of(sample.completion), self.tests_in(sample.columns)
         limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
         if tests.python:
@@ -108,11 +112,11 @@ class CodeReward:
         return True
 
     def tests_in(self, columns: Mapping[str, Any]) -> RowTests:
-        """The tests of a row. Raises KeyError when it has none, ValueError when they cannot be used."""
+        """Return the tests of a row. Raises KeyError if it has none, ValueError if they cannot be used."""
         return read_tests(columns[self.tests], str(columns.get(self.entry_point) or ""))
 
     def unusable_rows(self, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Those of ``rows`` (name, columns) whose tests cannot be used, each with the reason."""
+        """Return those of ``rows`` (name, columns) whose tests cannot be used, each with the reason."""
         wrong = []
         for name, columns in rows:
             try:
@@ -124,7 +128,9 @@ class CodeReward:
         return wrong
 
     def _in_sandbox(self, act: Callable[[Sandbox], T]) -> T:
-        """``act`` on a sandbox that is free; once more on a fresh one when its server was lost (the machine ran out of memory or processes)."""
+        """Run ``act`` on a free sandbox; retry once on a new one if its server was lost (out of memory or
+        processes).
+        """
         sandbox = self._take()
         try:
             try:
@@ -146,7 +152,10 @@ class CodeReward:
 
 
 def open_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
-    """A sandbox that has been seen to work; where ``allow_unsandboxed`` lets it, one without namespaces on a machine that has none. Raises ConfigError."""
+    """Open a sandbox and test it. Raises ConfigError.
+
+    With ``allow_unsandboxed``, one without namespaces is opened on a machine that has none.
+    """
     try:
         return _tried(namespaces=True)
     except SandboxUnavailable as error:
@@ -159,7 +168,7 @@ def open_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
 
 
 def _tried(*, namespaces: bool) -> Sandbox:
-    """Raises Refused when a program cannot be shut in here, or an honest one not be run."""
+    """Raise SandboxUnavailable if a program cannot be isolated here, or a harmless one cannot run."""
     sandbox = Sandbox(namespaces=namespaces)
     try:
         if not sandbox.passes(_HONEST, "assert f(1) == 1", seconds=10, memory_bytes=512 << 20):
@@ -174,12 +183,12 @@ def _tried(*, namespaces: bool) -> Sandbox:
 
 
 def check_isolation() -> None:
-    """Raises ConfigError when a program cannot be shut in on this machine."""
+    """Raise ConfigError if programs cannot be isolated on this machine."""
     open_sandbox().close()
 
 
 def no_isolation(words: str) -> ConfigError:
-    """What is said where there is no sandbox."""
+    """Return the error for a machine without a sandbox."""
     what = "programs of the model cannot be shut in on this machine, so none is run"
     return ConfigError(rules_codes.REWARDS_NO_ISOLATION(what, "training.rollout.rewards", words, NO_ISOLATION_HINT))
 

@@ -1,9 +1,11 @@
-"""What the column with a row's tests may hold, and whether it can be used with a program that runs in another process.
+"""Formats of the column with a row's tests, and whether they can be used on a program in another process.
 
-Python      assertions, ``def test_…()`` functions, unittest classes, or HumanEval's ``def check(candidate)`` with the function's name in another column;
-            a text, or a list of texts
-pairs       ``{"inputs": […], "outputs": […]}`` or ``[{"input": …, "output": …}, …]``: what is read from standard input and what is to be written
-            (APPS, TACO, CodeContests); with ``fn_name`` in it, arguments and results of that function
+Python      assertions, ``def test_…()`` functions, unittest classes, or HumanEval's ``def check(candidate)``
+            with the function's name in another column; a text, or a list of texts
+pairs       ``{"inputs": […], "outputs": […]}`` or ``[{"input": …, "output": …}, …]``: standard input and the
+            expected standard output (APPS, TACO, CodeContests); with ``fn_name``, arguments and results of
+            that function
+
 Both may be JSON in a text.
 """
 
@@ -40,16 +42,16 @@ for _arguments, _expected in json.loads({pairs}):
 
 @dataclass(frozen=True)
 class RowTests:
-    """``python`` to be run, or ``pairs`` of standard input and output."""
+    """Either ``python`` to run, or ``pairs`` of standard input and expected output."""
 
     python: str = ""
     pairs: tuple[tuple[str, str], ...] = ()
 
 
 def read_tests(value: Any, entry_point: str = "") -> RowTests:
-    """The tests in ``value``. Raises ValueError with the reason when there is no way to use them."""
+    """Parse the tests in ``value``. Raises ValueError with the reason if they cannot be used."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(ValueError):  # Python after all
+        with contextlib.suppress(ValueError):  # not JSON, so Python
             value = json.loads(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         if all(isinstance(item, str) for item in value):
@@ -79,7 +81,7 @@ def _of_pairs(inputs: Any, outputs: Any, name: str) -> RowTests:
 
 
 def _arguments(given: Any) -> list[Any]:
-    """Of one call: a list, or a text with one JSON value a line."""
+    """Return the arguments of one call, from a list or from a text with one JSON value per line."""
     if isinstance(given, str):
         return [json.loads(line) for line in given.splitlines() if line.strip()]
     return given if isinstance(given, list) else [given]
@@ -94,12 +96,12 @@ def _lines(value: Any) -> str:
 
 
 def same_output(actual: str, expected: str) -> bool:
-    """Line by line, spaces at the ends of lines and empty lines at the end aside."""
+    """Compare line by line, ignoring trailing spaces and trailing empty lines."""
     return [s.rstrip() for s in actual.rstrip().splitlines()] == [e.rstrip() for e in expected.rstrip().splitlines()]
 
 
 def _python(text: str, entry_point: str) -> str:
-    """The tests with what starts them. Raises ValueError when they cannot be used."""
+    """Return the tests with the call that starts them. Raises ValueError if they cannot be used."""
     try:
         tree = ast.parse(text)
         requested = asked_names(tree)
@@ -125,7 +127,7 @@ def _calls(tree: ast.Module, name: str) -> bool:
 
 
 def _imports(tree: ast.Module) -> set[str]:
-    """Top-level modules that are imported anywhere."""
+    """Return the top-level modules imported anywhere."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -136,7 +138,7 @@ def _imports(tree: ast.Module) -> set[str]:
 
 
 def _not_divisible(tree: ast.Module, requested: set[str]) -> Iterator[str]:
-    """Why these tests cannot be run apart from the program; nothing when they can."""
+    """Yield why these tests cannot run in another process than the program; nothing if they can."""
     missing = sorted(m for m in _imports(tree) - set(PROGRAM_MODULES) if m.startswith(".") or not _installed(m))
     if missing:
         yield f"they import {', '.join(missing)}, which is not installed here"
@@ -164,7 +166,7 @@ def _needs_arguments(node: ast.FunctionDef, tree: ast.Module) -> bool:
 
 
 def _classes(node: ast.AST) -> set[str]:
-    """Names that a statement takes for classes: to inherit from, to catch, to compare with."""
+    """Return names that are used as classes: to inherit from, to catch, to compare with."""
     found: list[ast.expr | None] = []
     if isinstance(node, ast.ClassDef):
         found = [*node.bases]

@@ -1,4 +1,4 @@
-"""A limit on how long a function of somebody else's may take."""
+"""A time limit for calls of other people's functions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Overdue(Exception):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raises Overdue inside after ``seconds``: in Python code, in waits and in regular expressions, not inside a library's own C loops.
+    """Raise Overdue inside the block after ``seconds``: in Python code, waits and regular expressions, but
+    not inside a library's own C loops.
 
-    Rests on SIGALRM, so that a loop that never ends is ended too; outside of the main thread there is no limit.
+    Uses SIGALRM, so that endless loops are interrupted too; outside the main thread there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,6 @@
-"""The built-in rewards: functions of one ``Sample``, options by keyword. Nothing an answer says is ever run or evaluated here."""
+"""Built-in rewards: functions of one ``Sample``, with options by keyword. None of them runs or evaluates an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,17 @@ _MARK = "####"
 
 
 def exact_match(sample: Sample, *, ignore_case: bool = False) -> float:
-    """1 when the answer is the expected one, spaces around both aside; else 0."""
+    """1 if the answer equals the expected one, ignoring surrounding whitespace; else 0."""
     completion, expected = sample.completion.strip(), sample.answer.strip()
     return float(completion.casefold() == expected.casefold() if ignore_case else completion == expected)
 
 
 def numeric(sample: Sample, *, anywhere: bool = False) -> float:
-    """1 when the number behind the last ``####`` of the answer equals that of the expected answer (an expected answer without the mark is a number itself).
+    """1 if the number after the last ``####`` of the answer equals that of the expected answer, else 0.
 
-    ``anywhere``: an answer without the mark is judged by its last number. Thousands separators, a currency sign before and a unit behind do not count.
-    Raises ValueError when the expected answer holds no number.
+    An expected answer without the mark is a number itself. ``anywhere``: an answer without the mark is judged
+    by its last number. Thousands separators, a currency sign before the number and a unit after it are
+    ignored. Raises ValueError if the expected answer has no number.
     """
     expected = marked_number(sample.answer, anywhere=True)
     if expected is None:
@@ -31,7 +34,9 @@ def numeric(sample: Sample, *, anywhere: bool = False) -> float:
 
 
 def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
-    """The first number behind the last ``####``; without the mark the last number when ``anywhere``, else None."""
+    """Return the first number after the last ``####``; without the mark the last number if ``anywhere``, else
+    None.
+    """
     _, mark, behind = text.rpartition(_MARK)
     found = _NUMBER.findall(behind if mark else text)
     if not found or not (mark or anywhere):
@@ -49,7 +54,9 @@ def regex(sample: Sample, *, pattern: str, whole: bool = False) -> float:
 
 
 def tags(sample: Sample, *, names: Sequence[str] = ("think", "answer")) -> float:
-    """1 when the answer is these tags in this order, each opened and closed once, with nothing but spaces between them; else 0."""
+    """1 if the answer consists of these tags in this order, each opened and closed once, with only whitespace
+    between; else 0.
+    """
     rest = sample.completion.strip()
     for name in names:
         opening, closing = f"<{name}>", f"</{name}>"
@@ -60,7 +67,9 @@ def tags(sample: Sample, *, names: Sequence[str] = ("think", "answer")) -> float
 
 
 def length(sample: Sample, *, target: int, unit: str = "tokens") -> float:
-    """1 at ``target`` tokens (or ``characters``), falling linearly to 0 at none and at twice as many."""
+    """1 at ``target`` tokens (or ``characters``), decreasing linearly to 0 at length 0 and at twice the
+    target.
+    """
     if unit not in ("tokens", "characters"):
         raise ValueError(f"unit {unit!r}: tokens or characters")
     size = sample.num_tokens if unit == "tokens" else len(sample.completion)
@@ -68,11 +77,13 @@ def length(sample: Sample, *, target: int, unit: str = "tokens") -> float:
 
 
 def overlong(sample: Sample, *, max_length: int, buffer: int) -> float:
-    """0 up to ``max_length - buffer`` tokens, then falling linearly to -1 at ``max_length`` (Yu et al. 2025, "DAPO", eq. 13)."""
+    """0 up to ``max_length - buffer`` tokens, then decreasing linearly to -1 at ``max_length`` (Yu et al.
+    2025, "DAPO", eq. 13).
+    """
     over = sample.num_tokens - (max_length - buffer)
     return 0.0 if over <= 0 else max(-1.0, -over / buffer)
 
 
 def ended(sample: Sample) -> float:
-    """1 when the answer ended by itself, 0 when it was cut off."""
+    """1 if the answer has an end-of-sequence token, 0 if it was truncated."""
     return float(sample.ended)

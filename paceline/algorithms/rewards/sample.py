@@ -1,4 +1,4 @@
-"""An answer to be judged."""
+"""An answer to be scored."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer with everything a reward may look at.
+    """One answer, with all that a reward may use.
 
-    prompt        what was asked, as text
+    prompt        the prompt as text
     completion    the answer without its special tokens
-    columns       the row of the data set it belongs to (``answer``, ``tests``, …)
-    num_tokens    tokens of the answer, the one that ends it included
-    ended         whether it ended by itself (false: cut off at the longest length)
+    columns       its row of the data set (``answer``, ``tests``, …)
+    num_tokens    tokens of the answer, including the one that ends it
+    ended         whether it ended by itself (false: truncated at the maximum length)
     """
 
     prompt: str
@@ -26,5 +26,5 @@ class Sample:
 
     @property
     def answer(self) -> str:
-        """What was expected; KeyError when the row has none."""
+        """The expected answer; KeyError if the row has none."""
         return str(self.columns["answer"])

@@ -1,4 +1,4 @@
-"""Answers to scores: every reward function asked, its results checked, weighed and summed; what goes wrong is named with the sample."""
+"""Score answers: call each reward function, check its values, weight and sum them; failures name the sample."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ REWARDS = Registry(
         "code": f"{_HERE}.code:CodeReward",
     },
 )
-MODEL = "model"  # the name of what a reward model says: it is asked with all ranks together, outside of here
-_HANGS = 3  # samples that a function may hang on before it is not asked about the rest
+MODEL = "model"  # scores of a reward model: a collective forward, made by the caller
+_HANGS = 3  # samples that a function may hang on before the rest is skipped
 
 BatchReward = Callable[[Sequence[Sample]], Sequence[Any]]
 RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Any]]]], list[str]]
@@ -42,7 +42,9 @@ RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Any]]]], list[str]]
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One entry of ``training.rollout.rewards``: a built-in name or ``module:function``, its weight, its keyword arguments."""
+    """One entry of ``training.rollout.rewards``: a built-in name or ``module:function``, its weight and
+    keyword arguments.
+    """
 
     name: str
     weight: float = 1.0
@@ -51,7 +53,9 @@ class RewardSpec:
 
 @dataclass(frozen=True)
 class Scored:
-    """``total`` [N]: the weighted sum, NaN for a sample that is skipped; ``parts``: each function's own [N], NaN where it gave none."""
+    """``total`` [N]: the weighted sum, NaN for a skipped sample; ``parts``: each function's values [N], NaN
+    where it gave none.
+    """
 
     total: list[float]
     parts: Mapping[str, list[float]]
@@ -59,12 +63,15 @@ class Scored:
 
 
 class Scorer:
-    """Asks the functions of ``specs`` about samples.
+    """Calls the reward functions of ``specs`` on samples.
 
-    ``on_error`` decides what a function's failure (it raises, hangs beyond ``timeout_seconds``, gives NaN, infinity or no number) does: ``error``
-    ends the run by name, ``zero`` counts 0, ``skip`` leaves the sample out. A function that gives None does not judge that sample and is left
-    out of its sum; a sample that none judges is skipped. Raises ConfigError for an unknown name, wrong options, code without leave to run it, or where
-    there is no sandbox for it, unless ``allow_unsandboxed_code`` lets it do without.
+    ``on_error`` decides what happens if a function fails (it raises, exceeds ``timeout_seconds``, or returns
+    NaN, infinity or no number): ``error`` ends the run with a named error, ``zero`` counts as 0, ``skip``
+    leaves the sample out. A function that returns None does not score that sample and is left out of its sum;
+    a sample that no function scores is skipped.
+
+    Raises ConfigError for an unknown name, wrong options, or a code reward that is not allowed or has no
+    sandbox here (unless ``allow_unsandboxed_code``).
     """
 
     def __init__(
@@ -87,8 +94,11 @@ class Scorer:
         ]
 
     def __call__(self, samples: Sequence[Sample], by_model: Sequence[float] = ()) -> Scored:
-        """Scores in the order of the samples; ``by_model`` [N] are those of the reward model, where one is among ``specs``. Raises PacelineError
-        ``rewards.failed`` under the policy ``error``."""
+        """Return scores in the order of the samples.
+
+        ``by_model`` [N] are the reward model's scores, if one is among ``specs``. Raises PacelineError
+        ``rewards.failed`` with ``on_error`` ``error``.
+        """
         parts: dict[str, list[float]] = {}
         problems: list[Diagnostic] = []
         left_out = [False] * len(samples)
@@ -108,7 +118,9 @@ class Scorer:
 
     @property
     def row_checks(self) -> list[RowCheck]:
-        """Of the rewards that can tell before the first answer which rows (name, columns) they will not be able to use, and why."""
+        """The checks of those rewards that can tell in advance which rows (name, columns) they cannot use,
+        and why.
+        """
         return [check for function in self.functions if (check := getattr(function, "unusable_rows", None))]
 
     def _sum(self, values: Sequence[float]) -> float:
@@ -118,7 +130,10 @@ class Scorer:
     def _call(
         self, label: str, function: BatchReward, samples: Sequence[Sample]
     ) -> tuple[list[float], dict[int, Diagnostic]]:
-        """(values, failures by sample). All samples in one call; when that fails, one by one, so that the culprit has a name."""
+        """Return (values, failures by sample) of one function.
+
+        All samples go into one call; if that fails, one call per sample finds the one that fails.
+        """
         if not samples:
             return [], {}
         try:
@@ -131,6 +146,7 @@ class Scorer:
             raise
         except Exception as error:  # a user's function may raise anything
             problem = _words(error)
+        # The whole call failed: repeat it for each sample, to name those that fail
         if len(samples) == 1:
             return [math.nan], {0: _failure(label, problem, samples[0])}
         values, failures, hangs = [math.nan] * len(samples), {}, 0
@@ -145,13 +161,13 @@ class Scorer:
                 hangs += "did not answer within" in failed[0].found
                 if self.on_error == "error":
                     break
-        if not failures:  # alone each sample passes: the function cannot take them together
+        if not failures:  # each sample passes alone: the function fails on batches
             failures[0] = _failure(label, f"asked about all samples at once: {problem}", samples[0])
         return values, failures
 
 
 def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -> BatchReward:
-    """What is asked about a batch of samples. Raises ConfigError."""
+    """Return the function of a reward, called with a batch of samples. Raises ConfigError."""
     if spec.name == "code" and not allow_code:
         what = "this reward runs code that a model wrote"
         hint = "training.rollout.allow_code_execution: true, on a machine where that may happen"
@@ -177,9 +193,10 @@ def _function(spec: RewardSpec, allow_code: bool, code_runs: tuple[bool, int]) -
 
 
 def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> None:
-    """Import a reward function of one's own and see whether it can be asked; ``columns`` of the rows, where they are known.
+    """Import a user's reward function and check its signature; ``columns`` are those of the rows, if known.
 
-    Raises ConfigError: it cannot be imported, is no function, needs what it is not given, or takes no such option.
+    Raises ConfigError if it cannot be imported, is not callable, requires other arguments, or lacks an
+    option.
     """
     function = REWARDS.load(spec.name)
     where = "training.rollout.rewards"
@@ -188,7 +205,7 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
         raise ConfigError(codes.REWARDS_NOT_A_FUNCTION(f"'{spec.name}' is no function", where, type(function).__name__, hint))  # fmt: skip
     try:
         accepted = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin, which tells nothing of itself
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     plain = {n: p for n, p in accepted.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     given = {"prompts", "completions", *spec.options, *(columns or ())}
@@ -204,18 +221,18 @@ def check_reward(spec: RewardSpec, columns: Collection[str] | None = None) -> No
 
 
 def _by_place(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter cannot be given by name."""
+    """Whether a parameter is positional-only."""
     return parameter.kind is parameter.POSITIONAL_ONLY
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """Every column that some row has, None where another has not."""
+    """Return the union of the rows' columns, with None where a row lacks one."""
     names = dict.fromkeys(name for s in samples for name in s.columns)
     return {name: [s.columns.get(name) for s in samples] for name in names}
 
 
 def check_built_in(spec: RewardSpec) -> None:
-    """Name and options of a reward that is no function of the user's own. Raises ConfigError."""
+    """Check name and options of a built-in reward. Raises ConfigError."""
     function = REWARDS.load(spec.name)
     _check_options(spec, function)
     if spec.name == "code":
@@ -255,7 +272,7 @@ def _checked(label: str, found: Sequence[Any], samples: Sequence[Sample]) -> tup
 
 
 def _number(value: Any) -> float | None:
-    """A float of a number (Python's, numpy's, a tensor's); None of anything else."""
+    """Return a number (Python's, numpy's, a tensor) as float; None for anything else."""
     if isinstance(value, (str, bytes)) or value is None:
         return None
     try:

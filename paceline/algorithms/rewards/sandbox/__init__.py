@@ -1,1 +1,1 @@
-"""Programs of others, shut in. Standard library alone: a server of this package starts in milliseconds and holds nothing worth reading."""
+"""Isolation of untrusted programs. Standard library only: the server starts fast and holds no secrets."""

@@ -1,4 +1,7 @@
-"""``python -m paceline.algorithms.rewards.sandbox``: whether programs can be shut in here, as a line of JSON; nothing heavy is imported."""
+"""``python -m paceline.algorithms.rewards.sandbox``: print as JSON whether programs can be isolated here.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from paceline.launch.outlet import redacted
 
 @redacted
 def main() -> int:
-    """Prints ``{"refused": words}``; the words are empty where it works."""
+    """Print ``{"refused": reason}``; the reason is empty if it works."""
     try:
         check_isolation()
     except ConfigError as error:

@@ -1,4 +1,5 @@
-"""The way into the sandbox from the process that trains: a server of its own, asked to run one program after the other.
+"""Client of the sandbox in the training process: starts its own server, which runs one program after the
+other.
 
 with Sandbox() as sandbox:
     sandbox.passes(program, tests, seconds=10, memory_bytes=512 << 20)
@@ -28,7 +29,7 @@ from typing import Any
 from paceline.algorithms.rewards.sandbox.server import MAX_MESSAGE
 
 _ROOT = Path(__file__).resolve().parents[4]  # the folder that holds the package
-# The modules that most programs import are there before a program is; the package is not left on the path.
+# Preload the modules that most programs import; remove the package from the path.
 _BOOT = """
 import sys
 sys.path.insert(0, sys.argv[2])
@@ -42,7 +43,7 @@ _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",
     "HOME": "/tmp",
-    "PYTHONHASHSEED": "0",  # the same program says the same thing twice
+    "PYTHONHASHSEED": "0",  # reproducible output
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
@@ -50,12 +51,12 @@ _SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/nix/store", "/gnu/store",
 )  # fmt: skip
 _File = io.FileIO | socket.socket
-_GRACE = 5.0  # seconds of waiting, beyond those of computing, that a program may take
+_GRACE = 5.0  # seconds of wall time that a program may take beyond its CPU time
 _START_SECONDS = 60.0
 
 
 class SandboxUnavailable(Exception):
-    """This machine gives no sandbox; nothing has run."""
+    """This machine has no sandbox; nothing was run."""
 
 
 class UnsuitableTests(Exception):
@@ -64,14 +65,17 @@ class UnsuitableTests(Exception):
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """How a program ended: its exit status (negative: killed by that signal), and what it wrote to its standard output."""
+    """How a program ended: its exit status (negative: killed by that signal) and its standard output."""
 
     status: int
     output: str
 
 
 def readable_folders() -> list[str]:
-    """What a program may read: the system's own folders and the Python that runs here, without the folders of any user, /etc, or the run."""
+    """Return the folders that a program may read: the system's and this Python's.
+
+    Not those of any user or of the run, and of /etc only what the system's libraries need.
+    """
     paths = sysconfig.get_paths()
     python = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     python |= {os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)}
@@ -83,9 +87,10 @@ def readable_folders() -> list[str]:
 
 
 class Sandbox:
-    """One program at a time, each with its tests in a process of their own. ``namespaces=False`` gives up the walls that need namespaces.
+    """Runs one program at a time, with its tests in a separate process.
 
-    Raises Refused when the kernel gives no such thing.
+    ``namespaces=False`` omits the walls that need namespaces. Raises SandboxUnavailable if the kernel does
+    not support the sandbox.
     """
 
     def __init__(self, *, namespaces: bool = True) -> None:
@@ -126,9 +131,10 @@ class Sandbox:
         self.close()
 
     def passes(self, program: str, tests: str, *, seconds: int, memory_bytes: int) -> bool:
-        """Whether ``tests``, run in a process of their own with the functions of ``program`` at hand, come to their end.
+        """Whether ``tests``, run in a separate process that can call the functions of ``program``, finish
+        without failure.
 
-        Raises Unsuitable when it is the tests that cannot be used, Refused when the sandbox fails.
+        Raises UnsuitableTests if the tests cannot be used, SandboxUnavailable if the sandbox fails.
         """
         limits = {"seconds": seconds, "memory": memory_bytes}
         reader, writer = _pipe()
@@ -136,7 +142,7 @@ class Sandbox:
         with reader, writer, one, other:
             program_process = self._start("program", program, limits, {"channel": one})
             with program_process, self._start("judge", tests, limits, {"channel": other, "verdict": writer}) as judge:
-                for end in (one, other, writer):  # theirs alone now
+                for end in (one, other, writer):  # only the child processes keep them
                     end.close()
                 judge.wait()
                 verdict = json.loads(reader.read() or b"{}")
@@ -147,7 +153,9 @@ class Sandbox:
     def output(
         self, program: str, given: str, *, seconds: int, memory_bytes: int, longest: int = 1 << 24
     ) -> ProgramResult:
-        """What ``program`` writes when it reads ``given``; it is ended when it writes more than ``longest`` bytes. Raises Refused."""
+        """Return what ``program`` writes when it reads ``given``; it is killed above ``longest`` bytes.
+        Raises SandboxUnavailable.
+        """
         limits = {"seconds": seconds, "memory": memory_bytes}
         hears, says = _pipe()
         with (
@@ -165,7 +173,7 @@ class Sandbox:
         )
 
     def _start(self, role: str, text: str, limits: Mapping[str, int], files: Mapping[str, _File]) -> _Running:
-        """Have one process started."""
+        """Start one process through the server. Raises SandboxUnavailable."""
         life, alive = _pipe()
         hears, says = _pipe()
         with life, says, _in_memory(text) as source:
@@ -182,7 +190,7 @@ class Sandbox:
 
 
 class _Running:
-    """A process in the sandbox: it is killed when this is closed, and with it everything that it has started."""
+    """A process in the sandbox; closing this kills it and all its children."""
 
     def __init__(self, alive: io.FileIO, hears: io.FileIO, patience: float) -> None:
         self._alive, self._hears, self._patience = alive, hears, patience
@@ -198,7 +206,9 @@ class _Running:
                 self._listen()
 
     def wait(self) -> None:
-        """Until the process has ended. Raises Refused when it could not be shut in: it has not run then."""
+        """Wait for the end of the process. Raises SandboxUnavailable if it could not be isolated; then it did
+        not run.
+        """
         self._listen()
         self._alive.close()
 
@@ -212,13 +222,15 @@ class _Running:
 
 
 def _pipe() -> tuple[io.FileIO, io.FileIO]:
-    """(the end that is read, the end that is written)."""
+    """Return (read end, write end)."""
     hears, says = os.pipe()
     return io.FileIO(hears, "rb"), io.FileIO(says, "wb")
 
 
 def _read_all(file: io.FileIO, longest: int, until: float) -> bytes | None:
-    """Everything up to the end of a pipe; None when it is longer or there is no end by ``until`` (time.monotonic)."""
+    """Read a pipe to its end; None if it is longer than ``longest`` or has no end by ``until``
+    (time.monotonic).
+    """
     poll = select.poll()
     poll.register(file, select.POLLIN)
     data = bytearray()
@@ -232,7 +244,7 @@ def _read_all(file: io.FileIO, longest: int, until: float) -> bytes | None:
 
 @contextlib.contextmanager
 def _in_memory(text: str) -> Iterator[io.FileIO]:
-    """A file that holds ``text`` and cannot be written."""
+    """Open a read-only file that holds ``text``."""
     with open(os.memfd_create("text", os.MFD_CLOEXEC), "wb") as file:
         file.write(text.encode("utf-8", "replace"))
         file.flush()
@@ -242,7 +254,9 @@ def _in_memory(text: str) -> Iterator[io.FileIO]:
 
 
 def _end(server: Any, peer: socket.socket) -> None:
-    """The server ends when nobody asks it any more, and with it everything in its namespaces."""
+    """Close the connection, on which the server and everything in its namespaces ends; kill it if it does
+    not.
+    """
     peer.close()
     try:
         server.wait(timeout=5)

@@ -1,7 +1,8 @@
-"""In the judge's process: the tests of a row are run here, and the program's functions are called in another process.
+"""The judge's process: runs the tests of a row, and calls the program's functions in another process.
 
-What comes back is a plain value, made anew here, or an object of the program's, which stays there: it is equal to nothing but itself and is neither
-true nor false, so that only plain values decide. Passed is what has run to its end, without an exception, and has asked the program something.
+Results are plain values, rebuilt here, or proxies of objects that stay in the program. A proxy equals only
+itself and has no truth value, so that only plain values decide. The tests pass if they run to their end
+without an exception and have called the program.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from paceline.algorithms.rewards.sandbox.program import Text
 
 _CALL = "__call_for_its_effect__"
 _USUAL_NAMES = {"np": "numpy", "pd": "pandas"}
-_ENDS_A_LOOP = (StopIteration, StopAsyncIteration)  # raised inside a map or a generator they would end the test early
+_ENDS_A_LOOP = (StopIteration, StopAsyncIteration)  # would silently end a map or generator of the tests
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _MAX_ITEMS = 1_000_000  # of an iterator
 
 
 class ProgramError(Exception):
-    """The program raised something that Python itself has no name for, or has ended."""
+    """The program raised an exception that Python does not define, or has ended."""
 
 
 class Unsuitable(Exception):
-    """The tests cannot be used with a program in another process; the program has no part in it."""
+    """The tests cannot be used with a program in another process; this does not depend on the program."""
 
 
 def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
-    """The verdict: ``passed``, ``failed`` or ``unsuitable`` with words."""
+    """Run the tests. Returns the verdict: ``passed``, ``failed`` or ``unsuitable``, with the reason."""
     program = RemoteProgram(channel)
     try:
         names = program.hello()
@@ -75,14 +76,16 @@ _NOT_THERE = object()
 
 
 def _resolved(name: str, program: RemoteProgram, names: list[str], module: bool) -> Any:
-    """What a name means that the tests use and do not define: a module of Python's own, else what the program calls so."""
+    """Resolve a name that the tests use but do not define: a standard module, else the program's own
+    definition.
+    """
     if module and (name in sys.stdlib_module_names or name in _USUAL_NAMES):
         return importlib.import_module(_USUAL_NAMES.get(name, name))
     return program.named(name) if name in names else _NOT_THERE
 
 
 def _run_class(kind: type) -> None:
-    """The tests of a class, unittest's or plain."""
+    """Run a class of tests, unittest's or plain."""
     if issubclass(kind, unittest.TestCase):
         found = unittest.TextTestRunner(stream=io.StringIO()).run(unittest.defaultTestLoader.loadTestsFromTestCase(kind))  # fmt: skip
         if not found.wasSuccessful() or found.skipped:
@@ -96,7 +99,7 @@ def _run_class(kind: type) -> None:
 
 
 class RemoteProgram:
-    """The program at the other end."""
+    """The program at the other end of the channel."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -105,14 +108,16 @@ class RemoteProgram:
         self.num_requests = 0
 
     def hello(self) -> list[str]:
-        """The names that the program defines, when it has run. Raises ProgramError when it failed."""
+        """Wait until the program has run; return the names it defines. Raises ProgramError if it failed."""
         message = receive(self._channel)
         if not isinstance(message, dict) or not isinstance(message.get("names"), list):
             raise ProgramError(str(message)[:300])
         return [name for name in message["names"] if isinstance(name, str)]
 
     def request(self, what: str, *arguments: Any, named: dict[str, Any] | None = None, keep: bool = False) -> Any:
-        """What the program answers; ``keep``: lists, dicts and sets among the arguments become what it has made of them."""
+        """Return the program's reply; with ``keep``, its changes to lists, dicts and sets are copied into the
+        arguments.
+        """
         reply = self._reply(what, arguments, named, keep)
         if keep and "arguments" in reply:
             for given, after in zip(arguments[1:], decode(reply["arguments"], self._received), strict=True):
@@ -120,7 +125,9 @@ class RemoteProgram:
         return decode(reply["value"], self._received)
 
     def named(self, name: str) -> Any:
-        """What the program calls ``name``. A part of Python's own library is taken from this process's, where it bears the very name that was asked for."""
+        """Return what the program calls ``name``. Parts of the standard library come from this process, under
+        their real name.
+        """
         data = self._reply("name", (name,))["value"]
         if isinstance(data, list) and data[:1] in (["module"], ["library"]):
             return _own(name, [str(part) for part in data[1:]])
@@ -143,7 +150,7 @@ class RemoteProgram:
         return reply
 
     def _called_back(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A function of the tests', called by the program."""
+        """Run a function of the tests that the program has called."""
         try:
             arguments, named = (decode(message[key], self._received) for key in ("arguments", "named"))
             return {"value": encode(self._functions[message["call"]](*arguments, **named), self._sent)}
@@ -166,7 +173,9 @@ class RemoteProgram:
 
 
 def _own(name: str, claimed: list[str]) -> Any:
-    """A module, class or function of Python's own that is really called ``name``: no program can say that its result is another one."""
+    """Return the standard module, class or function that is really called ``name``; the program cannot
+    substitute another.
+    """
     home, *inner = claimed
     if home.partition(".")[0] in (*sys.stdlib_module_names, *_USUAL_NAMES.values()):
         found = importlib.import_module(home)
@@ -186,7 +195,7 @@ def _become(given: Any, after: Any) -> None:
 
 
 def _exception(reply: dict[str, Any], received: Callable[[Any], Any]) -> Exception:
-    """What the program raised, of the nearest class that Python itself has; never one that ends a process."""
+    """Return the program's exception as the nearest built-in class; never one that ends a process."""
     arguments = decode(reply["arguments"], received)
     for name in reply["raised"]:
         kind = getattr(builtins, str(name), None)
@@ -199,7 +208,7 @@ def _exception(reply: dict[str, Any], received: Callable[[Any], Any]) -> Excepti
 
 
 class RemoteObject:
-    """An object of the program's: asked over there, never taken for a value here."""
+    """Proxy of an object in the program: operations are forwarded to it, and it is never a value here."""
 
     __slots__ = ("_number", "_program")
     _number: int
@@ -262,14 +271,16 @@ def _of_kind(kind: Any, value: Any) -> Any:
 
 
 def call_for_its_effect(function: Any, *arguments: Any, **named: Any) -> Any:
-    """A call whose result nobody takes: of a function of the program's, lists, dicts and sets that it was given are changed here as it has changed them."""
+    """Call a function whose result is not used. A program's changes to lists, dicts and sets are copied into
+    the arguments.
+    """
     if isinstance(function, RemoteObject):
         return function._program.request("call", function, *arguments, named=named, keep=True)
     return function(*arguments, **named)
 
 
 class _EffectCalls(ast.NodeTransformer):
-    """``f(a)`` as a statement becomes ``call_for_its_effect(f, a)``."""
+    """Rewrites the statement ``f(a)`` to ``call_for_its_effect(f, a)``."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
         if isinstance(node.value, ast.Call):
@@ -280,7 +291,7 @@ class _EffectCalls(ast.NodeTransformer):
 
 
 class ProgramModule(types.ModuleType):
-    """``import solution``: what the program defines, as attributes of a module."""
+    """``import solution``: the program's names as attributes of a module."""
 
     def __init__(self, name: str, program: RemoteProgram, names: list[str]) -> None:
         super().__init__(name)

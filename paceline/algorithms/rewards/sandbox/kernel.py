@@ -1,4 +1,4 @@
-"""Calls of the Linux kernel that Python has no function for."""
+"""Linux system calls that Python does not wrap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPEN_TREE_CLONE, _FROM_EMPTY_PATH = 1, 4
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAP_AMBIENT = 1, 24, 38, 22, 47
 _CAPABILITY_VERSION = 0x20080522
 _LAST_CAPABILITY = 63
-# Numbers of system calls that the C library may not know, the same on x86_64 and aarch64
+# System calls that the C library may not wrap, with the same numbers on x86_64 and aarch64
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF, _MOUNT_SETATTR = 444, 445, 446, 442
 _OPEN_TREE, _MOVE_MOUNT = 428, 429
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -30,7 +30,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """x86_64 or aarch64. Raises OSError on another: the numbers of its system calls are not known here."""
+    """Return x86_64 or aarch64. Raises OSError on others, whose system call numbers are not known here."""
     name = platform.machine()
     if name not in _PIVOT_ROOT:
         raise OSError(f"this processor's system calls are not known here ({name}; x86_64 and aarch64 are)")
@@ -38,7 +38,7 @@ def machine() -> str:
 
 
 def checked(result: int, what: str) -> int:
-    """``result`` of a call of the C library. Raises OSError that begins with ``what`` when it is negative."""
+    """Return ``result`` of a C library call. Raises OSError beginning with ``what`` if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -46,7 +46,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """A system call by its number; -1 and ``ctypes.get_errno()`` when the kernel refuses."""
+    """Make a system call by number; returns -1 and sets ``ctypes.get_errno()`` on failure."""
     result: int = libc.syscall(ctypes.c_long(number), *arguments)
     return result
 
@@ -58,7 +58,7 @@ def prctl(option: int, *arguments: int) -> int:
 
 
 def unshare(*names: str) -> None:
-    """New namespaces for this process; a new pid namespace is that of its next child."""
+    """Create namespaces for this process; a new pid namespace applies to its next child."""
     checked(libc.unshare(sum(NEW_NAMESPACES[name] for name in names)), f"unshare ({', '.join(names)})")
 
 
@@ -69,14 +69,14 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def read_only(target: str) -> None:
-    """The mount at ``target`` and all below it: nothing can be written, no file raises rights."""
+    """Make the mount at ``target``, and all below it, read-only and nosuid."""
     attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
     done = syscall(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, ctypes.byref(attributes), 32)
     checked(done, f"mount_setattr {target} (Linux 5.12 and newer)")
 
 
 def copy_of_mount(path: str) -> int:
-    """A copy of what is mounted at ``path``, all below it too, as an open file that ``put_mount`` gives a place."""
+    """Return an open file with a copy of the mount at ``path`` and all below it, for ``put_mount``."""
     return checked(
         syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC),
         f"open_tree {path}",
@@ -96,9 +96,9 @@ def detach(target: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """No right beyond those of any process of this user, now or after."""
+    """Drop all capabilities for good."""
     for number in range(_LAST_CAPABILITY + 1):
-        if prctl(PR_CAPBSET_DROP, number) < 0:  # the kernel knows no further ones, or none could be dropped
+        if prctl(PR_CAPBSET_DROP, number) < 0:  # beyond the kernel's last capability, or not permitted
             break
     prctl(PR_CAP_AMBIENT, 4)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
@@ -111,7 +111,10 @@ def no_new_privileges() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when its parent ends; at once when that is no longer ``parent`` (0: outside of this pid namespace)."""
+    """Have the kernel kill this process when its parent ends; exit now if the parent is no longer ``parent``.
+
+    0 is a parent outside this pid namespace.
+    """
     checked(prctl(PR_SET_PDEATHSIG, 9), "pdeathsig")
     if os.getppid() != parent:
         os._exit(1)

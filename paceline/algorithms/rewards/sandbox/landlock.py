@@ -1,4 +1,4 @@
-"""The second wall: what files may be read and written, held by the kernel whatever is mounted where (Landlock, Linux 5.13 and newer)."""
+"""The second wall: which files may be read and written, whatever is mounted (Landlock, Linux 5.13+)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from paceline.algorithms.rewards.sandbox.kernel import (
 # linux/landlock.h
 _READ = 1 << 0 | 1 << 2 | 1 << 3  # execute, read a file, read a folder
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # all that a version knows
-_OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # the others are rights in a folder
+_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # all rights by version
+_OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # the others apply to folders
 _TCP, _SCOPES = 3, 3  # bind and connect; abstract sockets and signals
 
 
 def version() -> int:
-    """Of the kernel's Landlock; 0 where there is none."""
+    """Return the kernel's Landlock version; 0 if it has none."""
     return max(0, syscall(LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str]) -> bool:
-    """From here on this process reads below ``readable`` and writes below ``writable`` alone, opens no TCP connection and signals nobody outside,
-    as far as this kernel's version can. False where it has no Landlock. Needs no_new_privs. Raises OSError."""
+    """Restrict this process for good: it may read only below ``readable`` and write only below ``writable``.
+
+    As far as this kernel's version can, it also opens no TCP connections and sends no signals outside.
+    Returns False without Landlock. Needs no_new_privs. Raises OSError.
+    """
     known = version()
     if not known:
         return False

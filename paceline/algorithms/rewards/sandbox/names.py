@@ -1,4 +1,4 @@
-"""What the tests of a row take from the program: the names that they use and neither define nor import."""
+"""Names that the tests of a row take from the program: those that they use but neither define nor import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ PROGRAM_MODULES = ("solution", "program", "submission")  # `from solution import
 
 
 def used_names(tree: ast.Module) -> set[str]:
-    """The global names that ``tree`` reads anywhere and does not bind at its top level, Python's own among them. Raises SyntaxError."""
+    """Return the global names that ``tree`` reads but does not bind at its top level, built-ins included.
+
+    Raises SyntaxError.
+    """
     top = symtable.symtable(ast.unparse(tree), "tests", "exec")
     bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
     used: set[str] = set()
@@ -23,7 +26,11 @@ def used_names(tree: ast.Module) -> set[str]:
 
 
 def asked_names(tree: ast.Module) -> set[str]:
-    """… without Python's own; where nothing else is used, those of Python's own names that every assertion calls first (a task may be to write ``sum``)."""
+    """Return ``used_names`` without built-ins. If none is left, return the built-in that every assertion
+    calls first.
+
+    The task may be to write ``sum``, say.
+    """
     used = used_names(tree)
     own = {name for name in used if not hasattr(builtins, name) and name != "__name__"}
     if own or _imports_program(tree):
@@ -33,7 +40,9 @@ def asked_names(tree: ast.Module) -> set[str]:
 
 
 def used_as_modules(tree: ast.Module) -> set[str]:
-    """Names that are only ever looked into (``math.isclose``), never called or compared themselves."""
+    """Return names that are only used with an attribute (``math.isclose``), never called or compared
+    themselves.
+    """
     inside = [
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     ]
@@ -50,6 +59,6 @@ def _imports_program(tree: ast.Module) -> bool:
 
 
 def _called_first(test: ast.expr) -> str:
-    """The function called on the left of a comparison."""
+    """Return the name of the function called on the left of a comparison."""
     left = test.left if isinstance(test, ast.Compare) else test
     return left.func.id if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) else ""

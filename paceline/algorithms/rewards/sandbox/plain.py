@@ -1,7 +1,8 @@
-"""Plain values between two processes that do not trust each other: JSON with a length before it, and nothing that acts when it is read.
+"""Plain values between two processes that do not trust each other: length-prefixed JSON, which runs no code
+when read.
 
-None, bool, int, float, str and lists of them are themselves; what JSON has no word for is a list that begins with its name. A subclass is sent as the
-plain value that it is built on: whatever it says about its own equality stays behind.
+None, bool, int, float, str and lists of them are themselves; other types are a list that begins with the
+type's name. An instance of a subclass is sent as its plain base: a custom ``__eq__`` stays behind.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class NotPlain(TypeError):
 
 
 def encode(value: Any, other: Other) -> Any:
-    """``value`` in JSON types; ``other`` gives the form of what is not plain, or raises NotPlain."""
+    """Return ``value`` in JSON types; ``other`` encodes what is not plain, or raises NotPlain."""
     kind = next((base for base in _BASES if isinstance(value, base)), type(value))
     if kind in _SIMPLE:
         return value if type(value) is kind else _OWN[kind](value)
@@ -66,7 +67,10 @@ def _encode_rarer(value: Any, other: Other) -> Any:
 
 
 def decode(data: Any, other: Other) -> Any:
-    """The inverse of ``encode``; ``other`` is given the lists whose name is not of a plain value. Raises NotPlain for what ``encode`` never gives."""
+    """Invert ``encode``; ``other`` decodes lists whose name is not a plain type.
+
+    Raises NotPlain for what ``encode`` never produces.
+    """
     if type(data) in _SIMPLE:
         return data
     if type(data) is not list or not data or type(data[0]) is not str:
@@ -113,7 +117,7 @@ _RARER: dict[str, Callable[..., Any]] = {
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    """Raises OSError when the other side is gone, NotPlain when the message is too long."""
+    """Send a message. Raises OSError if the other side is gone, NotPlain if the message is too long."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > MAX_BYTES:
         raise NotPlain(f"a value of more than {MAX_BYTES >> 20} MiB")
@@ -121,7 +125,7 @@ def send(channel: socket.socket, message: Any) -> None:
 
 
 def receive(channel: socket.socket) -> Any:
-    """The next message. Raises EOFError when the other side has ended, NotPlain when it is none."""
+    """Return the next message. Raises EOFError if the other side has ended, NotPlain if it is invalid."""
     size = _HEAD.unpack(_exactly(channel, _HEAD.size))[0]
     if size > MAX_BYTES:
         raise NotPlain("a message that is too long")

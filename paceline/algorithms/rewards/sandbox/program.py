@@ -1,6 +1,8 @@
-"""In the program's own process: what a model wrote is run here, and its functions are called for whoever judges them, who sits elsewhere.
+"""The program's own process: runs what a model wrote, and calls its functions for the judge in another
+process.
 
-Nothing here is a secret or a wall. The program may change all of it: what it can reach is one channel, on which it says plain values.
+Nothing here is secret or enforces anything: the program may change all of it. It can reach only one channel,
+which carries plain values.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from typing import Any
 
 from paceline.algorithms.rewards.sandbox.plain import NotPlain, decode, encode, receive, send
 
-NAME = "solution"  # of the module that a program is
+NAME = "solution"  # the program's module name
 _CHUNK = 1000  # elements of an iterator in one message
 
 
 class Text(importlib.abc.SourceLoader):
-    """Loads a module from a text."""
+    """Loads a module from a string."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -37,12 +39,12 @@ class Text(importlib.abc.SourceLoader):
 
 
 def run_script(text: str) -> int:
-    """Run ``text`` as a program of its own between standard input and output, to its very end. Returns its exit status."""
+    """Run ``text`` as a script on standard input and output, with exit handlers. Returns its exit status."""
     sys.stdin = io.TextIOWrapper(io.FileIO(0, "r"), "utf-8", "replace")
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "replace")
     sys.__stdout__ = sys.stdout  # type: ignore[misc]
     status = _status_of(lambda: _load("__main__", text))
-    threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any program: threads, then what is to be done at exit
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python exits: threads, then exit handlers
     atexit._run_exitfuncs()
     own = sys.__stdout__
     return status or _status_of(sys.stdout.flush) or (0 if own is None else _status_of(own.flush))
@@ -53,13 +55,13 @@ def _status_of(act: Callable[[], object]) -> int:
         act()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - whatever a program may raise, it has failed
+    except BaseException:  # noqa: BLE001 - any exception means failure
         return 1
     return 0
 
 
 def _load(name: str, text: str) -> dict[str, Any]:
-    """The names that a program defines when it is run as the module ``name``."""
+    """Run a program as the module ``name`` and return the names it defines."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     Text(text).exec_module(module)
@@ -67,7 +69,7 @@ def _load(name: str, text: str) -> dict[str, Any]:
 
 
 def serve_program(text: str, channel: socket.socket) -> None:
-    """Run ``text``, tell which names it defines, then answer until nobody asks any more."""
+    """Run ``text``, send the names it defines, then answer requests until the channel closes."""
     try:
         names = _load(NAME, text)
     except BaseException as error:  # noqa: BLE001
@@ -84,7 +86,7 @@ def serve_program(text: str, channel: socket.socket) -> None:
 
 
 class Objects:
-    """What the other side has been told of and may ask about, by number."""
+    """The objects that the other side may refer to, by number."""
 
     def __init__(self, names: dict[str, Any], channel: socket.socket) -> None:
         self._names, self._channel = names, channel
@@ -102,7 +104,7 @@ class Objects:
         }
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The reply to one request: a value, or what was raised."""
+        """Return the reply to one request: a value, or what was raised."""
         try:
             arguments = decode(message["arguments"], self._known)
             if message["ask"] == "call":
@@ -110,24 +112,24 @@ class Objects:
             if message["ask"] == "name":
                 return {"value": encode(self._names[arguments[0]], self._named)}
             return {"value": encode(self._handlers[message["ask"]](*arguments), self._numbered)}
-        except BaseException as error:  # noqa: BLE001 - it is for the tests to say what it means
+        except BaseException as error:  # noqa: BLE001 - the tests decide what it means
             return _raised(error, self._numbered)
 
     def _call(self, message: dict[str, Any], function: Any, *given: Any) -> dict[str, Any]:
         arguments, named = list(given), decode(message["named"], self._known)
         reply = {"value": encode(function(*arguments, **named), self._numbered)}
-        if message["keep"]:  # nobody looks at the result: what it did to its arguments is what it was called for
+        if message["keep"]:  # a call for its effect: send back the changed arguments
             reply["arguments"] = encode(arguments, self._numbered)
         return reply
 
     def _numbered(self, value: Any) -> Any:
-        """A number for an object."""
+        """Return the reference for an object that stays here."""
         number = next(self._numbers)
         self._held[number] = value
         return ["object", number]
 
     def _named(self, value: Any) -> Any:
-        """A module, or what is defined in a module of Python's own, by the name that it bears there; else a number."""
+        """Return a module or a standard definition by its own name there; else a reference."""
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
         home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -136,7 +138,7 @@ class Objects:
         return ["library", home, name] if found else self._numbered(value)
 
     def _known(self, data: Any) -> Any:
-        """What a number that the other side sends stands for."""
+        """Return the object that a received reference means."""
         if data[0] == "object":
             return self._held[data[1]]
         if data[0] == "function":
@@ -144,7 +146,7 @@ class Objects:
         raise NotPlain(str(data[0]))
 
     def _ask_back(self, number: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call a function of the tests', which is over there."""
+        """Call a function of the tests, in the other process."""
         send(
             self._channel,
             {
@@ -161,7 +163,7 @@ class Objects:
 
 
 def _raised(error: BaseException, numbered: Callable[[Any], Any]) -> dict[str, Any]:
-    """What was raised, by the names of its classes."""
+    """Describe an exception by the names of its classes and its arguments."""
     try:
         arguments = encode(list(error.args), numbered)
     except BaseException:  # noqa: BLE001
@@ -170,5 +172,5 @@ def _raised(error: BaseException, numbered: Callable[[Any], Any]) -> dict[str, A
 
 
 def end(status: int) -> None:
-    """Leave at once."""
+    """Exit at once."""
     os._exit(status & 127)

@@ -27,7 +27,7 @@ MAX_MESSAGE, MAX_FILES = 1 << 16, 8
 
 def main(control: int) -> None:
     """Serve the socket ``control`` until its other end is closed."""
-    os.umask(0o022)  # the folders of the new root are to be seen by whoever runs there
+    os.umask(0o022)  # every user inside must be able to read the new root's folders
     with socket.socket(fileno=control) as peer:
         spec = json.loads(peer.recv(MAX_MESSAGE))
         try:
@@ -44,7 +44,7 @@ def main(control: int) -> None:
 
 
 def _inside(peer: socket.socket, readable: list[str]) -> None:
-    """Serve from a process that is the first of new namespaces. Raises OSError when the kernel gives none."""
+    """Serve from the first process of new namespaces. Raises OSError if the kernel grants none."""
     kernel.machine()
     entered, mapped = os.pipe(), os.pipe()
     outer = os.fork()
@@ -79,7 +79,7 @@ def _first(peer: socket.socket, readable: list[str]) -> None:
 
 
 def _end_with(peer: socket.socket, act: Any) -> None:
-    """The end of a forked process: what it could not do is told."""
+    """Run ``act`` as the rest of a forked process; report its failure and exit."""
     try:
         act()
     except BaseException as error:  # noqa: BLE001
@@ -94,8 +94,8 @@ def _send(peer: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _serve(peer: socket.socket, *, namespaces: bool) -> None:
-    """Fork a keeper for each request. A request is JSON with open files beside it, named in their order by ``files``."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave nothing to be asked about
+    """Fork a keeper for each request: JSON, with open files attached in the order of ``files``."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     gc.collect()
     gc.freeze()
     _send(peer, {"ready": True, "landlock": landlock.version()})
@@ -116,7 +116,7 @@ def _serve(peer: socket.socket, *, namespaces: bool) -> None:
 
 
 def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> None:
-    """Start the program, wait until it ends, its time is up or nobody waits for it any more; then tell its status."""
+    """Run the program until it ends, its time is up or the client is gone; then send its status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     life, status = files.pop("life"), files.pop("status")
     status_line: dict[str, Any]
@@ -146,7 +146,7 @@ def _keep(request: dict[str, Any], files: dict[str, int], namespaces: bool) -> N
 
 
 def _become(request: dict[str, Any], files: dict[str, int], status: int, namespaces: bool) -> None:
-    """The process that is the program, or its judge."""
+    """Become the program, or its judge."""
     try:
         text = _read(files.pop("text"))
         quiet = os.open("/dev/null", os.O_RDWR)

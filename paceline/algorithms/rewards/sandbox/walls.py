@@ -1,4 +1,6 @@
-"""Where a program runs: a root of read-only folders, files of its own in memory, and nothing else; or, without namespaces, what is left of that."""
+"""The first wall: a root of read-only folders and private files in memory; without namespaces, what remains
+of that.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,23 @@ from paceline.algorithms.rewards.sandbox import kernel, landlock, seccomp
 NOBODY = 65534
 WRITABLE = ("/tmp", "/dev/shm")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_OWN_BYTES, _OWN_FILES = 16 << 20, 256  # of each of WRITABLE
+_OWN_BYTES, _OWN_FILES = 16 << 20, 256  # for each of WRITABLE
 _FILE_BYTES, _OPEN_FILES, _THREADS = 1 << 20, 64, 64
 
 
 def enter_namespaces() -> None:
-    """A user, a process tree, mounts, a network and an interprocess memory of its own; the caller's next child is the first process in there."""
+    """Enter new user, pid, mount, network, IPC and UTS namespaces; the caller's next child is the first
+    process inside.
+    """
     kernel.unshare("user", "pid", "mount", "net", "ipc", "uts")
 
 
 def map_ids(pid: int) -> None:
-    """Who is who in the user namespace of ``pid``: for root everybody is who he was, for another user only himself (as nobody). Raises OSError."""
+    """Map ids in the user namespace of ``pid``: root keeps all ids, another user maps only itself (as
+    nobody).
+
+    Raises OSError.
+    """
     maps = {kind: _known_ids(kind) for kind in ("uid", "gid")}
     everybody = os.geteuid() == 0 and all(any(f <= NOBODY < f + n for f, n in ids) for ids in maps.values())
     for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
@@ -33,7 +41,9 @@ def map_ids(pid: int) -> None:
 
 
 def _known_ids(kind: str) -> list[tuple[int, int]]:
-    """(first, count) of the users or groups that there are in this process's namespace; root of a container may be alone there."""
+    """Return (first, count) of the users or groups in this process's namespace; in a container root may be
+    the only one.
+    """
     with open(f"/proc/self/{kind}_map", encoding="ascii") as file:
         return [(int(first), int(count)) for first, _, count in map(str.split, file)]
 
@@ -44,7 +54,8 @@ def _write(path: str, text: str) -> None:
 
 
 def build_root(readable: Sequence[str]) -> None:
-    """This process's root becomes ``readable`` and a few devices, all read-only, recursively; of the rest of the machine nothing is left. Raises OSError."""
+    """Replace this process's root by ``readable`` and a few devices, all read-only. Raises OSError."""
+    # A new root in memory, with the old one below it
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     base = next(path for path in ("/tmp", "/mnt", "/dev/shm", "/var") if os.path.isdir(path))
     kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
@@ -53,6 +64,7 @@ def build_root(readable: Sequence[str]) -> None:
     kernel.pivot_root(base, f"{base}/old")
     os.chdir("/")
     kernel.mount("tmpfs", "/new", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
+    # Bind what may be read, and drop the old root
     for path in sorted((*readable, *_DEVICES), key=len):
         _show(path)
     for path in WRITABLE:
@@ -66,7 +78,7 @@ def build_root(readable: Sequence[str]) -> None:
 
 
 def _show(path: str) -> None:
-    """``path`` of the old root in the new one: a link as a link, everything else bound and read-only."""
+    """Bind ``path`` of the old root read-only into the new one; a relative link inside it stays a link."""
     source, target = f"/old{path}", f"/new{path}"
     if os.path.lexists(target) or not os.path.lexists(source):
         return
@@ -86,7 +98,7 @@ def _show(path: str) -> None:
 
 
 def _followed(path: str) -> str:
-    """Where a link of the old root leads, inside that root."""
+    """Resolve a link of the old root inside that root."""
     for _ in range(40):
         if not os.path.islink(f"/old{path}"):
             return f"/old{path}"
@@ -95,9 +107,9 @@ def _followed(path: str) -> str:
 
 
 def private_files(readable: Sequence[str]) -> None:
-    """Fresh, empty, writable folders, bounded in bytes and in files; they end with the mount namespace that they are made in.
+    """Mount fresh, writable folders, bounded in bytes and in files; they end with their mount namespace.
 
-    What is ``readable`` below them (a Python that lies in /tmp) stays to be read.
+    What is ``readable`` below them (a Python installed in /tmp) stays readable.
     """
     kernel.unshare("mount", "pid", "ipc")
     below = [
@@ -114,7 +126,9 @@ def private_files(readable: Sequence[str]) -> None:
 
 
 def shut_in(limits: Mapping[str, Any], *, namespaces: bool) -> None:
-    """The last steps of the process that becomes the program: no rights, no way to others, bounded in everything. Raises OSError."""
+    """Drop privileges and apply all limits: the last steps before a process becomes the program. Raises
+    OSError.
+    """
     os.setsid()
     os.umask(0o077)
     if namespaces and os.geteuid() == 0:
