@@ -1,1 +1,1 @@
-"""Models: built by ``factory``, wrapped in the root module of a role (``roles``), with a fused head, packed attention and low precision."""
+"""Hugging Face models as root modules of roles, built by ``factory``: fused head, packed attention."""

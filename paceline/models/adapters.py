@@ -249,7 +249,9 @@ def trunk_linears(hf: Any) -> list[str]:
 
 
 def _task(hf: Any) -> str:
-    """Return peft's task type. For sequence classification peft then leaves the linear ``score`` head alone."""
+    """Return peft's task type. For sequence classification peft then leaves the linear ``score`` head
+    alone.
+    """
     return "SEQ_CLS" if type(hf).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM"
 
 

@@ -176,7 +176,9 @@ class HFModelFactory:
             fuse_attention(hf)
 
     def _adapt(self, hf: Any) -> Adapter | None:
-        """Inject the adapters, then quantize the weights under them if set; None if all weights are trained."""
+        """Inject the adapters, then quantize the weights under them if set; None if all weights are
+        trained.
+        """
         if self._adapter is None:
             return None
         m = self._model
@@ -191,7 +193,9 @@ class HFModelFactory:
         return adapter if quantization is None else adapter.noting(quantise(hf, quantization, self._compute_dtype))
 
     def _from_scratch(self, attention: str | None) -> Any:
-        """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread count."""
+        """Initialize on the CPU from the seed alone: the same weights on every rank, device and thread
+        count.
+        """
         auto = auto_class(self.role)
         config = self._sized_config()
         with torch.random.fork_rng(devices=[]):
@@ -281,7 +285,9 @@ def load_hf_config(model: ModelSource) -> Any:
 
 
 def raw_config(model: ModelSource) -> dict[str, Any]:
-    """Return ``config.json`` as in the folder or on the hub, without what Transformers adds when it reads it."""
+    """Return ``config.json`` as in the folder or on the hub, without what Transformers adds when it reads
+    it.
+    """
     from transformers import PreTrainedConfig
 
     read: Any = PreTrainedConfig.get_config_dict

@@ -174,7 +174,7 @@ class ReduceScatter(torch.autograd.Function):
 
 
 class AllToAll(torch.autograd.Function):
-    """Sharded along ``join`` to sharded along ``split``, by all-to-all; the backward is the reverse exchange."""
+    """Sharded along ``join`` to sharded along ``split``, by all-to-all; the backward is the reverse."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Swapping a module's class: its parameters, submodules and names stay, its forward changes."""
+"""Change a module's class: its parameters, submodules and names stay, its forward changes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 
 def replace_forward(fused: type, kind: type) -> type[Any]:
-    """The class that computes as ``fused`` and falls back to ``kind``; one for all layers, so that torch.compile sees one type."""
+    """Return the class that computes as ``fused`` and falls back to ``kind``; cached, so that torch.compile
+    sees one type for all layers.
+    """
     return _joined(fused.__name__, (fused, kind))
 
 
 def replace_base(kind: type, base: type) -> type[Any]:
-    """The class that computes as ``kind`` with ``base`` in place of its own base class."""
+    """Return the class that computes as ``kind`` with ``base`` in place of its own base class."""
     return _joined(base.__name__, (kind, base))
 
 

@@ -1,4 +1,6 @@
-"""The root module of a role (contract 1): trunk and head behind one forward; algorithms never see logits."""
+"""The root module of a role (contract 1): trunk and head behind one forward, so that algorithms never handle
+logits.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ from paceline.protocols.roles import Output, Role
 
 
 class RoleModule(RootModule):
-    """A Hugging Face causal language model (of reward and value models: sequence classification of one label) as the root module of ``role``.
+    """A Hugging Face causal language model as the root module of ``role``; for reward, value and classifier
+    roles a sequence classification model.
 
-    ``forward(batch, required)`` answers fp32 tensors by name (see ``Output``). A micro-batch without labels still touches every trainable
-    parameter. ``hf`` is the model itself, for saving and generation; its parameters keep their Hugging Face names.
+    ``forward(batch, required)`` returns fp32 tensors by name (see ``Output``). A micro-batch without labels
+    still gives every trainable parameter a gradient. ``hf`` is the model itself, for saving and generation;
+    its parameters keep their Hugging Face names.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class RoleModule(RootModule):
         self.adapter = adapter
         self.attention = attention
         self.compute_dtype = compute_dtype
-        self.notes_by_subject: dict[str, str] = {}  # what was done to the module after it was built, for ``notes``
+        self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
         self.slot = AttentionContext()
         self.slot.attach(hf)
         self._head: Any = ScalarHead(hf) if role in SCALAR_ROLES else Head(hf, temperature=temperature)
@@ -66,11 +70,14 @@ class RoleModule(RootModule):
         self.compiled = False
 
     def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
-        """What is asked of ``batch``: sums and per-token tensors at labelled positions, fp32."""
+        """Return the outputs in ``required`` for ``batch``: sums and per-token tensors at labelled positions,
+        fp32.
+        """
         with self.computing(batch.input_ids.device.type):
             hidden = self._packed(batch) if self.attention.layout == "packed" else self._padded(batch)
             if Output.HIDDEN in required:
                 return self._lend(hidden)
+            # The head's own outputs, then the divergence, which needs the teacher's head too.
             own = required - {Output.DIVERGENCE}
             found = self._head(hidden, batch if self.role in SCALAR_ROLES else batch.labels, own) if own else {}
             if own != required:
@@ -79,7 +86,9 @@ class RoleModule(RootModule):
             return found
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names, tied ones once; of a model with an adapter only what is trained (the rest is its base's)."""
+        """Yield parameters under their Hugging Face names, tied ones once; with an adapter only the trained
+        ones, under peft's names.
+        """
         if self.adapter is None:
             yield from self.hf.named_parameters()
             return
@@ -88,47 +97,55 @@ class RoleModule(RootModule):
                 yield self.adapter.trained[name], parameter
 
     def plain_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """What the model keeps beside its parameters (a router's balance, say), under Hugging Face names; with an adapter it is the base's."""
+        """Yield persistent buffers (the load-balancing bias of a router, say) under their Hugging Face names;
+        none with an adapter.
+        """
         return iter(()) if self.adapter is not None else persistent_buffers(self.hf)
 
     def refresh_compute_weights(self) -> None:
-        """Cast the masters into the low-precision copies again (nothing to do in fp32)."""
+        """Cast the masters into the low-precision copies again (a no-op in fp32)."""
         if self._low_precision is not None and self._low_precision.cached:
             self._low_precision.refresh()
 
     def computing(self, device_type: str) -> AbstractContextManager[Any]:
-        """What must be entered around calls of ``hf`` itself (decoding), so that it computes in the dtype that ``forward`` does."""
+        """Return the context for calling ``hf`` directly (decoding), so that it computes in the same dtype as
+        ``forward``.
+        """
         if self._low_precision is None or self._low_precision.cached:
             return nullcontext()
         return torch.autocast(device_type, dtype=self.compute_dtype)
 
     def without_adapter(self) -> AbstractContextManager[None]:
-        """Inside, the model computes as its base does; parameters and what is trained stay as they are."""
+        """Inside the context the model computes as its base does; parameters and ``requires_grad`` do not
+        change.
+        """
         return switched_off(self.hf)
 
     def compile_trunk(self, **options: Any) -> None:
-        """torch.compile the trunk (not the head, which is one autograd function); names do not change."""
+        """Compile the trunk with torch.compile (not the head, which is one autograd function); names do not
+        change.
+        """
         self._call = torch.compile(self._trunk(), **options)
         self.compiled = True
 
     def parallelize_head(self, vocabulary: Vocabulary) -> None:
-        """Compute the losses over the vocabulary as ``vocabulary`` does (tensor parallelism)."""
+        """Compute the head's losses through ``vocabulary`` (tensor parallelism)."""
         self._head.vocabulary = vocabulary
 
     def compare_with(self, teacher: RootModule, how: Divergence) -> None:
-        """The teacher's head is lent: looked at in each of its forwards."""
+        """Set the teacher of ``Output.DIVERGENCE``; its head is read in each of its own forwards."""
         assert isinstance(teacher, RoleModule)
         teacher._lent = teacher._lent or LentHead(teacher._head)
         self._comparison = Comparison(self._head, teacher._lent, how)
 
     def _lend(self, hidden: Tensor) -> dict[str, Tensor]:
-        """What a teacher gives: its states; its head is there for whoever compares with it."""
+        """Return a teacher's hidden states, and let its lent head copy the weights that are gathered now."""
         if self._lent is not None:
             self._lent.look()
         return {Output.HIDDEN.value: hidden}
 
     def notes(self) -> dict[str, str]:
-        """How this module computes, by subject, with the reason: for the log."""
+        """Return how this module computes, and why, by subject: for the log."""
         notes = {"attention": self.attention.reason, "head": self._head.reason}
         if self._low_precision is not None:
             notes["precision"] = self._low_precision.reason
@@ -140,7 +157,9 @@ class RoleModule(RootModule):
         return self.hf.base_model
 
     def _packed(self, batch: Batch) -> Tensor:
-        """Hidden states [1, T, H] of the flat batch; what its documents begin with in common is computed once."""
+        """Return the hidden states [1, T, H] of the flat batch; prompts that its documents share are computed
+        once.
+        """
         shared = SharedPrompts.of(batch) if self._shares and type(batch) is Batch else None
         ids, positions = batch.input_ids, batch.position_ids
         if shared is not None:
@@ -152,7 +171,9 @@ class RoleModule(RootModule):
         return hidden if shared is None else shared.full(hidden, 1)
 
     def _padded(self, batch: Batch) -> Tensor:
-        """The same through one right-padded row a document: for models whose documents attention alone cannot keep apart."""
+        """Return the same from one right-padded row per document: for models whose documents cannot be kept
+        apart by attention alone.
+        """
         device = batch.input_ids.device
         starts, ends = batch.cu_seqlens[:-1].to(device).long(), batch.cu_seqlens[1:].to(device).long()
         offsets = torch.arange(batch.max_seqlen, device=device)

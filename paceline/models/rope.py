@@ -1,7 +1,9 @@
-"""Rotary embeddings whose frequencies depend on the length of what is read: a document gets those it gets alone.
+"""Rotary embeddings whose frequencies depend on the input length: each document gets those it would get
+alone.
 
-Dynamic NTK and LongRoPE (Ding et al. 2024, arXiv:2402.13753) choose their factor by the longest position of a call. In a batch of several documents
-that is the longest document's, for all of them. Here the module is asked for each document by itself, from the state it began with.
+Dynamic NTK and LongRoPE (Ding et al. 2024, arXiv:2402.13753) choose their factor by the largest position of a
+call. In a batch of several documents that would be the longest document's, for all of them. Here the module
+is called for each document separately, from its initial state.
 """
 
 from __future__ import annotations
@@ -23,16 +25,23 @@ _FRESH = "original_inv_freq"
 
 
 class DocumentRope(nn.Module):
-    """The class that such a module is swapped to. Outside of a root module's forward (generation) its own code runs."""
+    """The class that such a module is swapped to. Outside of a root module's forward (generation) the
+    module's own code runs.
+    """
 
     @torch.compiler.disable
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """position_ids int64 [1, T] of a flat batch, or [rows, longest] -> the module's own tensors, [.., tokens, width] along dim 1."""
+        """position_ids int64 [1, T] of a flat batch, or [rows, longest] -> the module's own tensors, [..,
+        tokens, width] along dim 1.
+
+        Raises ConfigError ``models.rope_by_length`` under context parallelism, where a rank has a part of the
+        tokens only.
+        """
         layout, rows = sequence_info_of(self), rows_of(self)
         own: Any = super().forward
         if layout is None and rows is None:
             return own(x, position_ids, *args, **kwargs)
-        if rows is not None:  # padding takes the last position: the row is as long as its document
+        if rows is not None:  # padding repeats the last position, so a row counts as long as its document
             ends = rows.cu_seqlens.diff()
             parts = [
                 _alone(self, own, x[:1], position_ids[i : i + 1].clamp(max=int(end) - 1), args, kwargs)
@@ -47,7 +56,7 @@ class DocumentRope(nn.Module):
 
 
 def rope_by_document(model: nn.Module) -> int:
-    """Swap the rotary embeddings of ``model`` that depend on the length; returns how many."""
+    """Swap the rotary embeddings of ``model`` that depend on the length; return how many."""
     count = 0
     for module in model.modules():
         if depends_on_length(module) and not isinstance(module, DocumentRope):
@@ -57,14 +66,16 @@ def rope_by_document(model: nn.Module) -> int:
 
 
 def depends_on_length(module: nn.Module) -> bool:
-    """Whether it is a rotary embedding of a kind whose frequencies follow the length (of any of its kinds of layers)."""
+    """Return whether this is a rotary embedding whose frequencies depend on the length (for any of its layer
+    types).
+    """
     kinds = getattr(module, "rope_type", None)
     named = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
     return bool(named & BY_LENGTH)
 
 
 def _alone(module: nn.Module, own: Any, x: Tensor, positions: Tensor, args: Any, kwargs: Any) -> Any:
-    """What the module answers for one document, as if it were the first it sees."""
+    """Return the module's output for one document, as if it were the first it sees."""
     for name in [n for n in vars(module) | module._buffers if n.endswith(_FRESH)]:
         prefix = name.removesuffix(_FRESH)
         current = getattr(module, f"{prefix}inv_freq", None)

@@ -1,5 +1,6 @@
-"""A linear head in the vocabulary's place, as Hugging Face's sequence classification has it: one number, of a model that scores an answer (a reward model) or
-expects its score (a value model), or a logit a class."""
+"""A linear head with K outputs instead of the vocabulary, as in Hugging Face's sequence classification: the
+score of an answer (reward model), its expected score (value model), or one logit per class (classifier).
+"""
 
 from __future__ import annotations
 
@@ -22,14 +23,18 @@ SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
 
 @dataclass(frozen=True)
 class Classes:
-    """Names of the classes, in the order of their numbers; ``several``: a document may have several of them, or none."""
+    """Names of the classes, in the order of their ids; ``several``: a document may have several of them, or
+    none.
+    """
 
     names: tuple[str, ...]
     several: bool = False
 
     @staticmethod
     def read(role: Role, config: Mapping[str, Any]) -> Classes | None:
-        """What ``config.json`` of a trained model of ``role`` says; None of any other role."""
+        """Return the classes named in the ``config.json`` of a trained classifier; None for any other
+        role.
+        """
         if role is not Role.CLASSIFIER:
             return None
         numbers = config["id2label"]
@@ -38,23 +43,25 @@ class Classes:
 
     @property
     def of_config(self) -> dict[str, Any]:
-        """What ``config.json`` says of them."""
+        """The keys of ``config.json`` that describe the classes."""
         numbers = {str(i): name for i, name in enumerate(self.names)}
         kind = "multi_label_classification" if self.several else "single_label_classification"
         return {"id2label": numbers, "label2id": {name: i for i, name in enumerate(self.names)}, "problem_type": kind}
 
 
 def auto_class(role: Role) -> Any:
-    """The Hugging Face class that builds the model of ``role``."""
+    """Return the Hugging Face auto class that builds the model of ``role``."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     return AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
 
 
 class ScalarHead:
-    """``Linear(hidden, K)`` without bias, K of the config's ``num_labels``, on the trunk's last hidden states, read at the last token of each document or at the labelled positions.
+    """``Linear(hidden, K)`` without bias, K being ``num_labels``, applied to the last hidden states at the
+    last token of each document or at the labelled positions.
 
-    The layer is called, not its weight read: engines that gather parameters for a call do so. It computes in the dtype of its weight.
+    The layer is called, its weight is not read, so that engines gather its parameters. It computes in the
+    dtype of its weight.
     """
 
     fused = True
@@ -76,7 +83,11 @@ class ScalarHead:
             )
 
     def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
-        """hidden [1, T, H] -> ``scores`` [D], ``classes`` [D, K] or ``values`` [L]: fp32 (fp64 for fp64 weights). One call of the layer, whatever is asked."""
+        """hidden [1, T, H] -> ``scores`` [D], ``classes`` [D, K] or ``values`` [L], fp32 (fp64 for fp64
+        weights).
+
+        The layer is called once, however many outputs are required.
+        """
         assert required <= {Output.SCORES, Output.CLASSES, Output.VALUES}, "a scalar head has no vocabulary"
         layer = getattr(self._hf, HEAD)
         places = []

@@ -1,7 +1,9 @@
-"""One computation for what documents of a micro-batch begin with: the trunk sees a shared prompt once, attention sees every document whole.
+"""Compute a prompt that several documents of a micro-batch share once in the trunk, while attention sees
+every document whole.
 
-A causal model's hidden states of a prompt depend on the prompt alone, so this is exact where nothing is drawn at random (dropout). Norms, projections and
-MLPs run on the kept tokens; for attention the projected queries, keys and values are laid out in full, and of its output the kept tokens go on.
+A causal model's hidden states of a prompt depend on the prompt alone, so this is exact without dropout.
+Norms, projections and MLPs run on the kept tokens; for attention the projected queries, keys and values are
+expanded to all tokens, and of its output only the kept tokens are used.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from paceline.protocols.batch import Batch
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Where the tokens of a flat micro-batch lie among the kept ones.
+    """Index maps between all T tokens of a flat micro-batch and the K that are computed.
 
-    keep    int64 [K]   places in the full batch of the tokens that are computed
-    expand  int64 [T]   for each token of the full batch its place among the kept ones
-    copies  (place in the full batch, place among the kept ones, length) of each beginning that was left out
+    keep    int64 [K]   indices in the full batch of the kept tokens
+    expand  int64 [T]   for each token of the full batch its index among the kept ones
+    copies  (index in the full batch, index among the kept ones, length) of each prompt that is not computed
+            again
     """
 
     keep: Tensor
@@ -31,13 +34,13 @@ class SharedPrompts:
 
     @staticmethod
     def of(batch: Batch) -> SharedPrompts | None:
-        """What ``batch.shared`` says, as indices on its device; None where nothing is shared."""
+        """Return the index maps of ``batch.shared``, on the batch's device; None if nothing is shared."""
         if not any(batch.shared):
             return None
         keep: list[int] = []
         expand: list[int] = []
         copies: list[tuple[int, int, int]] = []
-        owner = kept = 0  # of the document that stands for itself: its place among the kept tokens
+        owner = kept = 0  # where the last document with a prompt of its own begins among the kept tokens
         for (start, end), shared in zip(pairwise(batch.cu_seqlens.tolist()), batch.shared, strict=True):
             if shared:
                 copies.append((start, owner, shared))
@@ -50,11 +53,13 @@ class SharedPrompts:
         return SharedPrompts(torch.tensor(keep, device=device), torch.tensor(expand, device=device), tuple(copies))
 
     def kept(self, full: Tensor, dim: int) -> Tensor:
-        """Of T entries along ``dim`` the K that are kept."""
+        """Select the K kept entries of T along ``dim``."""
         return full.index_select(dim, self.keep)
 
     def full(self, kept: Tensor, dim: int) -> Tensor:
-        """Of K entries along ``dim`` all T; gradients of copies are added to their original's, in a fixed order."""
+        """Expand K entries along ``dim`` to all T; in the backward gradients of copies are added to their
+        original's, in a fixed order.
+        """
         return _Full.apply(kept, self, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -76,6 +81,6 @@ class _Full(torch.autograd.Function):
 
 
 def draws_at_random(trunk: nn.Module, config: Any) -> bool:
-    """Whether a forward in training drops anything: then two copies of a prompt would differ."""
+    """Return whether the model uses dropout in training: two copies of a prompt would then differ."""
     layers = any(isinstance(module, nn.Dropout) and module.p > 0 for module in trunk.modules())
     return layers or any(bool(getattr(config, name, 0.0)) for name in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop"))  # fmt: skip

@@ -1,8 +1,10 @@
-"""Cutting a Hugging Face causal language model into pipeline stages: embedding and first layers, layers, last layers with norm and head.
+"""Split a Hugging Face causal language model into pipeline stages: embedding and first layers, layers, last
+layers with norm and head.
 
-A stage is the model's own classes with the parts of other stages taken out: a layer that lies elsewhere hands its hidden states on, so every
-layer keeps its global index, its kind of attention and its plain name. Whether the model can be cut so is not read off its class: the
-stages are run one after the other on a few tokens and compared with the whole model.
+A stage is the model's own classes without the parts of other stages: a layer of another stage passes its
+hidden states on, so every layer keeps its global index, its attention type and its plain name. Whether a
+model can be split like this is not decided by its class: the stages are run one after the other on a few
+tokens and compared with the whole model.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _PROBE_TOKENS = 5
 
 
 class Absent(nn.Module):
-    """Stands where a layer of another stage stood: the hidden states go on as they came. Plain attributes that trunks read are kept."""
+    """Replaces a layer of another stage: an identity on hidden states. Plain attributes that trunks read are
+    kept.
+    """
 
     def __init__(self, layer: nn.Module, as_tuple: bool) -> None:
         super().__init__()
@@ -42,15 +46,16 @@ class Absent(nn.Module):
                 setattr(self, name, value)
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor | tuple[Tensor]:
-        """[.., H] -> the same."""
+        """Return the hidden states [.., H] unchanged."""
         return (hidden_states,) if self._as_tuple else hidden_states
 
 
 class StageModule(nn.Module):
-    """Stage ``index`` of ``count``: ``forward`` computes its layers, ``answer`` (the last stage only) head and what is asked.
+    """Stage ``index`` of ``count``: ``forward`` runs its layers, ``answer`` (last stage only) the head.
 
-    ``hf`` is the model with the parts of other stages taken out. ``tied_name`` is the plain name of a weight that the first and the last
-    stage both hold, each a copy of its own; None for any other stage and for models without one.
+    ``hf`` is the model without the parts of other stages. ``tied_name`` is the plain name of a weight of
+    which the first and the last stage each hold a copy; None on other stages and for models without tied
+    weights.
     """
 
     def __init__(self, whole: RoleModule, hf: Any, index: int, count: int) -> None:
@@ -66,21 +71,23 @@ class StageModule(nn.Module):
 
     @property
     def first(self) -> bool:
-        """Whether it embeds tokens."""
+        """Whether this stage embeds tokens."""
         return self.index == 0
 
     @property
     def last(self) -> bool:
-        """Whether it has the head."""
+        """Whether this stage has the head."""
         return self.index == self.count - 1
 
     @property
     def boundary_dtype(self) -> torch.dtype:
-        """Of the hidden states that go from stage to stage."""
+        """The dtype of hidden states sent between stages."""
         return self.compute_dtype if self.compute_dtype in _LOW else next(self.hf.parameters()).dtype
 
     def forward(self, states: Tensor, batch: Batch) -> Tensor:
-        """Token ids int64 [R, L] (first stage) or hidden states [R, L, H] -> hidden states [R, L, H] of ``batch`` (see ``trunk_inputs``)."""
+        """Token ids int64 [R, L] (first stage) or hidden states [R, L, H] -> hidden states [R, L, H] of
+        ``batch`` (see ``token_ids``).
+        """
         packed = self.attention.layout == "packed"
         given = {"input_ids": states} if self.first else {"inputs_embeds": states}
         about = self.slot.packed_sequences(PackedSequenceInfo.of(batch)) if packed else self.slot.padded_rows(batch)
@@ -89,7 +96,9 @@ class StageModule(nn.Module):
         return hidden if self.last else hidden.to(self.boundary_dtype)
 
     def answer(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
-        """What is asked of the finished hidden states [R, L, H]: as ``RoleModule.forward``."""
+        """Return the outputs in ``required`` from the final hidden states [R, L, H], as
+        ``RoleModule.forward`` does.
+        """
         assert self._head is not None
         if self.attention.layout != "packed":
             hidden = hidden[real_positions(batch)].unsqueeze(0)
@@ -97,13 +106,17 @@ class StageModule(nn.Module):
             return self._head(hidden, batch.labels, required)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's parameters under the whole model's Hugging Face names; a tied weight under one name on both of its stages."""
+        """Yield this stage's parameters under the whole model's Hugging Face names; a tied weight has one
+        name on both of its stages.
+        """
         held = None if self.tied_name is None or not self.last else self.hf.get_output_embeddings().weight
         for name, parameter in self.hf.named_parameters():
             yield (self.tied_name if self.tied_name is not None and parameter is held else name), parameter
 
     def lower_precision(self, *, copies: bool) -> None:
-        """Compute in bf16 or fp16 where the model is to: with copies of the fp32 masters, or with weights that an engine casts."""
+        """Compute in bf16 or fp16 if the model does: with copies of the fp32 masters, or with weights that an
+        engine casts.
+        """
         if self.compute_dtype in _LOW:
             head = self.hf.get_output_embeddings() if self.last else None
             self._low_precision = LowPrecisionCopies(self.hf.base_model, head, self.compute_dtype, copies=copies)
@@ -114,7 +127,7 @@ class StageModule(nn.Module):
             self._low_precision.refresh()
 
     def notes(self) -> dict[str, str]:
-        """How this stage computes, by subject."""
+        """Return how this stage computes, by subject: for the log."""
         notes = {"attention": self.attention.reason, **self.notes_by_subject}
         if self._head is not None:
             notes["head"] = self._head.reason
@@ -129,9 +142,10 @@ class StageModule(nn.Module):
 
 
 def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageModule]:
-    """Stages ``wanted`` of ``count``; ``whole`` is taken apart and must not be used again.
+    """Return stages ``wanted`` of ``count``; ``whole`` is taken apart and must not be used again.
 
-    Raises ConfigError: ``models.too_few_layers``, ``models.no_stages`` when the model computes something else when cut.
+    Raises ConfigError ``models.too_few_layers``, or ``models.no_stages`` if the stages compute something else
+    than the whole.
     """
     hf = whole.hf
     parts = split_layers(len(_layers(hf)), count)
@@ -148,9 +162,11 @@ def split(whole: RoleModule, count: int, wanted: Sequence[int]) -> list[StageMod
 
 
 def split_layers(num_layers: int, count: int) -> list[range]:
-    """Consecutive layers of each stage, as equal as can be; the middle stages take what is left over, then the first: the last has the head.
+    """Return the consecutive layers of each stage, as evenly as possible (``plan.cost.pieces`` counts the
+    same way).
 
-    As the plan counts them (``plan.pieces``). Raises ConfigError ``models.too_few_layers``.
+    Remaining layers go to the middle stages, then to the first; the last has the head. Raises ConfigError
+    ``models.too_few_layers``.
     """
     if num_layers < count:
         raise ConfigError(
@@ -165,7 +181,9 @@ def split_layers(num_layers: int, count: int) -> list[range]:
 
 
 def positions(batch: Batch, packed: bool) -> dict[str, Any]:
-    """What every stage's trunk is given beside its states: ids are [1, T] when packed, else a right-padded row a document."""
+    """Return the trunk's other inputs on every stage: for ids [1, T] if packed, else for one right-padded row
+    per document.
+    """
     if packed:
         mask = placeholder_mask(batch.input_ids.device)
         return {"position_ids": batch.position_ids, "attention_mask": mask, "use_cache": False}
@@ -175,7 +193,7 @@ def positions(batch: Batch, packed: bool) -> dict[str, Any]:
 
 
 def token_ids(batch: Batch, packed: bool) -> Tensor:
-    """int64 [1, T] packed, else [documents, longest]: what the first stage embeds."""
+    """Return what the first stage embeds: int64 [1, T] if packed, else [documents, longest]."""
     if packed:
         return batch.input_ids
     starts = batch.cu_seqlens[:-1].to(batch.input_ids.device).long()
@@ -185,14 +203,14 @@ def token_ids(batch: Batch, packed: bool) -> Tensor:
 
 
 def real_positions(batch: Batch) -> Tensor:
-    """bool [documents, longest]: where a padded row holds a token."""
+    """Return bool [documents, longest]: where a padded row holds a token."""
     bounds = batch.cu_seqlens.to(batch.input_ids.device).long()
     offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
     return offsets[None, :] < (bounds[1:] - bounds[:-1])[:, None]
 
 
 def _layers(hf: Any) -> nn.ModuleList:
-    """The trunk's own list of layers."""
+    """Return the trunk's list of decoder layers. Raises ConfigError ``models.no_stages``."""
     number = hf.config.get_text_config().num_hidden_layers
     for child in hf.base_model.children():
         if isinstance(child, nn.ModuleList) and len(child) == number:
@@ -201,8 +219,9 @@ def _layers(hf: Any) -> nn.ModuleList:
 
 
 def _shell(hf: Any, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
-    """``hf`` without what belongs to other stages; modules that stay are the same objects."""
+    """Return ``hf`` without the parts of other stages; modules that stay are the same objects."""
     trunk, layers, embedding = hf.base_model, _layers(hf), hf.get_input_embeddings()
+    # What comes before the layers belongs to the first stage, what comes after them to the last.
     kept: dict[str, nn.Module] = {}
     before = True
     for name, child in trunk._modules.items():
@@ -217,6 +236,7 @@ def _shell(hf: Any, own: range, first: bool, last: bool, as_tuple: bool) -> Any:
             kept[name] = child if last else nn.Identity()
         else:
             kept[name] = child
+    # The head and anything else outside of the trunk belong to the last stage.
     outer = {name: child for name, child in hf._modules.items() if last or not _has_parameters(child)}
     outer[hf.base_model_prefix] = _with_modules(trunk, kept)
     return _with_modules(hf, outer)
@@ -233,7 +253,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _placeholder(embedding: Any) -> nn.Module:
-    """Where the embedding stood: its sizes, for those who ask, and no weight."""
+    """Replace the embedding: keeps its sizes, which models read, and no weight."""
     absent = nn.Identity()
     for name in ("num_embeddings", "embedding_dim"):
         if hasattr(embedding, name):
@@ -243,7 +263,9 @@ def _placeholder(embedding: Any) -> nn.Module:
 
 @torch.no_grad()
 def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
-    """Whether the stages in a row compute the whole trunk's hidden states (taken on trust for weights on the meta device)."""
+    """Return whether the stages one after the other compute the whole trunk's hidden states (assumed for
+    weights on the meta device).
+    """
     weight = next(whole.hf.parameters())
     if weight.device.type == "meta":
         return True
@@ -267,7 +289,9 @@ def _same(whole: RoleModule, stages: Sequence[StageModule]) -> bool:
 
 
 def _untie(hf: Any, stages: Sequence[StageModule]) -> None:
-    """A head that shares the embedding's weight gets one of its own: the strategy adds up both gradients, so they stay equal."""
+    """Give a head that shares the embedding's weight a copy of its own. The strategy sums both gradients, so
+    the copies stay equal.
+    """
     embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
     weight = getattr(embedding, "weight", None)
     shared = weight is not None and id(getattr(head, "weight", None)) == id(weight)

@@ -1,7 +1,8 @@
-"""The gated MLP of Llama-like models as one autograd function: keeps x, gate and up for the backward, not silu(gate) nor the product.
+"""The gated MLP of Llama-like models as one autograd function: saves x, gate and up for the backward, but
+neither silu(gate) nor the product.
 
-A module is swapped only where it has plain, bias-free ``gate_proj``, ``up_proj``, ``down_proj`` and its output on a probe equals this one's.
-Elementwise work runs over blocks of rows that stay in the processor's cache.
+A module is swapped only if it has plain, bias-free ``gate_proj``, ``up_proj``, ``down_proj`` and its output
+on a probe equals this one's. Elementwise work runs over blocks of rows that stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class SwiGlu(torch.autograd.Function):
         ctx.save_for_backward(x, gate, up)
         ctx.copies, ctx.product = copies, product
         acted = _activate(gate, up, product)
-        out = x.new_empty(x.shape)  # no view: what is added to it afterwards (Llama 4's experts) may be added in place
+        out = x.new_empty(x.shape)  # not a view: models may add to the output in place (Llama 4's experts)
         down = copies[2].to(product).t()
         if product == x.dtype:
             torch.mm(acted, down, out=out.view(-1, out.shape[-1]))
@@ -44,7 +45,9 @@ class SwiGlu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """One pass over the rows for everything elementwise; weights' gradients in fp32 (or x's wider dtype)."""
+        """Do all elementwise work in one pass over the rows; weights' gradients are fp32 (or x's wider
+        dtype).
+        """
         x, gate, up = ctx.saved_tensors
         product, (gate_copy, up_copy, down_copy) = ctx.product, ctx.copies
         need_x, need_gate, need_up, need_down = ctx.needs_input_grad[:4]
@@ -85,7 +88,7 @@ def _activate(gate: Tensor, up: Tensor, product: torch.dtype) -> Tensor:
 def _backward_blocks(
     gate: Tensor, up: Tensor, acted: Tensor, d_gate: Tensor, d_up: Tensor, product: torch.dtype
 ) -> None:
-    """Fills ``acted`` and ``d_gate``; ``d_up`` holds dLoss/d(acted) on entry, dLoss/d(up) on return."""
+    """Fill ``acted`` and ``d_gate``; ``d_up`` holds dLoss/d(acted) on entry and dLoss/d(up) on return."""
     for block in _blocks(gate):
         g, u, d = gate[block].to(product), up[block].to(product), d_up[block]
         silu = F.silu(g)
@@ -110,7 +113,7 @@ class FusedSwiGLU(nn.Module):
 
 
 def fuse_mlps(model: nn.Module) -> int:
-    """Swap the gated MLPs of ``model`` that compute exactly this; returns how many."""
+    """Swap the gated MLPs of ``model`` that compute exactly this; return how many."""
     verdicts: dict[tuple[object, ...], bool] = {}
     count = 0
     module: Any
@@ -135,14 +138,14 @@ def _looks_gated(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _same(module: Any) -> bool:
-    """Whether the module's own forward equals the fused one on a probe."""
+    """Return whether the module's own forward equals the fused one on a probe."""
     weights = [module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight]
     if weights[0].device.type == "meta":
         return False
     probe = torch.randn(3, weights[0].shape[1], generator=torch.Generator().manual_seed(0)).to(weights[0]) * 3.0
     try:
         expected = module(probe)
-    except (RuntimeError, TypeError):  # another signature: left alone
+    except (RuntimeError, TypeError):  # another signature: not swapped
         return False
     fused = SwiGlu.apply(probe, *weights, probe.dtype)  # type: ignore[no-untyped-call]
     scale = float(expected.abs().max())

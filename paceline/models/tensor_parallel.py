@@ -1,8 +1,10 @@
-"""Tensor parallelism by the model's own plan: ``base_model_tp_plan`` of its Hugging Face config, its words as in transformers 5.
+"""Tensor parallelism by the model's own plan: ``base_model_tp_plan`` of its Hugging Face config, with the
+styles of transformers 5.
 
-Every parameter becomes a DTensor on the tp mesh, sharded or replicated, so that gradient norms, optimizers, FSDP2 and checkpoints need no
-case of their own. Between ranks plain tensors travel (``tp_layers``). The loss is either computed by every rank in full, or
-(``loss_parallel``) with embedding and head shared out over the vocabulary (``parallel_head``).
+Every parameter becomes a DTensor on the tp mesh, sharded or replicated, so gradient norms, optimizers, FSDP2
+and checkpoints need no special case. Activations are plain tensors (``tp_layers``). The loss is computed in
+full by every rank, or (``loss_parallel``) with embedding and head sharded over the vocabulary
+(``parallel_head``).
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ _WHERE = "training.parallelism.tp_size"
 
 
 def tensor_parallel_plan(config: Any) -> dict[str, str]:
-    """Module pattern (``layers.*.mlp.up_proj``, below the trunk) → style, from a Hugging Face config object.
+    """Return module pattern (``layers.*.mlp.up_proj``, relative to the trunk) -> style, from a Hugging Face
+    config object.
 
-    Raises ConfigError ``models.tp_no_plan`` or ``models.tp_style`` where the model has none or asks for a style that is not built.
+    Raises ConfigError ``models.tp_no_plan`` if the model has no plan, ``models.tp_style`` if it uses a style
+    that is not supported.
     """
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
@@ -61,22 +65,26 @@ def tensor_parallel_plan(config: Any) -> dict[str, str]:
 def apply_tensor_parallel(
     root: Any, mesh: DeviceMesh, *, sequence_parallel: bool = False, loss_parallel: bool = False
 ) -> None:
-    """Share out the model of a root module over ``mesh`` (one axis, ``tp``), in place; before ``fully_shard`` and the optimizer.
+    """Shard the model of a root module over ``mesh`` (one axis, ``tp``), in place; call before
+    ``fully_shard`` and the optimizer.
 
-    The module is built with ``fused=False``; its parameters may be on the meta device. Raises ConfigError ``models.tp_*``.
+    The module must be built with ``fused=False``; its parameters may be on the meta device. Raises
+    ConfigError ``models.tp_*``.
     """
     if mesh.mesh_dim_names != (TP_AXIS,):
         raise ValueError(f"the mesh of tensor parallelism has one axis, {TP_AXIS}, not {mesh.mesh_dim_names}")
     trunk = root.hf.base_model
     cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
-    fuse_norms(root.hf)  # of all kernels the ones that read nobody else's weights
+    fuse_norms(root.hf)  # the only kernels that read no other module's weights
     tensors = Tensors(mesh.get_group(), sequence_parallel)
     shares = _Shares(mesh)
+    # First the vocabulary, then what the plan names, then everything else: a DTensor is not sharded twice.
     if loss_parallel:
         _share_vocabulary(root, tensors, shares)
     for name, style in cut.styled.items():
         _apply_style(trunk.get_submodule(name), name, style, tensors, shares)
     _replicate_rest(root.hf, cut, tensors, shares)
+    # Where activations enter and leave sharded computation.
     for name, sharded in cut.blocks.items():
         block = trunk.get_submodule(name)
         _set_forward(block, (tp_layers.sharded_block if sharded else tp_layers.replicated_block)(block, tensors))
@@ -88,8 +96,13 @@ def apply_tensor_parallel(
 
 @dataclass(frozen=True)
 class TensorCut:
-    """``styled``: module of the trunk → style; ``stack``: the decoder layers; ``blocks``: of ``_blocks``; ``last``: the norm after the layers, where
-    sequence parallelism ends (None without it)."""
+    """How a model is sharded.
+
+    styled  module of the trunk -> style
+    stack   the decoder layers
+    blocks  result of ``_blocks``
+    last    the norm after the layers, where sequence parallelism ends (None without it)
+    """
 
     styled: Mapping[str, str]
     stack: Any
@@ -98,8 +111,11 @@ class TensorCut:
 
 
 def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorCut:
-    """How ``size`` ranks share the model of a root module: read off its modules, which may be on the meta device. Raises ConfigError ``models.tp_*``
-    and ``models.sp_*`` for what cannot be cut."""
+    """Return how the model of a root module is sharded over ``size`` ranks, from its modules, which may be on
+    the meta device.
+
+    Raises ConfigError ``models.tp_*`` or ``models.sp_*`` for what cannot be sharded.
+    """
     trunk = root.hf.base_model
     plan = tensor_parallel_plan(trunk.config)
     _check_heads(trunk.config.get_text_config(), plan, size)
@@ -108,6 +124,7 @@ def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorC
                        root.attention.reason, "sequence_parallel: false")  # fmt: skip
     if root.compiled:
         raise _refused(codes.MODELS_TP_COMPILE, "a compiled trunk has no room for collectives between its layers", "torch_compile: true", "torch_compile: false")  # fmt: skip
+    # The plan's styles by module; only linear layers can be sharded.
     styled = {name: style for name, _ in trunk.named_modules() if (style := _style_of(name, plan)) is not None}
     for name, style in styled.items():
         module = trunk.get_submodule(name)
@@ -115,6 +132,7 @@ def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorC
             raise _refused(plan_codes.MODELS_TP_STYLE, "the tensor-parallel plan names a layer that is not linear", f"{name}: {type(module).__name__}",
                            "fsdp without tp_size")  # fmt: skip
     blocks, stack = _blocks(trunk, styled), trunk.get_submodule(_stack_name(plan))
+    # A layer that no pattern matches would silently be whole on every rank.
     shared = {id(trunk.get_submodule(name)) for name, style in styled.items() if style != OWN_HEADS}
     for index, layer in enumerate(stack):
         if not any(id(module) in shared for module in layer.modules()):
@@ -124,15 +142,17 @@ def how_cut(root: Any, size: int, *, sequence_parallel: bool = False) -> TensorC
 
 
 class _Shares:
-    """Makes parameters DTensors on the mesh, each once: tied ones stay tied."""
+    """Turns parameters into DTensors on the mesh, each once, so that tied ones stay tied."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
-        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # the old one is kept: its id stays its own
+        self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # keeps the old one: its id is not reused
 
     @torch.no_grad()
     def take(self, module: nn.Module, name: str, dim: int | None, where: str) -> None:
-        """Parameter ``name`` of ``module``, sharded along ``dim`` or replicated (None)."""
+        """Replace parameter ``name`` of ``module`` by a DTensor, sharded along ``dim`` or replicated
+        (None).
+        """
         old = module._parameters[name]
         if old is None or isinstance(old, DTensor):
             return
@@ -154,7 +174,7 @@ def _style_of(name: str, plan: Mapping[str, str]) -> str | None:
 
 
 def _stack_name(plan: Mapping[str, str]) -> str:
-    """Where the decoder layers are: ``layers`` of ``layers.*.mlp.up_proj``."""
+    """Return the name of the decoder layers: ``layers`` of ``layers.*.mlp.up_proj``."""
     return next(iter(plan)).split(".*")[0]
 
 
@@ -173,9 +193,11 @@ def _apply_style(module: nn.Module, name: str, style: str, tensors: Tensors, sha
 
 
 def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
-    """The modules that hold styled ones → whether activations inside are sharded (else every projection gathers them).
+    """Return the parents of styled modules -> whether activations inside are sharded (else every projection
+    gathers them).
 
-    Inside a sharded block the plan must say what each layer with parameters sees; one that it leaves out would learn wrongly in silence.
+    Inside a sharded block the plan must cover every layer with parameters: one that it leaves out would
+    silently get wrong gradients. Raises ConfigError ``models.tp_plan_incomplete``.
     """
     blocks: dict[str, bool] = {}
     for name, style in styled.items():
@@ -190,7 +212,9 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
 
 
 def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
-    """Embedding and head by rows of the vocabulary; the loss without whole rows of logits."""
+    """Shard embedding and head over the vocabulary; the loss is then computed without whole rows of
+    logits.
+    """
     embedding, head = root.hf.get_input_embeddings(), root.hf.get_output_embeddings()
     size, rows = tensors.group.size(), embedding.num_embeddings
     if rows % size or head.weight.shape[0] != rows:
@@ -206,7 +230,10 @@ def _share_vocabulary(root: Any, tensors: Tensors, shares: _Shares) -> None:
 
 
 def _replicate_rest(hf: Any, cut: TensorCut, tensors: Tensors, shares: _Shares) -> None:
-    """Every other parameter is on all ranks; norms between blocks see this rank's tokens under sequence parallelism."""
+    """Replicate every other parameter; under sequence parallelism norms between blocks compute on this rank's
+    tokens.
+    """
+    # Under sequence parallelism modules between blocks see a rank's tokens only, those inside see all.
     inside = {id(m) for name in cut.blocks for m in hf.base_model.get_submodule(name).modules()}
     between = {id(m) for m in cut.stack.modules()} - inside
     for name, module in hf.named_modules():
@@ -222,7 +249,9 @@ def _replicate_rest(hf: Any, cut: TensorCut, tensors: Tensors, shares: _Shares) 
 
 
 def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
-    """The one module with parameters that stands between the layers and the head."""
+    """Return the one module with parameters between the layers and the head. Raises ConfigError
+    ``models.sp_final_norm``.
+    """
     others = {id(m) for m in (*stack.modules(), hf.get_input_embeddings())}
     found = [m for m in trunk.modules() if id(m) not in others and any(p is not None for p in m._parameters.values())]
     if len(found) != 1:
@@ -232,7 +261,9 @@ def _final_norm(hf: Any, trunk: nn.Module, stack: nn.Module) -> nn.Module:
 
 
 def _check_heads(config: Any, plan: Mapping[str, str], size: int) -> None:
-    """Attention is cut by heads where its projections keep their features."""
+    """Check that the number of attention heads divides, if the plan shards attention by heads. Raises
+    ConfigError ``models.tp_heads``.
+    """
     if not any("att" in pattern and style == "colwise" for pattern, style in plan.items()):
         return
     for key in ("num_attention_heads", "num_key_value_heads"):
@@ -243,7 +274,9 @@ def _check_heads(config: Any, plan: Mapping[str, str], size: int) -> None:
 
 
 def _assert_sharded(hf: nn.Module, mesh: DeviceMesh) -> None:
-    """Every parameter is on the mesh, and of those that are cut this rank holds a part of the right size."""
+    """Check that every parameter is on the mesh, and that this rank's shards have the right size. Raises
+    RuntimeError.
+    """
     for name, parameter in hf.named_parameters():
         if not isinstance(parameter, DTensor):
             raise RuntimeError(f"tensor parallelism left out {name}")
@@ -255,7 +288,7 @@ def _assert_sharded(hf: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _account(root: Any, size: int, sequence_parallel: bool, loss_parallel: bool) -> str:
-    """What was cut, for the log."""
+    """Describe what was sharded, for the log."""
     held = [(p.numel(), p.placements[0].is_shard()) for p in root.hf.parameters()]
     share = sum(count for count, cut in held if cut) / sum(count for count, _ in held)
     extras = [
@@ -267,7 +300,7 @@ def _account(root: Any, size: int, sequence_parallel: bool, loss_parallel: bool)
 
 
 def _set_forward(module: nn.Module, forward: Any) -> None:
-    """An instance's own forward; class, names and hooks stay."""
+    """Replace the forward of one instance; class, names and hooks stay."""
     object.__setattr__(module, "forward", forward)
 
 

@@ -1,4 +1,4 @@
-"""What a head says of each token: log-probability and entropy, with the logits kept for the backward as far as there is room."""
+"""Log-probability and entropy of each token, keeping as many logits for the backward as there is room for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from paceline.models.head_kernels import ChunkedGrads, ChunkedLogits, HeadShape, as_given
 
-KEPT_CHUNKS = 3  # of logits: what one chunk's gradient, probabilities and logits would take in a backward that computes them again
+KEPT_CHUNKS = 3  # recomputing one in the backward takes as much memory: logits, probabilities, gradient
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which of the two besides log-probabilities are asked for, and whether a backward will follow."""
+    """Which outputs are required besides log-probabilities, and whether a backward will follow."""
 
     entropy: bool = False
     correct: bool = False
@@ -23,23 +23,25 @@ class Wanted:
 
 
 class TokenStats(torch.autograd.Function):
-    """(log p(label) [L], entropy [L], number of correct argmaxes); what is not wanted is zeros.
+    """(log p(label) [L], entropy [L], number of correct argmaxes); outputs that are not required are zeros.
 
-    d log p/d logit = onehot - p; d entropy/d logit_j = -p_j (log p_j + entropy). Up to ``KEPT_CHUNKS`` chunks of logits wait for the backward, which
-    turns them into their gradient in place; where there are more, one chunk's room is left to compute the others in, again.
+    d log p/d logit = onehot - p; d entropy/d logit_j = -p_j (log p_j + entropy). If all logits fit in
+    ``KEPT_CHUNKS`` chunks, they are kept for the backward, which turns them into their gradient in place;
+    else one chunk fewer is kept, which leaves room to recompute the others one at a time.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shape: HeadShape, wanted: Wanted
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """fp32 [L], fp32 [L] (fp64 for fp64 input), int64 scalar."""
+        """Return fp32 [L] (fp64 for fp64 input), the same, and an int64 scalar."""
         head = ChunkedLogits(hidden, weight, bias, shape)
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
         num_correct = labels.new_zeros(())
         chunks, room = _plan(head, wanted.backward)
         buffer = head.buffer() if len(chunks) > room else None
         kept = []
+        # Chunks by product; within a chunk, blocks of rows that fit the cache.
         for i, rows in enumerate(chunks):
             raw = head.raw(rows, None if i < room else buffer)
             for part, block in head.blocks(rows, raw):
@@ -60,21 +62,22 @@ class TokenStats(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # fmt: skip
-        """Kept logits serve once: a second backward through a retained graph computes all of them again."""
+        """Kept logits can be used once: a second backward through a retained graph recomputes all of them."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
         kept, ctx.kept = ctx.kept, []
         head = ChunkedLogits(hidden, weight, bias, ctx.shape)
         gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
         if grad_logp is None:
             grad_logp = torch.zeros_like(sums)
-        # a chunk whose gradient is taken leaves its room to those that are computed again
+        # the first kept chunk's memory is free once its gradient is taken: the others are recomputed there
         buffer = kept[0] if kept else head.buffer() if len(ctx.chunks) > 1 else None
         for i, rows in enumerate(ctx.chunks):
             raw = kept[i] if i < len(kept) else head.raw(rows, buffer)
-            finished = i < len(kept) and head.product == head.accum_dtype  # the forward has finished these in place
+            finished = i < len(kept) and head.product == head.accum_dtype  # already finished in place
             for part, block in head.blocks(rows, raw):
                 logits = block if finished else head.finish(block)
                 dlogits_draw = head.dlogits_draw(logits)
+                # Logits become log-probabilities, then their gradient, in the same memory.
                 logs = logits.sub_(sums[part, None])
                 more = None if grad_entropy is None else (spread[part, None], grad_entropy[part, None])
                 g = _grad_logits_(logs, labels[part, None], grad_logp[part, None], more)
@@ -87,7 +90,9 @@ class TokenStats(torch.autograd.Function):
 
 
 def _plan(head: ChunkedLogits, backward: bool) -> tuple[list[slice], int]:
-    """(row ranges, how many of them wait for the backward); what may wait altogether is one product, which reads the weight once."""
+    """Return (row ranges, how many of them are kept for the backward). If all can be kept they are one range:
+    one product, which reads the weight once.
+    """
     chunks = list(head.chunks())
     if not backward or len(chunks) < 2:
         return chunks, len(chunks) if backward else 0
@@ -97,7 +102,7 @@ def _plan(head: ChunkedLogits, backward: bool) -> tuple[list[slice], int]:
 
 
 def _moments(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """(log Σ exp(logit) [r], Σ p · logit [r] where it is wanted) of [r, V]."""
+    """Return (log Σ exp(logit) [r], Σ p · logit [r] or None) of logits [r, V]."""
     if not entropy:
         return torch.logsumexp(logits, -1), None
     top = logits.amax(-1, keepdim=True)
@@ -107,7 +112,9 @@ def _moments(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _grad_logits_(logs: Tensor, target: Tensor, grad: Tensor, more: tuple[Tensor, Tensor] | None) -> Tensor:
-    """dLoss/d logit of [r, V] from ``logs`` = log p, which it overwrites; ``more``: (entropy, the gradient of the entropy), [r, 1] each."""
+    """Return dLoss/d logit [r, V]; overwrites ``logs`` = log p. ``more``: (entropy, gradient of the entropy),
+    [r, 1] each.
+    """
     if more is None:
         return logs.exp_().mul_(-grad).scatter_add_(1, target, grad.to(logs.dtype))
     p = logs.exp()

@@ -1,8 +1,9 @@
-"""Forwards of a model whose parameters are shared out over a tp group: plain tensors inside, ``regions`` where ranks meet.
+"""Forwards of modules whose parameters are sharded over a tp group: plain tensors inside, ``regions`` for
+communication.
 
-Each wraps the forward that a module has (its class, names and parameters stay) and computes with this rank's blocks. With sequence
-parallelism the residual stream between blocks is cut along the tokens; a forward outside of a packed micro-batch (generation: one token
-at a time) is not.
+Each wraps the module's own forward (class, names and parameters stay) and computes with this rank's shards.
+With sequence parallelism the residual stream between blocks is sharded along the tokens, except in a forward
+outside of a packed micro-batch (generation, one token at a time).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tp group of one model, and whether its residual stream is cut along the tokens."""
+    """The tp group of one model, and whether its residual stream is sharded along the tokens."""
 
     group: Group
     sequence_parallel: bool
 
     def is_sharded(self, module: nn.Module) -> bool:
-        """Whether the running forward has its tokens shared out."""
+        """Return whether the tokens are sharded in the running forward."""
         return self.sequence_parallel and sequence_info_of(module) is not None
 
 
@@ -38,7 +39,10 @@ class Tensors:
 def local_parameters(
     module: nn.Module, group: Group, *, partial: bool = False, hide: str | None = None
 ) -> Iterator[None]:
-    """Inside, ``module``'s own parameters are this rank's blocks; ``partial``: their gradients are summed over the group. ``hide`` one of them."""
+    """Inside the context ``module``'s own parameters are this rank's shards, without the one named ``hide``.
+
+    ``partial``: their gradients are summed over the group.
+    """
     kept = dict(module._parameters)
     try:
         for name, parameter in kept.items():
@@ -52,7 +56,11 @@ def local_parameters(
 
 
 def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: bool) -> Forward:
-    """Replicated parameters. ``partial``: each rank applies them to its own heads; ``inside_cut``: to its own tokens, where these are cut."""
+    """Forward with replicated parameters.
+
+    ``partial``: each rank applies them to its own heads; ``inside_cut``: to its own tokens, if these are
+    sharded. In both cases gradients are summed over the group.
+    """
     forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -64,13 +72,15 @@ def whole(module: nn.Module, tensors: Tensors, *, partial: bool, inside_cut: boo
 
 
 def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
-    """Rows of the weight: replicated input, this rank's output features. ``gathers``: all features, and gradients come in whole."""
+    """Column-parallel linear layer (rows of the [out, in] weight): replicated input, this rank's output
+    features.
+
+    ``gathers``: returns all output features, and the input's gradient is summed here.
+    """
     forward = _own(module)
 
     def run(x: Tensor) -> Tensor:
-        x = (
-            copy_to_tp(x, tensors.group) if gathers else x
-        )  # else the block's entrance did it once for all its projections
+        x = copy_to_tp(x, tensors.group) if gathers else x  # else ``sharded_block`` did it for all projections
         with local_parameters(module, tensors.group):
             out: Tensor = forward(x)
         return gather(out, tensors.group, _FEATURES, partial=False) if gathers else out
@@ -79,7 +89,11 @@ def colwise(module: nn.Module, tensors: Tensors, *, gathers: bool) -> Forward:
 
 
 def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool) -> Forward:
-    """Columns of the weight: this rank's input features, summed output; the bias is added once. ``splits``: the input comes whole."""
+    """Row-parallel linear layer (columns of the [out, in] weight): this rank's input features, output summed
+    over the group; the bias is added once.
+
+    ``splits``: the input is replicated and is split here.
+    """
     forward = _own(module)
 
     def run(x: Tensor) -> Tensor:
@@ -97,7 +111,9 @@ def rowwise(module: nn.Module, tensors: Tensors, *, splits: bool) -> Forward:
 
 
 def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
-    """An attention or MLP whose colwise children keep their features: its input enters the group once."""
+    """An attention or MLP whose column-parallel children return their own features: its input enters the
+    group once for all of them.
+    """
     forward = _own(module)
 
     def come(x: Tensor) -> Tensor:
@@ -115,7 +131,9 @@ def sharded_block(module: nn.Module, tensors: Tensors) -> Forward:
 
 
 def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
-    """A block whose children meet at each projection (fused qkv, norms over all heads): every rank holds all activations in between."""
+    """A block whose children gather at each projection (fused qkv, norms over all heads): all ranks hold all
+    activations in between.
+    """
     forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +149,7 @@ def replicated_block(module: nn.Module, tensors: Tensors) -> Forward:
 
 
 def first_layer(module: nn.Module, tensors: Tensors) -> Forward:
-    """From here on the tokens are cut."""
+    """The first decoder layer: tokens are sharded from here on."""
     forward = _own(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +161,7 @@ def first_layer(module: nn.Module, tensors: Tensors) -> Forward:
 
 
 def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
-    """The last module on cut tokens: its output is whole again."""
+    """The last module on sharded tokens: its output is gathered."""
     forward = whole(module, tensors, partial=False, inside_cut=True)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -154,10 +172,12 @@ def final_norm(module: nn.Module, tensors: Tensors) -> Forward:
 
 
 def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forward:
-    """An embedding of which this rank has the rows from ``start`` on: foreign tokens give zeros, the sum is the look-up."""
+    """An embedding of which this rank has the rows from ``start`` on: tokens of other ranks give zeros, and
+    the sum over the group is the look-up.
+    """
     forward = _own(module)
     rows = module.num_embeddings // tensors.group.size()
-    if module.padding_idx is not None:  # its row gets no gradient, on the rank that has it
+    if module.padding_idx is not None:  # set on the rank that has its row, which gets no gradient
         module.padding_idx = module.padding_idx - start if start <= module.padding_idx < start + rows else None
 
     def run(ids: Tensor) -> Tensor:
@@ -171,7 +191,9 @@ def vocabulary_rows(module: nn.Embedding, tensors: Tensors, start: int) -> Forwa
 
 
 def _own(module: nn.Module) -> Forward:
-    """The forward of the module's class, whatever class an engine or a kernel swaps it to later."""
+    """Return the forward of the module's class at the time of the call, as an engine or a kernel may swap the
+    class later.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return type(module).forward(module, *args, **kwargs)
@@ -182,7 +204,9 @@ def _own(module: nn.Module) -> Forward:
 def _with_states(
     change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with its hidden states [1, T, H] changed: the first argument, or ``hidden_states``."""
+    """Return the arguments with the hidden states [1, T, H] changed: the first argument, or
+    ``hidden_states``.
+    """
     if args and isinstance(args[0], torch.Tensor):
         return (change(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}

@@ -1,1 +1,1 @@
-"""The words that models, data, strategies and algorithms share: roles, batches, windows, handles, shards. No logic of its own."""
+"""Interfaces and types shared by models, data, strategies and algorithms: roles, batches, windows, shards."""

@@ -1,4 +1,4 @@
-"""What a strategy needs to know of an algorithm."""
+"""The interface between strategies and algorithms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from paceline.protocols.roles import Output, Role
 
 @dataclass(frozen=True)
 class WindowMeans:
-    """Forwards without gradients over a whole window before its first backward: means over all of its documents, on all ranks, that the losses need.
+    """Forwards without gradients over a whole window before its first backward, and means of them over all
+    documents and ranks, which the losses need.
 
-    roles  the models that are asked; one that is not there is the policy with its adapter off
+    roles  the models to run; a role without a model of its own is the policy with its adapter disabled
     rows   what they read: the micro-batches themselves (empty), or those of ``Batch.others`` under this name
     """
 
@@ -25,44 +26,52 @@ class WindowMeans:
 
 
 class Objective(Protocol):
-    """The loss side of an algorithm, seen by a strategy (contract 2: sums and weights, not means)."""
+    """The loss side of an algorithm, as a strategy sees it (contract 2: sums and weights, not means)."""
 
     trains: tuple[Role, ...]
     frozen: tuple[Role, ...]
     reference_roles: tuple[
         Role, ...
-    ]  # asked before each micro-batch, without gradients; a role without a model of its own: the policy, its adapter off
-    window_means: WindowMeans | None  # asked before each window; what came of it is in ``Batch.extras``
-    train_metrics: tuple[
-        str, ...
-    ]  # the metrics that are counted in training too; their means go into StepResult.extras
+    ]  # run before each micro-batch, without gradients; a role without a model: the policy, adapter disabled
+    window_means: WindowMeans | None  # run before each window; the means are in ``Batch.extras``
+    train_metrics: tuple[str, ...]  # metrics also computed in training; their means are in StepResult.extras
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
-        """What the root module of ``role`` must compute."""
+        """Return the outputs that the root module of ``role`` must compute."""
         ...
 
     def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        """``batch`` with what was learnt of a consulted role's ``outputs``."""
+        """Return ``batch`` with what the losses need of a reference role's ``outputs``."""
         ...
 
     def window_sums(
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """(sum, int64 weight) by name of what ``window_means`` asked for, of one micro-batch; the window's means come into ``Batch.extras`` by that name."""
+        """Return (sum, int64 weight) by name for one micro-batch, from the outputs of the roles of
+        ``window_means``.
+
+        The means over the window are put into ``Batch.extras`` under these names.
+        """
         ...
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
-        """int64 scalar a loss term: its weight in this micro-batch, known before the forward."""
+        """Return an int64 scalar per loss term: its weight in this micro-batch, known before the forward."""
         ...
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """fp32 scalar SUM a loss term, with gradient."""
+        """Return an fp32 scalar SUM per loss term, with gradient."""
         ...
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        """Sums by name (``correct``) in evaluation, and of ``train_metrics`` ones in training; each is divided by the weight of the term it belongs to, ``name/term``."""
+        """Return sums by name ``metric/term`` (``correct/nll``), in evaluation and, for ``watched`` ones, in
+        training.
+
+        Each is divided by the weight of its term.
+        """
         ...
 
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What is told of the means of ``metrics`` (by name, without the term): a spread from a mean of squares, say."""
+        """Return the metrics to report from the means of ``metrics`` (by name, without the term), such as a
+        standard deviation from a mean of squares.
+        """
         ...

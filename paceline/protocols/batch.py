@@ -1,4 +1,4 @@
-"""A micro-batch: documents laid end to end without padding, with their boundaries."""
+"""A micro-batch: documents concatenated without padding, with their boundaries."""
 
 from __future__ import annotations
 
@@ -14,22 +14,32 @@ MISMATCHED = "mismatched"  # in ``Batch.others``: the same prompts, each with th
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of one rank: ``D`` documents, ``T`` tokens, ``R`` rows (bins when packed, documents when not).
+    """One micro-batch of one rank: ``D`` documents, ``T`` tokens, ``R`` rows (bins when packed, documents
+    when not).
 
-    input_ids      int64 [1, T]    documents end to end, no padding
-    labels         int64 [1, T]    ALREADY SHIFTED: the token to predict at this position, or IGNORE_INDEX; the last position of a document is IGNORE_INDEX
+    input_ids      int64 [1, T]    documents concatenated, no padding
+    labels         int64 [1, T]    ALREADY SHIFTED: the token to predict at this position, or IGNORE_INDEX (as
+                                   at the last position of every document)
     position_ids   int64 [1, T]    restart at 0 at every document
-    cu_seqlens     int32 [D + 1]   boundaries of the documents: 0, …, T (a CPU tensor stays on CPU: attention loops over it)
-    max_seqlen     int             the longest document
-    document_ids   int64 [D]       global index of each document in the prepared set; -1 for a filler row (weight 0)
+    cu_seqlens     int32 [D + 1]   boundaries of the documents: 0, …, T (stays on the CPU: attention loops
+                                   over it)
+    max_seqlen     int             length of the longest document
+    document_ids   int64 [D]       global index of each document in the prepared set; -1 for a filler (weight
+                                   0)
     num_rows       int             real rows in this micro-batch (fillers not counted)
-    group          int             documents that belong together and follow each other: 2 for preference pairs (chosen, rejected)
-    extras         name -> [D] or [D, K]    what is known of each document: ``margin`` of its pair (float64), its classes, …
-    shared         D ints or ()    how many of a document's first tokens are those of the last document before it that shares none; (): not known
-    others         name -> Batch   micro-batches of other rows that go with this one (see ``MISMATCHED``); a device gets them by themselves
-    tokens         name -> [1, T]  what is known of each labelled position (elsewhere 0): the log-probability of its label at sampling, …
+    group          int             size of groups of consecutive documents: 2 for preference pairs (chosen,
+                                   rejected)
+    extras         name -> [D] or [D, K]    per-document values: ``margin`` of its pair (float64), its
+                                            classes, …
+    shared         D ints or ()    length of the prefix a document shares with the last one before it that has
+                                   0 here; (): unknown
+    others         name -> Batch   micro-batches of other rows that go with this one (see ``MISMATCHED``);
+                                   moved to a device separately
+    tokens         name -> [1, T]  per-token values at labelled positions (elsewhere 0): log-probability at
+                                   sampling, …
 
-    A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: it touches every parameter and weighs nothing.
+    A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: every parameter gets a
+    gradient from it, and it has weight 0.
     """
 
     input_ids: Tensor
@@ -47,20 +57,24 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of real documents (fillers not counted)."""
+        """Number of tokens of real documents (fillers not counted)."""
         lengths = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
         return int(lengths[self.document_ids.to(lengths.device) >= 0].sum())
 
     def num_labels(self) -> Tensor:
-        """int64 scalar: positions that carry a label."""
+        """Return the number of labelled positions, int64 scalar."""
         return (self.labels != IGNORE_INDEX).sum()
 
     def at_labels(self, name: str) -> Tensor:
-        """[L]: the field ``name`` of ``tokens`` at the labelled positions, in the order of a root module's answers."""
+        """Return the field ``name`` of ``tokens`` at the labelled positions [L], in the order of a root
+        module's outputs.
+        """
         return self.tokens[name][self.labels != IGNORE_INDEX]
 
     def pinned(self) -> Batch:
-        """The same batch in page-locked memory, which CUDA copies from without waiting; ``cu_seqlens``, which stays on the CPU, as it is."""
+        """Return the same batch in pinned memory, so that copies to CUDA are asynchronous; ``cu_seqlens``
+        stays as it is.
+        """
         moved = {
             f.name: getattr(self, f.name).pin_memory()
             for f in fields(self)
@@ -72,7 +86,7 @@ class Batch:
         return replace(self, **moved, extras=extras, tokens=tokens, others=others)
 
     def with_numbers(self, numbers: Mapping[str, float]) -> Batch:
-        """The same batch with ``numbers`` among its ``extras``, float64 and equal for all documents."""
+        """Return the same batch with ``numbers`` added to ``extras``, float64 and equal for all documents."""
         count = self.document_ids.numel()
         return replace(
             self,
@@ -80,7 +94,9 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``; ``cu_seqlens`` stays on the CPU (its values are read by Python loops)."""
+        """Return the same batch on ``device``; ``cu_seqlens`` stays on the CPU (Python loops read it), and
+        ``others`` are not moved.
+        """
         if device.type == "cpu":
             return self
         moved = {

@@ -1,4 +1,4 @@
-"""What a strategy needs to know of a model."""
+"""The interface between strategies and models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from paceline.protocols.roles import Role
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a strategy wants a model built; the defaults are for strategies that keep whole fp32 parameters on the run's device.
+    """How a strategy needs a model to be built; the defaults are for strategies with whole fp32 parameters on
+    the run's device.
 
-    device         where parameters are made; None: the run's device. ``meta`` allocates nothing: the strategy fills them
-    fused          kernels that read the weights of several submodules at once; off where an engine gathers or shards a submodule at a time
-    engine_casts   the engine hands the low-precision weights to the forward itself (FSDP2's policy, DeepSpeed): no copies are kept here
+    device         where parameters are created; None: the run's device; ``meta`` allocates nothing, the
+                   strategy fills them
+    fused          kernels that read the weights of several submodules at once; off if an engine gathers or
+                   shards single submodules
+    engine_casts   the engine gives the forward low-precision weights (FSDP2's policy, DeepSpeed): no copies
+                   are kept here
     """
 
     device: torch.device | None = None
@@ -32,36 +36,44 @@ WHOLE = BuildOptions()
 
 
 class RootModule(nn.Module):
-    """The root module of a role (contract 1): ``forward(batch, ask)`` computes trunk, head and what is asked, as fp32 tensors by name (see ``Ask``)."""
+    """The root module of a role (contract 1): ``forward(batch, required)`` runs trunk and head and returns
+    the outputs in ``required`` by name (see ``Output``).
+    """
 
-    hf: Any  # Transformers' model: its classes have no type in common beyond a module
+    hf: Any  # the Transformers model; its classes share no type but nn.Module
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their plain Hugging Face names, tied ones once."""
+        """Yield parameters under their plain Hugging Face names, tied ones once."""
         return self.named_parameters()
 
     def plain_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Persistent buffers under the same names; most language models have none."""
+        """Yield persistent buffers under the same names; most language models have none."""
         return iter(())
 
     def refresh_compute_weights(self) -> None:
-        """Re-cast low-precision copies after the masters changed: strategies call it after each optimizer step and import. In fp32 there is nothing to do."""
+        """Cast the masters into the low-precision copies again; strategies call it after each optimizer step
+        and import. A no-op in fp32.
+        """
 
     def without_adapter(self) -> AbstractContextManager[None]:
-        """Inside, the model computes as its base does; of a model without an adapter that is the model itself."""
+        """Inside the context the model computes as its base does; without an adapter it does not change."""
         return nullcontext()
 
     def compare_with(self, teacher: RootModule, how: Divergence) -> None:
-        """From now on ``Ask.DIVERGENCE`` compares with ``teacher``, whose hidden states come with each batch. Called outside of any forward."""
+        """Set the teacher of ``Output.DIVERGENCE``, whose hidden states will come with each batch. Call
+        outside of any forward.
+        """
         raise NotImplementedError
 
     def notes(self) -> Mapping[str, str]:
-        """How this module computes, by subject, with the reason: for the log."""
+        """Return how this module computes, and why, by subject: for the log."""
         return {}
 
 
 class ModelFactory(Protocol):
-    """Builds the root module of a role; called by ``Strategy.prepare`` so that the strategy decides where and when."""
+    """Builds the root module of a role; ``Strategy.prepare`` calls it, so that the strategy decides where and
+    when.
+    """
 
     def __call__(self, options: BuildOptions = WHOLE) -> RootModule: ...
 

@@ -1,4 +1,4 @@
-"""An optimizer as data: what to build, not how. It is a part of the plan."""
+"""The specification of an optimizer (name and arguments), which is part of the plan."""
 
 from __future__ import annotations
 

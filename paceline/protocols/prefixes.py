@@ -1,4 +1,4 @@
-"""Documents of a micro-batch that begin alike: both answers to one prompt, the answers of a group."""
+"""Common prefixes of a micro-batch's documents: both answers to one prompt, the answers of a group."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from torch import Tensor
 
 from paceline.protocols.batch import Batch
 
-MIN_SHARED_TOKENS = 8  # tokens below which sharing a beginning saves nothing
+MIN_SHARED_TOKENS = 8  # tokens; sharing a shorter prefix saves nothing
 
 
 def with_prefixes(batch: Batch) -> Batch:
-    """``batch`` knowing what its documents have in common (``Batch.shared``): each is compared with the last one that stands for itself."""
+    """Return ``batch`` with ``Batch.shared`` set: each document is compared with the last one before it that
+    shares no prefix.
+    """
     ids, bounds = batch.input_ids[0], batch.cu_seqlens.tolist()
     found: list[int] = []
     owner = 0
@@ -25,7 +27,7 @@ def with_prefixes(batch: Batch) -> Batch:
 
 
 def common_prefix(one: Tensor, other: Tensor) -> int:
-    """How many tokens both int64 [n], [m] begin with."""
+    """Return the length of the common prefix of two int64 [n], [m]."""
     size = min(len(one), len(other))
     differ = (one[:size] != other[:size]).nonzero()
     return int(differ[0]) if len(differ) else size

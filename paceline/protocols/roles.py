@@ -1,4 +1,4 @@
-"""What a model is for in an algorithm, and what an algorithm may ask of its root module."""
+"""The roles of models in an algorithm, and the outputs that an algorithm can require of a root module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Role(str, Enum):
-    """The part a model plays."""
+    """The role of a model in an algorithm."""
 
     POLICY = "policy"
     REFERENCE = "reference"
@@ -17,18 +17,24 @@ class Role(str, Enum):
 
 
 class Output(str, Enum):
-    """A quantity that a root module's ``forward(batch, ask)`` can compute (contract 1: algorithms never see logits).
+    """An output of a root module's ``forward(batch, required)`` (contract 1: algorithms never handle logits).
 
-    NLL       ``nll``: fp32 scalar, SUM over labelled positions of -log p(label). The cheapest: its gradient is formed in the forward.
-    LOGPROBS  ``logprobs``: fp32 [L], log p(label) at the L labelled positions, in order.
-    CORRECT   ``correct``: int64 scalar, labelled positions whose argmax is the label (no gradient).
-    ENTROPY   ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
-    SCORES    ``scores``: fp32 [D], the number that a scalar head gives each document, read at its last token (reward models).
-    CLASSES   ``classes``: fp32 [D, K], the logits that a head of K classes gives each document, read at its last token.
-    VALUES    ``values``: fp32 [L], the same head's number at the labelled positions, in order: what is expected before each of those tokens.
-    HIDDEN    ``hidden``: [1, T, H], the trunk's last hidden states at all positions, in its dtype: of a teacher, for ``DIVERGENCE`` of another model.
-    DIVERGENCE  ``divergence``: fp32 scalar, SUM over labelled positions of the divergence from the teacher's next-token distribution, whose hidden
-              states are the field ``teacher`` of ``Batch.tokens`` (see ``protocols.divergence``).
+    NLL        ``nll``: fp32 scalar, SUM over labelled positions of -log p(label). The cheapest: its gradient
+               is computed in the forward.
+    LOGPROBS   ``logprobs``: fp32 [L], log p(label) at the L labelled positions, in order.
+    CORRECT    ``correct``: int64 scalar, labelled positions whose argmax is the label (no gradient).
+    ENTROPY    ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
+    SCORES     ``scores``: fp32 [D], a scalar head's output at the last token of each document (reward
+               models).
+    CLASSES    ``classes``: fp32 [D, K], the logits of a head with K classes at the last token of each
+               document.
+    VALUES     ``values``: fp32 [L], a scalar head's output at the labelled positions, in order: the expected
+               return before each of those tokens.
+    HIDDEN     ``hidden``: [1, T, H], the trunk's last hidden states at all positions, in its dtype: of a
+               teacher, for ``DIVERGENCE`` of the student.
+    DIVERGENCE ``divergence``: fp32 scalar, SUM over labelled positions of the divergence from the teacher's
+               next-token distribution; its hidden states are the field ``teacher`` of ``Batch.tokens`` (see
+               ``protocols.divergence``).
     """
 
     NLL = "nll"

@@ -1,4 +1,4 @@
-"""A piece of model or optimizer state under its plain-model name: what checkpoints are made of."""
+"""A shard of model or optimizer state under its plain model name: the content of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Protocol
 
 from torch import Tensor
 
-PARAM = "param"  # kind of a master weight; optimizer moments carry torch's own names (exp_avg, exp_avg_sq, step, momentum_buffer, …)
+PARAM = "param"  # a master weight; optimizer states keep the names of torch (exp_avg, step, …)
 BUFFER = "buffer"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """``tensor`` is the block at ``offsets`` of a tensor of ``global_shape`` that belongs to parameter ``name`` of ``role``.
+    """``tensor`` is the block at ``offsets`` of a tensor of ``global_shape`` that belongs to parameter
+    ``name`` of ``role``.
 
-    name          the plain Hugging Face parameter name (``model.layers.0.self_attn.q_proj.weight``), whatever wrapped it
-    kind          ``param``, ``buffer``, or an optimizer state's name (``exp_avg``, ``step``)
+    name          the plain Hugging Face parameter name (``model.layers.0.self_attn.q_proj.weight``), without
+                  wrappers
+    kind          ``param``, ``buffer``, or the name of an optimizer state (``exp_avg``, ``step``)
     global_shape  shape of the whole tensor; () for scalars
     offsets       start of this block in each dim (all zero for a whole tensor)
     """
@@ -30,20 +32,20 @@ class Shard:
 
 
 class ShardReader(Protocol):
-    """Reads back what shards wrote, any block of it, whatever the sharding was when it was saved."""
+    """Reads any block of the saved tensors, whatever the sharding was when they were saved."""
 
     def has(self, role: str, name: str, kind: str) -> bool: ...
 
     def kinds(self, role: str, name: str) -> tuple[str, ...]: ...
 
     def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
+        """Return the shape of the whole tensor."""
         ...
 
     def read(self, role: str, name: str, kind: str) -> Tensor:
-        """The whole tensor on the CPU."""
+        """Return the whole tensor on the CPU."""
         ...
 
     def read_block(self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        """The block of ``shape`` at ``offsets``, on the CPU."""
+        """Return the block of ``shape`` at ``offsets``, on the CPU."""
         ...

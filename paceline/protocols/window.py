@@ -1,4 +1,4 @@
-"""A window: the micro-batches of one optimizer step, and what came of it."""
+"""A window (the micro-batches of one optimizer step) and its results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from paceline.protocols.batch import Batch
 
 @dataclass(frozen=True)
 class Report:
-    """What came before a window's step: a rollout. Equal on every rank but for ``samples``, which are rank 0's.
+    """What happened before a window's step: a rollout. Equal on every rank, except ``samples``, which are
+    rank 0's.
 
-    metrics  by name: rewards, lengths, seconds by phase
-    samples  rows of prompt, completion, rewards to look at
+    metrics  by name: rewards, lengths, seconds per phase
+    samples  rows of prompt, completion, rewards, for inspection
     notes    findings that do not end the run
-    seconds  all of it
+    seconds  total duration
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -30,7 +31,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Window:
-    """The micro-batches of one rank for global step ``step`` (0-based) of ``epoch``; ``sample_digest`` hashes the document ids of ALL ranks."""
+    """The micro-batches of one rank for global step ``step`` (0-based) of ``epoch``; ``sample_digest`` hashes
+    the document ids of ALL ranks.
+    """
 
     step: int
     epoch: int
@@ -41,12 +44,13 @@ class Window:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a window gave, equal on every rank.
+    """The result of a training window, equal on every rank.
 
     losses     exact global mean by term (sum over all ranks and micro-batches / weight)
     weights    global weight by term (tokens, pairs), each row counted once
-    grad_norm  global gradient norm before clipping; None when the step was skipped before the backward
-    skipped    None, ``no_labels`` (all weights 0) or ``overflow`` (fp16); the step's number and samples are consumed all the same
+    grad_norm  global gradient norm before clipping; None if the step was skipped before the backward
+    skipped    None, ``no_labels`` (all weights 0) or ``overflow`` (fp16); a skipped step still counts as a
+               step and consumes its samples
     tokens     real tokens of all ranks
     """
 
@@ -60,9 +64,10 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What became of one model's gradients (``Strategy.finish``): scalars on the strategy's device, equal on every rank.
+    """The result of ``Strategy.finish`` for one model: scalars on the strategy's device, equal on every rank.
 
-    grad_norm   float64: the global 2-norm of the unscaled gradients before clipping; where it is inf or nan nothing was applied
+    grad_norm   float64: global 2-norm of the unscaled gradients before clipping; if inf or nan, no step was
+                made
     loss_scale  float64: the fp16 gradient scaler's scale for the next window; None without a scaler
     """
 
@@ -72,7 +77,7 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class EvalSums:
-    """What an evaluation window gave, summed over all ranks.
+    """The result of an evaluation window, summed over all ranks.
 
     sums     by loss term (summed losses) and by metric name (``correct/nll``)
     weights  by loss term

@@ -1,1 +1,1 @@
-"""How one model is trained on many devices; a strategy is found by name in ``core.tables``."""
+"""How a model is trained on many devices; ``core.tables`` maps names to strategies."""

@@ -1,4 +1,4 @@
-"""Strategy: how models are trained on the mesh. Windows are taken through it by a runner (``strategies.runner``)."""
+"""Strategy: how models are trained on the mesh. A runner (``strategies.runner``) calls it for each window."""
 
 from __future__ import annotations
 
@@ -29,23 +29,27 @@ if TYPE_CHECKING:
 
 
 class Strategy(ABC):
-    """One per run, built from the World and the Plan; the conformance suite holds every subclass to the same behaviour.
+    """One per run, built from the World and the Plan; the conformance suite requires the same behaviour of
+    every subclass.
 
-    A subclass must say how a module is wrapped; everything else has a default for strategies that keep whole parameters on every rank.
-    What holds for the whole run is set at construction, for a subclass to replace:
+    A subclass must implement ``wrap``; everything else has a default for strategies that keep whole
+    parameters on every rank. Properties of the whole run are set in ``__init__`` and may be replaced by a
+    subclass:
 
     options              the user's ``training.strategy_options``
-    data_parallel_rank   this rank's coordinate among those that see different rows (equal within a tp, cp or pp group)
-    data_parallel_size   how many ranks see different rows
-    loss_copies          how many ranks compute the same loss sums: members of a tp group each have the whole sum, members of a cp group a part of it
-    averaging_factor     size of the group over which the engine averages gradients: what a summed loss is multiplied by (contract 2)
-    collective_forward   each forward is a collective: every rank makes as many
-    collective_decoding  each forward inside ``generating`` is one as well
+    data_parallel_rank   this rank's data-parallel rank (equal within a tp, cp or pp group)
+    data_parallel_size   the number of data-parallel ranks, which read different rows
+    loss_copies          how many ranks compute the same loss sums: each rank of a tp group has the whole sum,
+                         each rank of a cp group a part of it
+    averaging_factor     size of the group over which the engine averages gradients: a summed loss is
+                         multiplied by it (contract 2)
+    collective_forward   each forward is a collective: every rank must make the same number
+    collective_decoding  so is each forward inside ``generating``
     """
 
-    runner: ClassVar[type[Runner] | None] = None  # a runner of its own; None: ``strategies.runner.WindowRunner``
+    runner: ClassVar[type[Runner] | None] = None  # None: ``strategies.runner.WindowRunner``
 
-    can_generate: ClassVar[bool] = True  # whether ``generating`` gives a model to decode with
+    can_generate: ClassVar[bool] = True  # whether ``generating`` is supported
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
@@ -62,7 +66,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """The module to call in training; gradients of a synchronised backward are averaged over ``averaging_factor`` ranks."""
+        """Return the module to call in training; gradients of a synchronized backward are averaged over
+        ``averaging_factor`` ranks.
+        """
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
         """Build, place and wrap the model of a role; ``optimizer=None`` freezes it."""
@@ -73,45 +79,53 @@ class Strategy(ABC):
         built = self._make_optimizer(optimizer, root)
         scaler = torch.amp.GradScaler(self.world.device.type) if self.plan.precision.scaler else None
         module = self.wrap(role, root)
-        root.refresh_compute_weights()  # wrapping may have brought rank 0's parameters here
+        root.refresh_compute_weights()  # wrapping may have broadcast rank 0's parameters
         return Handle(role, root, module, built, scaler)
 
     def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:
-        """Over the root's trained parameters, in place and not yet wrapped; its ``state`` has the moments that this rank keeps."""
+        """Return the optimizer over the root's trained parameters, before wrapping; its ``state`` holds the
+        moments that this rank keeps.
+        """
         return build_optimizer(spec, root.plain_named_parameters())
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
-        """Contract 9: bring the engine into the state it has after its first step, leaving no trace. Nothing to do by default."""
+        """Contract 9: bring the engine into the state it has after its first step, without side effects. A
+        no-op by default.
+        """
 
     def release(self, handle: Handle) -> None:
-        """Let go of a frozen model that is no longer needed; the caller forgets the handle."""
+        """Free a frozen model that is no longer needed; the caller drops the handle."""
 
     def close(self) -> None:
-        """Let go of engines before the process group ends (contract 10)."""
+        """Free engines before the process group is destroyed (contract 10)."""
 
     # --- a window --------------------------------------------------------------------------------------------------
 
     def shard_batch(self, batch: Batch) -> Batch:
-        """What this rank computes of a micro-batch, on its device: all of it, unless the sequence is sharded."""
+        """Return this rank's part of a micro-batch, on its device: all of it unless sequences are sharded."""
         return batch.to(self.world.device)
 
     def zero_grad(self, handle: Handle) -> None:
-        """Forget the gradients of the last window."""
+        """Clear the gradients of the last window."""
         handle.stepper.zero_grad(set_to_none=True)
 
     def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
-        """Entered around forward and backward of every micro-step but the last."""
+        """Return the context for forward and backward of every micro-step but the last."""
         return contextlib.nullcontext()
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
-        """The backward of one micro-step."""
+        """Run the backward of one micro-step."""
         (loss if handle.scaler is None else handle.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
-        """After a window's last backward: the global norm, clipping as ``torch.nn.utils.clip_grad_norm_`` does, the optimizer's step, fresh compute
-        copies. ``max_grad_norm`` None or 0 does not clip. Where the norm is not finite nothing is applied. Collective."""
+        """After a window's last backward: compute the global norm, clip as ``torch.nn.utils.clip_grad_norm_``
+        does, make the optimizer step, and refresh low-precision copies. Collective.
+
+        ``max_grad_norm`` None or 0 does not clip. If the norm is not finite, no step is made.
+        """
         for group in handle.stepper.param_groups:
             group["lr"] = lr
+        # Unscale and measure; every rank takes the same decision from the same norm.
         norm = self._grad_norm(handle)
         length = float(norm)
         if math.isfinite(length):
@@ -125,9 +139,10 @@ class Strategy(ABC):
         return StepOutcome(norm, torch.full_like(norm, handle.scaler.get_scale()))
 
     def _grad_norm(self, handle: Handle) -> Tensor:
-        """The global 2-norm of the role's gradients (unscaled here, where there is a scaler): float64, on the device.
+        """Return the global 2-norm of the role's gradients (unscaled here if there is a scaler): float64, on
+        the device.
 
-        Every rank has whole gradients, and rank 0's norm counts: all clip by the same bits.
+        Every rank has whole gradients; all ranks use rank 0's norm, so that all clip by the same bits.
         """
         if handle.scaler is not None:
             handle.scaler.unscale_(handle.stepper)
@@ -142,28 +157,30 @@ class Strategy(ABC):
     # --- without gradients -----------------------------------------------------------------------------------------
 
     def inference(self, handle: Handle) -> contextlib.AbstractContextManager[None]:
-        """Inside, forwards of the root in eval mode without gradients; afterwards the model is as before."""
+        """Eval mode without gradients inside the context; afterwards the model is as before."""
         return evaluating(handle.root)
 
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[RootModule]:
-        """The whole model, in eval mode and without gradients, for decoding."""
+        """Yield the whole model, in eval mode and without gradients, for decoding."""
         with evaluating(handle.root):
             yield handle.root
 
     # --- a checkpoint ----------------------------------------------------------------------------------------------
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
-        """This rank's share of the model's and the optimizer's state under plain names; all ranks' shares together are the whole, each piece once."""
+        """Yield this rank's part of the model's and the optimizer's state under plain names; over all ranks
+        every piece occurs once.
+        """
         return state.export_state(handle, self.world.rank, self.world.world_size)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """The inverse, bit for bit: each rank reads everything it holds."""
+        """Load what ``export_state`` saved, bit for bit: each rank reads everything it holds."""
         state.import_state(handle, reader)
 
 
 class Runner(Protocol):
-    """Takes windows through a strategy; see ``strategies.runner.WindowRunner``."""
+    """Runs windows through a strategy; see ``strategies.runner.WindowRunner``."""
 
     @property
     def strategy(self) -> Strategy: ...
@@ -194,7 +211,7 @@ class Runner(Protocol):
 
 @contextlib.contextmanager
 def evaluating(root: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; the mode it was in comes back."""
+    """Eval mode without gradients inside the context; the previous mode is restored."""
     was_training = root.training
     root.eval()
     try:

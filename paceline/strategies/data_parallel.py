@@ -1,4 +1,4 @@
-"""One process, several devices: the training of ``nn.DataParallel``, with sums and weights instead of means."""
+"""One process, several devices: ``nn.DataParallel``'s training with sums and weights instead of means."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from paceline.strategies.runner import WindowRunner
 
 @dataclass
 class ReplicatedHandle(Handle):
-    """A handle with a copy of the root on every device but the first."""
+    """A handle with a replica of the root on every device but the first."""
 
     replicas: list[RootModule] = field(default_factory=list)
 
     @property
     def roots(self) -> tuple[RootModule, ...]:
-        """The root and its copies."""
+        """The root and its replicas."""
         return (self.root, *self.replicas)
 
 
 class ReplicatedRunner(WindowRunner):
-    """Scatters a micro-batch over the devices of a handle's copies."""
+    """Scatters each micro-batch over the devices of a handle's replicas."""
 
     strategy: DataParallel
 
@@ -53,7 +53,7 @@ class ReplicatedRunner(WindowRunner):
         *,
         last: bool,
     ) -> None:
-        """Forwards side by side, one backward through all of them."""
+        """Run the forwards in parallel, then one backward through all of them."""
         if not _replicated(handle).replicas:
             return super()._micro_step(handle, batch, algorithm, scales, sums, last=last)
         total = torch.zeros((), device=self.world.device)
@@ -64,7 +64,7 @@ class ReplicatedRunner(WindowRunner):
     def _evaluated(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
     ) -> Iterator[Batch]:
-        """Scattered as in training."""
+        """Scatter as in training."""
         if len(self.strategy.devices) == 1:
             yield from super()._evaluated(handles, micro_batches, algorithm, sums)
             return
@@ -80,7 +80,7 @@ class ReplicatedRunner(WindowRunner):
     def _forwards(
         self, handle: Handle, batch: Batch, required: frozenset[Output]
     ) -> Sequence[tuple[Batch, dict[str, Tensor]]]:
-        """The parts of ``batch``, each on its device, and what the model there answers."""
+        """Return the parts of ``batch``, each on its device, with the outputs of the model there."""
         replicas, devices = _replicated(handle).replicas, self.strategy.devices
         parts = [part.to(device) for part, device in zip(scatter(batch, len(devices)), devices, strict=False)]
         models = [handle.module, *replicas]
@@ -93,12 +93,14 @@ class ReplicatedRunner(WindowRunner):
 
 
 class DataParallel(Strategy):
-    """A micro-batch is scattered by documents over the devices of this process; each computes its part in a thread.
+    """Scatter a micro-batch by documents over the devices of this process; each computes its part in a
+    thread.
 
-    What ``nn.DataParallel`` does in eight steps a batch (scatter, copy the model, forward in threads, gather, loss on the first device, scatter
-    its gradient, backward, reduce to the first device) with its costs: the threads share Python's lock, the first device keeps
-    optimizer and sums besides its copy, weights are sent out again after every step, and it ends at one machine. DDP has none of
-    them. On one device, or on a CPU, there is nothing to scatter and it computes exactly as ``single``.
+    ``nn.DataParallel`` does this in eight steps per batch (scatter, replicate the model, forward in threads,
+    gather, loss on the first device, scatter its gradient, backward, reduce to the first device), and has
+    these costs: the threads share Python's GIL, the first device holds the optimizer and the sums besides its
+    replica, weights are copied again after every step, and it is limited to one machine. DDP has none of
+    them. On one device, or on a CPU, nothing is scattered and it computes exactly as ``single``.
     """
 
     runner = ReplicatedRunner
@@ -117,7 +119,7 @@ class DataParallel(Strategy):
         self.devices = self.devices_of(plan.engine.devices if isinstance(plan.engine, ThreadOptions) else 1)
 
     def devices_of(self, count: int) -> list[torch.device]:
-        """The first is where the model, its optimizer and all sums live."""
+        """Return the devices to use. The first one holds the model, its optimizer and all sums."""
         if self.world.device.type != "cuda" or count <= 1:
             return [self.world.device]
         first = self.world.device.index or 0
@@ -127,11 +129,11 @@ class DataParallel(Strategy):
     # --- life of a model -------------------------------------------------------------------------------------------
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """The root itself: copies are called beside it."""
+        """Return the root itself; replicas are called by the runner."""
         return root
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ReplicatedHandle:
-        """The model on the first device, copies on the others."""
+        """Build the model on the first device and replicas on the others."""
         made = super().prepare(role, build, optimizer)
         replicas = [build(BuildOptions(device=device)).to(device) for device in self.devices[1:]]
         for replica in replicas:
@@ -143,12 +145,12 @@ class DataParallel(Strategy):
         return handle
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Into the first device's model, and from there to the copies."""
+        """Load into the first device's model, then copy to the replicas."""
         super().import_state(handle, reader)
         send_weights(_replicated(handle))
 
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
-        """As the base, on the sum of all copies' gradients; then the new weights go to the copies."""
+        """As the base class, on the sum of all replicas' gradients; then copy new weights to the replicas."""
         replicated = _replicated(handle)
         collect_gradients(replicated)
         outcome = super().finish(handle, lr=lr, max_grad_norm=max_grad_norm)
@@ -158,7 +160,7 @@ class DataParallel(Strategy):
 
 @torch.no_grad()
 def send_weights(handle: ReplicatedHandle) -> None:
-    """The root's parameters and buffers to every copy."""
+    """Copy the root's parameters and buffers to every replica."""
     for replica in handle.replicas:
         for own, its in ((handle.root.parameters(), replica.parameters()), (handle.root.buffers(), replica.buffers())):
             for source, target in zip(own, its, strict=True):
@@ -168,7 +170,7 @@ def send_weights(handle: ReplicatedHandle) -> None:
 
 @torch.no_grad()
 def collect_gradients(handle: ReplicatedHandle) -> None:
-    """The copies' gradients added to the root's, and forgotten."""
+    """Add the replicas' gradients to the root's, and clear them."""
     for replica in handle.replicas:
         for target, source in zip(handle.root.parameters(), replica.parameters(), strict=True):
             if source.grad is None:

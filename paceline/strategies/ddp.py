@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a whole model on every rank, gradients averaged in buckets while the last backward runs."""
+"""DistributedDataParallel: a whole model on every rank, gradients averaged during the last backward."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from paceline.runtime.world import World
 from paceline.strategies.base import Strategy
 from paceline.strategies.handle import Handle
 
-# Over gloo on loopback 226 MB cost 0.16 CPU seconds a rank in buckets of 5 MB, 0.13 in 25 MB (torch's default), 0.11 in 50 MB and more:
-# where cores both compute and send, fewer buckets are cheaper and overlap gains nothing.
+# All-reducing 226 MB with gloo on loopback took 0.16 CPU seconds a rank in buckets of 5 MB, 0.13 in 25 MB
+# (torch's default), 0.11 in 50 MB and more: if cores both compute and send, overlap gains nothing.
 CPU_BUCKET_CAP_MB = 50
 
 
 class DDP(Strategy):
-    """``torch.nn.parallel.DistributedDataParallel`` around the root module, with the guide's knobs from ``training``.
+    """``torch.nn.parallel.DistributedDataParallel`` around the root module, with its options from
+    ``training``.
 
-    In a world of one there is nothing to average and the root is called as it is.
+    With one process the root is called without a wrapper.
     """
 
     def __init__(self, world: World, plan: Plan) -> None:
@@ -33,7 +34,7 @@ class DDP(Strategy):
         self.training_keys = plan.training_keys
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """The root in DDP (which sends rank 0's parameters to all)."""
+        """Wrap the root in DDP (which broadcasts rank 0's parameters)."""
         if self.world.world_size == 1:
             return root
         return DistributedDataParallel(
@@ -42,31 +43,38 @@ class DDP(Strategy):
             bucket_cap_mb=self.training_keys.bucket_cap_mb
             or (CPU_BUCKET_CAP_MB if self.world.device.type == "cpu" else None),
             find_unused_parameters=self.training_keys.find_unused_parameters,
-            forward_sync_buffers=self.training_keys.broadcast_buffers,  # torch 2.13's name of the guide's knob
+            forward_sync_buffers=self.training_keys.broadcast_buffers,  # its name in torch 2.13
             static_graph=self.training_keys.static_graph,
             gradient_as_bucket_view=self.training_keys.gradient_as_bucket_view,
         )
 
     def no_sync(self, handle: Handle) -> contextlib.AbstractContextManager[object]:
-        """Gradients of this micro-step stay local."""
+        """Keep the gradients of this micro-step local."""
         module = handle.module
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
     def zero_grad(self, handle: Handle) -> None:
-        """Zeros in place where gradients are views into DDP's buckets and several micro-steps are added up: under ``no_sync`` freed ones would
-        be allocated a second time, beside the buckets. In a single backward each goes into its bucket as it gets ready, averaged on the way.
+        """Zero gradients in place if they are views into DDP's buckets and several micro-steps are
+        accumulated, else free them.
 
-        With unused parameters they are freed all the same: None is how the optimizer knows to leave a parameter alone.
+        Freed gradients would be allocated a second time under ``no_sync``, next to the buckets. With a single
+        backward each gradient is copied into its bucket when it is ready, and averaged on the way.
+
+        With unused parameters they are always freed: the optimizer skips a parameter only if its gradient is
+        None.
         """
         views = isinstance(handle.module, DistributedDataParallel) and self.training_keys.gradient_as_bucket_view
         in_place = views and not self.training_keys.find_unused_parameters and self.plan.batch.accumulation > 1
         handle.stepper.zero_grad(set_to_none=not in_place)
 
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
-        """Two discarded passes: after the first backward DDP knows in which order gradients get ready, in the second forward it
-        rebuilds its buckets in that order. Without this, sums over ranks are split differently in a run's first step than later, and a
-        resumed run differs from an uninterrupted one in the last bits (seen with 4 ranks). Gradients, buffers and random state are as before;
-        a filler makes a cheap ``batch``, as long as it touches every parameter.
+        """Make two discarded passes, so that DDP has rebuilt its buckets before the first step.
+
+        DDP learns in the first backward in which order gradients get ready, and rebuilds its buckets in that
+        order in the second forward. Without this, sums over ranks are split differently in a run's first step
+        than later, and a resumed run differs from an uninterrupted one in the last bits (seen with 4 ranks).
+        Gradients, buffers and random state are restored; a filler makes a cheap ``batch``, as every parameter
+        gets a gradient from it.
         """
         if not isinstance(handle.module, DistributedDataParallel):
             return

@@ -1,6 +1,6 @@
-"""One shape for all micro-batches of a window: what pipeline stages send each other has a size that both sides know beforehand.
+"""Pad all micro-batches of a window to one shape: pipeline stages must know the size of what they receive.
 
-What is added are documents without labels, so that sums, weights and gradients are those of the batch as it was.
+The padding is documents without labels, so sums, weights and gradients do not change.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from torch import Tensor
 
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 
-MULTIPLE = 64  # lengths are rounded up to this: few shapes, and what a kernel likes
+MULTIPLE = 64  # lengths are rounded up to this: few different shapes, and efficient ones for kernels
 
 
 @dataclass(frozen=True)
 class FixedShape:
-    """``rows`` × ``length`` tokens: one row of documents end to end when ``packed``, else a row a document; ``longest`` document."""
+    """``rows`` × ``length`` tokens: one row of concatenated documents when ``packed``, else one row per
+    document.
+
+    ``longest`` is the length of the longest document.
+    """
 
     rows: int
     length: int
@@ -27,7 +31,9 @@ class FixedShape:
 
     @staticmethod
     def of(batches: Sequence[Batch], packed: bool, multiple: int = MULTIPLE) -> FixedShape:
-        """The smallest that holds every one of ``batches``: a function of these batches alone, so that a resumed run computes the same."""
+        """Return the smallest shape that fits all ``batches``: it depends on these alone, so that a resumed
+        run computes the same.
+        """
         longest = max(batch.max_seqlen for batch in batches)
         if not packed:
             return FixedShape(max(len(batch.document_ids) for batch in batches), longest, longest, packed)
@@ -35,7 +41,7 @@ class FixedShape:
         return FixedShape(1, -(-length // multiple) * multiple, longest, packed)
 
     def fit(self, batch: Batch) -> Batch:
-        """``batch`` with documents of weight 0 behind its own until it has this shape."""
+        """Append documents of weight 0 to ``batch`` until it has this shape."""
         if not self.packed:
             added = [1] * (self.rows - len(batch.document_ids))
             return replace(_with_documents(batch, added), max_seqlen=self.longest)
@@ -44,7 +50,7 @@ class FixedShape:
         return _with_documents(batch, added)
 
     def empty(self, like: Batch) -> Batch:
-        """A micro-batch of this shape that weighs nothing."""
+        """Return a micro-batch of this shape with weight 0."""
         device = like.input_ids.device
         nothing = torch.zeros(1, 0, dtype=torch.int64, device=device)
         none = Batch(nothing, nothing, nothing, torch.zeros(1, dtype=torch.int32), 0, nothing[0], 0)
@@ -52,7 +58,7 @@ class FixedShape:
 
 
 def _with_documents(batch: Batch, lengths: Sequence[int]) -> Batch:
-    """``batch`` and then documents of these lengths: token 0, no labels, id -1."""
+    """Append documents of these lengths to ``batch``: token 0, no labels, id -1."""
     if not lengths:
         return batch
     device, total = batch.input_ids.device, sum(lengths)

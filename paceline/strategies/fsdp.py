@@ -1,4 +1,6 @@
-"""Fully sharded data parallel (FSDP2): every rank keeps a piece of each parameter, its gradient and its moments."""
+"""Fully sharded data parallel (FSDP2): every rank holds a shard of each parameter, its gradient and its
+moments.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ from paceline.strategies.sharding import Dtypes, Units, shard
 
 
 class FSDP(Strategy):
-    """``fully_shard`` over ``dp_shard × cp``, copies over ``dp_replicate``, inside tensor-parallel groups where the mesh has them.
+    """``fully_shard`` over ``dp_shard × cp``, replicated over ``dp_replicate``, inside tensor-parallel groups
+    if the mesh has them.
 
-    full_shard, shard_grad_op, no_shard and the hybrids differ in the mesh and in when parameters are freed (``FsdpOptions.reshard_after_forward``).
-    Gradients of a large model are reduced after every micro-batch, so that a rank never keeps more than its piece of them between two;
-    where parameters are replicated the sums over the copies are made once a window.
+    full_shard, shard_grad_op, no_shard and the hybrids differ in the mesh and in when parameters are freed
+    (``FsdpOptions.reshard_after_forward``). Gradients of a large model are reduce-scattered after every
+    micro-batch, so that between two a rank holds only its shard of them; with replication they are
+    all-reduced over the replicas once per window.
     """
 
     def __init__(self, world: World, plan: Plan) -> None:
@@ -61,12 +65,12 @@ class FSDP(Strategy):
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The run's mesh; made at the first model."""
+        """The run's device mesh, created for the first model."""
         return device_mesh(self.world, self.plan.mesh)
 
     @property
     def dtypes(self) -> Dtypes:
-        """Of the gathered parameters and of the reduction."""
+        """The dtypes of gathered parameters and of gradient reduction."""
         precision = self.plan.precision
         low = precision.compute in ("bfloat16", "float16")
         return Dtypes(getattr(torch, precision.compute), getattr(torch, precision.reduce)) if low else Dtypes()
@@ -76,13 +80,17 @@ class FSDP(Strategy):
         return batch_sharder(self.mesh, method=self.how.cp_method, sequence_parallel=self.how.sequence_parallel)
 
     def shard_batch(self, batch: Batch) -> Batch:
-        """The rank's block of the tokens under context parallelism, padded to what sequence parallelism can cut."""
+        """Return the rank's block of the tokens under context parallelism, padded so that sequence
+        parallelism can split it.
+        """
         return self._sharder(batch.to(self.world.device))
 
     # --- life of a model -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> ShardedHandle:
-        """Build, shard, and make the optimizer over this rank's pieces; ``optimizer=None`` freezes the model (sharded as well)."""
+        """Build, shard, and create the optimizer over this rank's shards; ``optimizer=None`` freezes the
+        model (it is sharded too).
+        """
         _check_optimizer(optimizer)
         root = self._build(build)
         if optimizer is None:
@@ -94,8 +102,10 @@ class FSDP(Strategy):
         return handle
 
     def _build(self, build: ModelFactory) -> RootModule:
-        """The whole model on the host: a device need never hold it. With a meta start only rank 0's host does, and what it gave is kept for
-        ``_shard`` to scatter."""
+        """Build the whole model on the host, as it may not fit on a device.
+
+        With a meta start only rank 0's host holds it, and it is kept for ``_shard`` to broadcast.
+        """
         options = BuildOptions(
             device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=self.dtypes.compute is not None
         )
@@ -107,7 +117,7 @@ class FSDP(Strategy):
         return root
 
     def _shard(self, role: Role, root: RootModule) -> ShardedHandle:
-        """``root`` in pieces: first over the tp group, then over the ranks that see different rows."""
+        """Shard ``root``: first over the tp group, then by FSDP2."""
         self._apply_tensor_parallel(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
         if self.how.meta_start:
@@ -118,7 +128,9 @@ class FSDP(Strategy):
         return ShardedHandle(role, root, root, blocks=blocks, units=units)
 
     def _apply_tensor_parallel(self, root: RootModule) -> None:
-        """Tensor (and sequence) parallelism inside groups of consecutive ranks, where the mesh has them; what cp needs of the model is checked."""
+        """Apply tensor (and sequence) parallelism if the mesh has it, and check the model for context
+        parallelism.
+        """
         mesh, how = self.plan.mesh, self.how
         if mesh.cp > 1:
             check_context_parallel(root, mesh.cp, how.cp_method, mesh.tp)
@@ -128,13 +140,18 @@ class FSDP(Strategy):
             )
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """The root itself: FSDP2 changes its class in place."""
+        """Return the root itself: FSDP2 changes its class in place."""
         return root
 
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[RootModule]:
-        """Every rank holds the whole model inside, in the dtype it computes in; ranks need not decode alike, but those of a tp group, which hold it
-        together: given the same prompts and seeds they choose the same tokens. Or all go through it together. Collective at both ends."""
+        """Yield the model for decoding. Collective on entry and exit.
+
+        If the whole model fits, every rank gathers it, in the dtype it computes in, and ranks may decode
+        independently, except within a tp group: with the same prompts and seeds its ranks choose the same
+        tokens. Else layers are gathered one after the other, and every forward is a collective
+        (``collective_decoding``).
+        """
         units = _units(handle)
         with evaluating(handle.root):
             if self.collective_decoding:
@@ -147,23 +164,28 @@ class FSDP(Strategy):
                 units.free(self.how.reshard_after_forward)
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
-        """This rank's blocks."""
+        """Yield this rank's shards."""
         return sharded_state.export_state(_sharded(handle), self.world.rank)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Each rank reads its own blocks."""
+        """Read this rank's shards."""
         sharded_state.import_state(_sharded(handle), reader)
 
     # --- training --------------------------------------------------------------------------------------------------
 
     def zero_grad(self, handle: Handle) -> None:
-        """Forget the gradients of the last window."""
+        """Clear the gradients of the last window."""
         _sharded(handle).drop_gradients()
 
     @contextlib.contextmanager
     def no_sync(self, handle: Handle) -> Iterator[None]:
-        """Not the last micro-batch: nothing is reduced yet where whole gradients are small, else the sums over replicas wait. What stays
-        gathered in a step stays for the next forward."""
+        """For all micro-batches but the last: no reduction at all if whole gradients are small, else no
+        all-reduce over replicas.
+
+        With ``reshard_after_forward`` off parameters also stay gathered after the backward, for the next
+        forward.
+        """
+        # Small models keep whole gradients until the last micro-batch, which saves communication.
         units = _units(handle).all()
         whole = sum(
             b.parameter.numel() * b.parameter.itemsize for b in _sharded(handle).blocks if b.local.requires_grad
@@ -181,11 +203,16 @@ class FSDP(Strategy):
                 unit.set_reshard_after_backward(True, recurse=False)
 
     def _grad_norm(self, handle: Handle) -> Tensor:
-        """The norm over all pieces, each counted once: squares are summed in float64. The scaler hears of an overflow in anybody's piece."""
+        """Return the norm over all shards, each counted once; squares are summed in float64.
+
+        The scaler's ``found_inf`` is set from the global norm, as a rank sees overflows in its own shards
+        only.
+        """
         sharded, scaler = _sharded(handle), handle.scaler
         sharded.take_gradients()
         if scaler is not None:
             scaler.unscale_(handle.stepper)
+        # A shard that several ranks hold is counted once: divide by its number of copies.
         held = [(b.local.grad, b.copies) for b in sharded.blocks if b.local.grad is not None]
         total = 0.0
         if held:
@@ -201,7 +228,9 @@ class FSDP(Strategy):
 
     @contextlib.contextmanager
     def inference(self, handle: Handle) -> Iterator[None]:
-        """As the base; afterwards no more is gathered than before, and a backward that follows does not prefetch for these forwards."""
+        """As the base class; afterwards frees what these forwards gathered, so that the next backward does
+        not prefetch for them.
+        """
         with evaluating(handle.root):
             yield
         units = _sharded(handle).units

@@ -21,7 +21,7 @@ class Handle:
 
     root       the role's root module, unwrapped
     module     what is called in training: ``root``, or its wrapper (DDP)
-    optimizer  None when frozen
+    optimizer  None if frozen
     scaler     the fp16 gradient scaler, or None
     """
 
@@ -33,7 +33,7 @@ class Handle:
 
     @property
     def roots(self) -> tuple[RootModule, ...]:
-        """Every copy of the root that this process computes with."""
+        """Every replica of the root in this process."""
         return (self.root,)
 
     @property
@@ -43,17 +43,20 @@ class Handle:
 
     @property
     def stepper(self) -> torch.optim.Optimizer:
-        """The optimizer of a model that is trained."""
+        """The optimizer of a trained model."""
         assert self.optimizer is not None, f"the {self.role.value} model is frozen"
         return self.optimizer
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that are trained, in the root's plain order."""
+        """Return the trained parameters, in the root's plain order."""
         return [p for _, p in self.root.plain_named_parameters() if p.requires_grad]
 
     def state_bytes(self) -> dict[str, int]:
-        """Bytes of ``parameters`` (low-precision copies and scales of packed weights included), ``gradients`` and ``optimizer`` (moments; not its
-        counters of steps) that this rank holds, measured."""
+        """Return the measured bytes of ``parameters``, ``gradients`` and ``optimizer`` on this rank.
+
+        Parameters include low-precision copies and the scales of packed weights; optimizer bytes include
+        moments but not step counters.
+        """
         parameters = list(self.root.parameters())
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         return {

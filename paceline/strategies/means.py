@@ -10,13 +10,13 @@ from torch import Tensor
 
 @dataclass
 class Means:
-    """Sums and weights by name, gathered micro-batch by micro-batch; every rank adds the same names."""
+    """Sums and weights by name, accumulated over micro-batches; every rank must add the same names."""
 
     sums: dict[str, float] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
 
     def add(self, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """(sum, weight) by name, scalars, of one micro-batch."""
+        """Add (sum, weight) by name, scalars, of one micro-batch."""
         for name, (value, weight) in found.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.weights[name] = self.weights.get(name, 0) + int(weight)
@@ -24,7 +24,11 @@ class Means:
     def over(
         self, add_up: Callable[[list[float]], list[float]], count: Callable[[list[int]], list[int]], copies: int
     ) -> dict[str, float]:
-        """The means by name, equal on every rank; ``copies`` ranks hold the same sum, ``count`` counts each row once. 0 where nothing weighs. Collective."""
+        """Return the means by name, equal on every rank; 0 if the weight is 0. Collective.
+
+        ``add_up`` sums floats over all ranks, of which ``copies`` hold the same sum; ``count`` sums ints so
+        that each row is counted once.
+        """
         names = sorted(self.sums)
         sums = add_up([self.sums[name] for name in names])
         weights = count([self.weights[name] for name in names])

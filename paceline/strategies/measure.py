@@ -1,4 +1,4 @@
-"""How many bytes tensors take, counted on the tensors themselves."""
+"""Measure the bytes of tensors from their storages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch.distributed.tensor import DTensor
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the memory behind ``tensors``: what several share counts once, padding and all; of a DTensor what this rank holds."""
+    """Return the bytes of the storages behind ``tensors``, with padding, shared ones once; for a DTensor
+    those of its local shard.
+    """
     return sum({storage.data_ptr(): storage.nbytes() for storage in _storages(tensors)}.values())
 
 

@@ -1,4 +1,4 @@
-"""Sums of squares of gradients that keep their digits."""
+"""Accurate sums of squares of gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ CHUNK = 1 << 16  # elements summed in the gradient's own dtype; the partial sums
 
 
 def squares(gradients: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of each gradient, float64 [N] on their device (N ≥ 1).
+    """Return the sum of squares of each gradient, float64 [N] on their device (N ≥ 1).
 
-    torch 2.13 adds up a fp32 norm on a CPU one lane after another: of 16 M elements it is wrong by 6e-4 of itself, and by another
-    amount for every way to shard the tensor. A GPU reduces by a tree, which is right to the last bits.
+    On a CPU torch 2.13 accumulates an fp32 norm sequentially per lane: over 16 M elements its relative error
+    is 6e-4, and differs for every sharding of the tensor. A GPU uses a tree reduction, which is accurate to
+    the last bits.
     """
     if gradients[0].device.type != "cpu":
         return torch.stack([n.double() for n in torch._foreach_norm(list(gradients), 2.0)]).square()

@@ -21,7 +21,7 @@ from paceline.strategies import codes
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an optimizer is made of: ``cls(groups, **kwargs)``."""
+    """The arguments of an optimizer: ``cls(groups, **kwargs)``."""
 
     cls: type[torch.optim.Optimizer]
     groups: list[dict[str, Any]]
@@ -29,15 +29,17 @@ class Recipe:
 
 
 def build_optimizer(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that require grad; raises what ``recipe_of`` does."""
+    """Return the optimizer over the parameters that require grad. Raises as ``recipe_of``."""
     recipe = recipe_of(spec, named)
     return recipe.cls(recipe.groups, **recipe.kwargs)
 
 
 def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> Recipe:
-    """For the parameters that require grad, in two groups: with weight decay (matrices) and without (biases, norms).
+    """Return class, parameter groups and arguments: one group with weight decay (matrices) and one without
+    (biases, norms).
 
-    Raises ConfigError: ``strategy.optimizer_unsupported``, ``strategy.optimizer_args``, ``strategy.nothing_to_train``.
+    Raises ConfigError: ``strategy.optimizer_unsupported``, ``strategy.optimizer_args``,
+    ``strategy.nothing_to_train``.
     """
     trained = trained_parameters(named)
     if spec.name not in BUILT:
@@ -46,7 +48,7 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
     cls = load_attr(known.made_by)
     of_config = (
         {"betas": spec.betas, "eps": spec.eps} if known.adam else {}
-    )  # the others keep torch's own, as in transformers.Trainer
+    )  # others use torch's defaults, as transformers.Trainer does
     kwargs = {"lr": spec.learning_rate, **of_config, **known.fixed, **_checked_args(spec)}
     decay = [p for name, p in trained if decays(name, p)]
     rest = [p for name, p in trained if not decays(name, p)]
@@ -55,7 +57,9 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
 
 
 def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
-    """Those that require grad. Raises ConfigError where none does."""
+    """Return the parameters that require grad. Raises ConfigError ``strategy.nothing_to_train`` if there are
+    none.
+    """
     trained = [(name, p) for name, p in named if p.requires_grad]
     if not trained:
         what = "no parameter of the model requires a gradient"
@@ -64,7 +68,9 @@ def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Whether weight decay applies: matrices do; biases, norm weights and anything of one dim do not (as ``transformers.Trainer``)."""
+    """Return whether weight decay applies: to matrices, but not to biases, norm weights and 1-D parameters
+    (as ``transformers.Trainer``).
+    """
     return parameter.ndim >= 2 and NO_DECAY.search(name) is None
 
 
@@ -76,7 +82,7 @@ def _checked_args(spec: OptimizerSpec) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """``optim_args`` may arrive as text (``amsgrad=true``): numbers and booleans are read as such."""
+    """Parse a value of ``optim_args`` given as text (``amsgrad=true``): numbers and booleans."""
     if not isinstance(value, str):
         return value
     try:

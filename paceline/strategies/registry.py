@@ -1,4 +1,4 @@
-"""The class of a strategy, by name; a user's own by ``module:Class``."""
+"""Look up a strategy's class by name, or by ``module:Class`` for one from outside."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _REPLACED = {
 
 
 def make_strategy(name: str, world: World, plan: Plan) -> Strategy:
-    """The strategy called ``name`` for this world. Raises ConfigError for an unknown name or a class that is no Strategy."""
+    """Return the strategy called ``name`` for this world. Raises ConfigError for an unknown name or a class
+    that is not a Strategy.
+    """
     return strategy_class(name)(world, plan)
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """The class behind a name, or behind a spec of the user's own. Raises ConfigError as ``make_strategy``."""
+    """Return the class for a name, or for a spec from outside. Raises ConfigError as ``make_strategy``."""
     cls: Any = STRATEGIES.load(name)
     if isinstance(cls, StrategySpec):
         cls = STRATEGIES.load(cls.implementation)

@@ -1,4 +1,6 @@
-"""One model on several devices of one process: threads that run the copies side by side, and inference that copies once."""
+"""Replicas of one model on several devices of one process: threads that run them in parallel, and inference
+with replicas copied once.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ T = TypeVar("T")
 
 
 def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.device]) -> list[T]:
-    """Results of ``calls`` in order, each in a thread of its own on its device (as ``torch.nn.parallel.parallel_apply``). The first error is raised.
+    """Run ``calls`` in parallel, each in its own thread on its device (as
+    ``torch.nn.parallel.parallel_apply``); return results in order.
 
-    Python runs one of the threads at a time: what is gained is that the devices work at once.
+    Raises the first error. Python runs one thread at a time: only the devices work in parallel.
     """
     if len(calls) == 1:
         return [calls[0]()]
@@ -48,11 +51,14 @@ def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.devic
 
 
 def scatter(batch: Batch, count: int) -> list[Batch]:
-    """At most ``count`` micro-batches of whole documents, of nearly equal tokens; rows are counted in the first."""
+    """Split into at most ``count`` micro-batches of whole documents with nearly equal tokens; all rows are
+    counted in the first.
+    """
     every = batch.cu_seqlens.tolist()
-    bounds = every[:: batch.group]  # documents that belong together stay together
+    bounds = every[:: batch.group]  # a group of documents is not split
     documents, total = len(bounds) - 1, bounds[-1]
     splits = [0]
+    # The document boundary nearest to an equal split, leaving at least one group to each later part.
     for part in range(1, min(count, documents)):
         wanted = total * part / count
         best = min(
@@ -76,17 +82,17 @@ def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
         max_seqlen=int((edges[1:] - edges[:-1]).max()),
         document_ids=batch.document_ids[first:last],
         num_rows=batch.num_rows if first == 0 else 0,
-        shared=(),  # a document may stand apart from the one it begins like
+        shared=(),  # a document may be on another device than the one it shares a prefix with
         extras={name: value[first:last] for name, value in batch.extras.items()},
         tokens={name: value[:, place] for name, value in batch.tokens.items()},
     )
 
 
 class ParallelInference:
-    """A model copied once to every device, then asked many times: for embedding a corpus, scoring, judging.
+    """A model copied once to every device, for many forwards: embedding a corpus, scoring, judging.
 
-    ``nn.DataParallel`` copies the model again in every forward; without training there is nothing to copy again. ``module`` is
-    put into eval mode; its copies are independent of it afterwards (call ``refresh`` when it has changed).
+    ``nn.DataParallel`` copies the model in every forward, which is not needed without training. ``module`` is
+    put into eval mode; the copies are independent of it afterwards (call ``refresh`` after it changes).
     """
 
     def __init__(self, module: nn.Module, devices: Sequence[torch.device | str]) -> None:
@@ -97,7 +103,11 @@ class ParallelInference:
         self.copies = [copy.deepcopy(module).to(device) for device in self.devices]
 
     def __call__(self, inputs: Iterable[Any]) -> list[Any]:
-        """The module's answers to ``inputs`` in order; as many at a time as there are devices. Tensors and tuples, lists and dicts of tensors are moved."""
+        """Return the module's outputs for ``inputs`` in order, computing as many at a time as there are
+        devices.
+
+        Tensors, and tuples, lists and dicts of them, are moved to the device.
+        """
         given, found = list(inputs), []
         count = len(self.devices)
         with torch.no_grad():
@@ -112,7 +122,7 @@ class ParallelInference:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the module's present weights and buffers."""
+        """Copy the module's current weights and buffers to all devices."""
         for made in self.copies:
             made.load_state_dict(self._module.state_dict())
 

@@ -1,4 +1,6 @@
-"""The window: micro-batches through a strategy, to one optimizer step or to sums of an evaluation (contract 3); sums and weights are the arithmetic (contract 2)."""
+"""Run a window's micro-batches through a strategy, to one optimizer step or to evaluation sums (contract 3),
+with losses as sums and weights (contract 2).
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,20 @@ from paceline.strategies.base import Runner, Strategy
 from paceline.strategies.handle import Handle, Handles
 from paceline.strategies.means import Means
 
-_AGREED_AT_ONCE = 8  # evaluated micro-batches between two questions whether every rank still has some
+_AGREED_AT_ONCE = 8  # micro-batches evaluated between two checks of whether every rank has more
 
 Outputs = Mapping[str, Tensor]
 
 
 def make_runner(strategy: Strategy) -> Runner:
-    """The runner that the strategy brings, or the one for every strategy."""
+    """Return the strategy's own runner, or the default one."""
     return (strategy.runner or WindowRunner)(strategy)
 
 
 class WindowRunner:
-    """Takes windows through a strategy: forward and backward of each micro-batch, one step a trained role; evaluation; forwards of frozen models."""
+    """Runs windows through a strategy: forward and backward of each micro-batch, one step per trained role;
+    evaluation; forwards of frozen models.
+    """
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
@@ -50,20 +54,25 @@ class WindowRunner:
         max_grad_norm: float | None,
         generator_seed: Callable[[int], int] | None = None,
     ) -> StepResult:
-        """One optimizer step over ``micro_batches`` (as many on every rank). Collective; the result is equal on all ranks.
+        """Make one optimizer step over ``micro_batches`` (the same number on every rank). Collective; the
+        result is equal on all ranks.
 
-        The loss is sum over terms of (sum over the global window) / W, W the global weight of the term. ``max_grad_norm``
-        None or 0 does not clip (the norm is reported all the same). ``generator_seed(j)`` seeds torch before micro-step j.
+        The loss is the sum over terms of (sum over the global window) / W, W being the term's global weight.
+        ``max_grad_norm`` None or 0 does not clip (the norm is still reported). ``generator_seed(j)`` seeds
+        torch before micro-step j.
 
-        A model whose gradients are not finite is left as it was. Under fp16 the step is then skipped as ``overflow`` and the scale halved
-        (``grad_norm`` is inf or nan); else the values are returned: raising is the caller's.
+        A model with non-finite gradients is not changed. Under fp16 the step is then skipped as ``overflow``
+        and the scale halved (``grad_norm`` is inf or nan); else the values are returned, and the caller may
+        raise.
         """
+        # Global weights first: they scale each micro-batch's loss, so gradients are those of the global mean.
         weights, tokens = self._global_weights(micro_batches, algorithm)
         if not any(weights.values()):
             return StepResult(dict.fromkeys(weights, 0.0), weights, None, "no_labels", tokens)
         means = self.window_means(handles, micro_batches, algorithm)
         micro_batches = [batch.with_numbers(means) for batch in micro_batches]
         scales = {term: self.strategy.averaging_factor / w if w else 0.0 for term, w in weights.items()}
+        # Forward and backward of all micro-batches, then one optimizer step per trained model.
         trained = [handles[role] for role in algorithm.trains]
         names = [*sorted(weights), *algorithm.train_metrics]
         sums = {name: torch.zeros((), dtype=torch.float64, device=self.world.device) for name in names}
@@ -72,6 +81,7 @@ class WindowRunner:
             self.strategy.zero_grad(handle)
         self._accumulate(handles, micro_batches, algorithm, scales, sums, generator_seed)
         outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
+        # One all-reduce for everything that is reported, then the same decision on every rank.
         means, numbers = self._global_results(sums, _named(outcomes), weights)
         losses = {term: means[term] for term in sorted(weights)}
         norms = {role: numbers[f"grad_norm/{role.value}"] for role in outcomes}
@@ -96,7 +106,7 @@ class WindowRunner:
         sums: dict[str, Tensor],
         generator_seed: Callable[[int], int] | None,
     ) -> None:
-        """Forward and backward of every micro-batch, gradients synchronised at the end."""
+        """Run forward and backward of every micro-batch; gradients are synchronized in the last."""
         for j, batch in enumerate(micro_batches):
             if generator_seed is not None:
                 torch.manual_seed(generator_seed(j))
@@ -115,7 +125,9 @@ class WindowRunner:
         *,
         last: bool,
     ) -> None:
-        """Forward and backward of one micro-batch of one role; adds each term's sum to ``sums``. Gradients are synchronised in the last one only."""
+        """Run forward and backward of one micro-batch for one role; add each term's sum to ``sums``. Only the
+        last one synchronizes.
+        """
         with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
             outputs = handle.module(batch, algorithm.required_outputs(handle.role, training=True))
             self.strategy.backward(handle, self._loss(handle.role, outputs, batch, algorithm, scales, sums))
@@ -129,7 +141,9 @@ class WindowRunner:
         scales: Mapping[str, float],
         sums: dict[str, Tensor],
     ) -> Tensor:
-        """The scaled sum of all terms, to go backward from; adds every term, and the metrics that are counted in training, to ``sums``."""
+        """Return the scaled sum of all terms, for the backward; add every term, and the training metrics, to
+        ``sums``.
+        """
         terms = algorithm.losses(role, outputs, batch)
         for term, value in terms.items():
             sums[term] += value.detach().to(self.world.device)
@@ -145,7 +159,9 @@ class WindowRunner:
     def forward_no_grad(
         self, handles: Handles, role: Role, local_batch: Batch, required: frozenset[Output]
     ) -> dict[str, Tensor]:
-        """What the model of ``role`` answers in eval mode without gradients; one that is not there is the policy without its adapter."""
+        """Return the outputs of the model of ``role`` in eval mode without gradients; a role without a model
+        is the policy without its adapter.
+        """
         handle = handles.get(role, handles[Role.POLICY])
         bare = contextlib.nullcontext() if role in handles else handle.root.without_adapter()
         with self.strategy.inference(handle), bare:
@@ -153,7 +169,7 @@ class WindowRunner:
         return outputs
 
     def _with_reference(self, handles: Handles, local_batch: Batch, algorithm: Objective) -> Batch:
-        """A placed micro-batch with what the algorithm's consulted models say of it."""
+        """Return a micro-batch (on the device) with the outputs of the algorithm's reference roles added."""
         for role in algorithm.reference_roles:
             outputs = self.forward_no_grad(handles, role, local_batch, algorithm.required_outputs(role, training=False))
             local_batch = algorithm.attach_outputs(role, outputs, local_batch)
@@ -162,8 +178,9 @@ class WindowRunner:
     def window_means(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective
     ) -> Mapping[str, float]:
-        """By name, what the algorithm's ``window_means`` come to over these micro-batches of all ranks; nothing where it has none. Collective, as
-        ``eval_window`` is."""
+        """Return the algorithm's ``window_means`` by name, over these micro-batches of all ranks; empty if it
+        has none. Collective, with the same requirements as ``eval_window``.
+        """
         needed, found = algorithm.window_means, Means()
         if needed is None:
             return {}
@@ -177,8 +194,12 @@ class WindowRunner:
         return found.over(self.world.all_reduce_sum_float, self._count, self.strategy.loss_copies)
 
     def eval_window(self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective) -> EvalSums:
-        """Sums over all ranks of the losses and metrics of these micro-batches, without gradients. Collective; every rank gives at least one
-        micro-batch (a filler will do), not necessarily as many as the others."""
+        """Return sums over all ranks of the losses and metrics of these micro-batches, without gradients.
+        Collective.
+
+        Every rank must give at least one micro-batch (a filler will do), not necessarily as many as the
+        others. Raises PacelineError ``strategy.empty_window``.
+        """
         sums: dict[str, Tensor] = {}
         weights: dict[str, int] = {}
         rows = 0
@@ -196,7 +217,9 @@ class WindowRunner:
         return EvalSums(dict(zip(names, total, strict=True)), dict(zip(terms, counts[:-1], strict=True)), counts[-1])
 
     def _given(self, micro_batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The micro-batches; where a forward is a collective, a rank that has fewer goes on with blank ones until all are through."""
+        """Yield the micro-batches; if a forward is a collective, a rank with fewer continues with blank ones
+        until all ranks are done.
+        """
         waiting, last, count = iter(micro_batches), None, _AGREED_AT_ONCE
         while count == _AGREED_AT_ONCE:
             some = list(islice(waiting, _AGREED_AT_ONCE))
@@ -213,7 +236,9 @@ class WindowRunner:
     def _evaluated(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
     ) -> Iterator[Batch]:
-        """The micro-batches, each computed by the time the next is asked for; ``sums`` has the same names on every rank at the end."""
+        """Yield the micro-batches, each after its evaluation was added to ``sums``, which in the end has the
+        same names on every rank.
+        """
         for batch in micro_batches:
             local_batch = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
             for role in algorithm.trains:
@@ -224,7 +249,7 @@ class WindowRunner:
     def _add_evaluation(
         self, algorithm: Objective, role: Role, outputs: Outputs, batch: Batch, sums: dict[str, Tensor]
     ) -> None:
-        """Adds one micro-batch's losses and metrics to ``sums`` (float64)."""
+        """Add one micro-batch's losses and metrics to ``sums`` (float64)."""
         found = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value.detach().to(self.world.device, torch.float64)
@@ -232,11 +257,15 @@ class WindowRunner:
     # --- arithmetic over ranks -------------------------------------------------------------------------------------
 
     def _count(self, local: list[int]) -> list[int]:
-        """Sums over the data-parallel ranks of what every rank counted in its rows: those who see the same rows count once."""
+        """Sum over the data-parallel ranks what every rank counted in its rows; ranks that read the same rows
+        are counted once.
+        """
         return [total // self.mesh.model_copies for total in self.world.all_reduce_sum(local)]
 
     def _global_weights(self, micro_batches: Sequence[Batch], algorithm: Objective) -> tuple[dict[str, int], int]:
-        """The window's weight by term and its real tokens, over all ranks: one int64 all-reduce before the first forward."""
+        """Return the window's weight by term and its real tokens, over all ranks: one int64 all-reduce before
+        the first forward.
+        """
         local: dict[str, int] = {}
         for batch in micro_batches:
             for term, weight in algorithm.weights(batch).items():
@@ -248,7 +277,9 @@ class WindowRunner:
     def _global_results(
         self, sums: Mapping[str, Tensor], numbers: Mapping[str, Tensor], weights: Mapping[str, int]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Mean loss by term (and of metrics named ``name/term``), and ``numbers`` as they are on rank 0: equal on every rank, in one float64 all-reduce."""
+        """Return the mean loss by term (and of metrics named ``name/term``), and rank 0's ``numbers``; equal
+        on every rank, one float64 all-reduce.
+        """
         stacked = torch.stack([*sums.values(), *numbers.values()]).tolist()
         local = [v if i < len(sums) or self.world.is_main else 0.0 for i, v in enumerate(stacked)]
         reduced = self.world.all_reduce_sum_float(local)
@@ -259,14 +290,14 @@ class WindowRunner:
 
 
 def _named(outcomes: Mapping[Role, StepOutcome]) -> dict[str, Tensor]:
-    """Every number of the outcomes under its name and role."""
+    """Return every number of the outcomes under its name and role."""
     norms = {f"grad_norm/{role.value}": outcome.grad_norm for role, outcome in outcomes.items()}
     given = {f"loss_scale/{role.value}": outcome.loss_scale for role, outcome in outcomes.items()}
     return {**{name: scale for name, scale in given.items() if scale is not None}, **norms}
 
 
 def _extras(numbers: Mapping[str, float], *, alone: bool) -> dict[str, float]:
-    """What a step tells of its models: loss scales and norms by role; of a single model its scale."""
+    """Return ``StepResult.extras``: loss scales and norms by role; for a single model its loss scale only."""
     if not alone:
         return dict(numbers)
     return {name.partition("/")[0]: value for name, value in numbers.items() if name.startswith("loss_scale/")}
@@ -277,13 +308,13 @@ def _metric(name: str) -> str:
 
 
 def _joint(norms: Mapping[Role, float]) -> float:
-    """One number for the log: the norm over all roles."""
+    """Return one number for the log: the norm over all roles."""
     values = list(norms.values())
     return values[0] if len(values) == 1 else math.sqrt(sum(v * v for v in values))
 
 
 def _blank(batch: Batch) -> Batch:
-    """The same tokens, weighing nothing: a forward that the others wait for."""
+    """Return the same tokens with weight 0: for a forward that other ranks wait for."""
     return replace(
         batch,
         labels=torch.full_like(batch.labels, IGNORE_INDEX),

@@ -1,4 +1,4 @@
-"""State of sharded parameters: each rank writes and reads its own blocks, under plain names, bit for bit."""
+"""State of sharded parameters: each rank saves and loads its own shards, under plain names, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from paceline.strategies.sharding import Units
 
 @dataclass(frozen=True)
 class Block:
-    """This rank's piece of one parameter.
+    """This rank's shard of one parameter.
 
     parameter     as FSDP2 holds it between steps (a DTensor)
-    local         the same numbers as a plain parameter: what norm, clipping and optimizer work on (elementwise, so that a shard is enough)
-    offsets       where the piece begins in the whole tensor
-    copies        how many ranks (of a pipeline stage) hold this very piece; ``copy`` counts this one among them
+    local         the same memory as a plain parameter, for norm, clipping and optimizer (elementwise, so a
+                  shard is enough)
+    offsets       start of the shard in the whole tensor
+    copies        how many ranks (of a pipeline stage) hold this shard; ``copy`` is this rank's index among
+                  them
     """
 
     name: str
@@ -44,33 +46,33 @@ class Block:
 
 @dataclass
 class ShardedHandle(Handle):
-    """A handle whose parameters are blocks."""
+    """A handle whose parameters are shards."""
 
     blocks: list[Block] = field(default_factory=list)
-    units: Units | None = None  # what is gathered and freed as one; None where nothing is sharded
+    units: Units | None = None  # FSDP modules; None if nothing is sharded
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """Every piece with its parameter's plain name: what an optimizer is made over."""
+        """Return every shard with its parameter's plain name, for the optimizer."""
         return [(b.name, b.local) for b in self.blocks]
 
     def parameters(self) -> list[nn.Parameter]:
-        """This rank's pieces of what is trained."""
+        """Return this rank's shards of the trained parameters."""
         return [b.local for b in self.blocks if b.local.requires_grad]
 
     def take_gradients(self) -> None:
-        """Hand FSDP2's gradients to the local pieces; nothing is copied."""
+        """Assign FSDP2's gradients to the local shards, without copying."""
         for block in self.blocks:
             grad = block.parameter.grad
             block.local.grad = None if grad is None else _local(grad)
 
     def drop_gradients(self) -> None:
-        """Free them."""
+        """Free the gradients."""
         for block in self.blocks:
             block.parameter.grad = block.local.grad = None
 
 
 def blocks_of(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[Block]:
-    """The blocks that ``rank`` of the plan's ``mesh`` holds of these parameters."""
+    """Return the shards that ``rank`` of the plan's ``mesh`` holds of these parameters."""
     return [_block(name, parameter, mesh, rank) for name, parameter in named]
 
 
@@ -89,19 +91,21 @@ def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
 
 
 def _splits(placement: object) -> bool:
-    """Whether a DTensor placement shards (plainly, or strided as FSDP2 does under tensor parallelism)."""
+    """Return whether a DTensor placement shards (plain, or strided as FSDP2's under tensor parallelism)."""
     return isinstance(placement, (TensorShard, _StridedShard))
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The shard itself, without a copy or a graph."""
+    """Return the local shard, without a copy or a graph."""
     assert isinstance(tensor, DTensor)
     with torch.no_grad():
         return tensor.to_local().detach()
 
 
 def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
-    """This rank's blocks, with their moments; of the copies of a block each rank writes its part. Tensors are not copied."""
+    """Yield this rank's shards with their moments; ranks that hold copies of the same shards divide them.
+    Tensors are not copied.
+    """
     role = handle.role.value
     for index, block in enumerate(handle.blocks):
         if index % block.copies != block.copy:
@@ -111,9 +115,7 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
             if tensor.shape == block.local.shape:
                 if tensor.numel():
                     yield Shard(role, block.name, kind, block.global_shape, block.offsets, tensor)
-            elif not any(
-                block.offsets
-            ):  # a number that belongs to the whole parameter: the holder of its beginning writes it
+            elif not any(block.offsets):  # a value of the whole parameter: saved by the rank with its first shard
                 yield Shard(role, block.name, kind, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
     if rank == 0:
         for name, kinds in state.beside_parameters(handle).items():
@@ -122,9 +124,10 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
 
 
 def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
-    """The inverse: each rank reads its own blocks, whatever the sharding they were written under.
+    """Load this rank's shards, whatever sharding they were saved under.
 
-    Raises CheckpointError when a tensor is missing or has another shape. A checkpoint without moments leaves the optimizer as it is.
+    Raises CheckpointError if a tensor is missing or has another shape. A checkpoint without moments leaves
+    the optimizer unchanged.
     """
     role = handle.role.value
     with torch.no_grad():

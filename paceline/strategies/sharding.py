@@ -1,4 +1,6 @@
-"""How a model is cut into units and sharded by FSDP2 (``torch.distributed.fsdp.fully_shard``): settings, units, prefetch order."""
+"""Divide a model into FSDP2 units and shard it (``torch.distributed.fsdp.fully_shard``): settings, units,
+prefetch order.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ from paceline.strategies import codes
 FUSED_LEAVES = (
     FusedAttention,
     FusedSwiGLU,
-)  # their forwards read the weights of their children, which must be gathered then
+)  # their forwards read the weights of their children: one unit each
 
 
 @dataclass(frozen=True)
 class Dtypes:
-    """``compute`` of the gathered parameters (None: as the masters), ``reduce`` of the gradients' sums."""
+    """``compute``: dtype of gathered parameters (None: as the masters); ``reduce``: dtype of gradient
+    reduction.
+    """
 
     compute: torch.dtype | None = None
     reduce: torch.dtype | None = None
@@ -44,19 +48,24 @@ class Units:
         return [self.root, *self.inner]
 
     def start(self) -> None:
-        """What the first forward would do: the root is known as such whoever is called first, and no parameter is left on meta."""
+        """Do FSDP2's lazy init now: marks the root even if a submodule is called first, and raises if a
+        parameter is still on meta.
+        """
         self.root._get_fsdp_state()._lazy_init()
 
     def gather(self) -> None:
-        """Whole parameters everywhere, until ``free``; forwards leave them so."""
+        """Unshard all parameters until ``free``; forwards do not reshard them."""
         self.start()
         for unit in self.all():
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
     def reshard_between_layers(self) -> None:
-        """Until ``free`` a forward of the trunk gathers one inner unit after the other; what belongs to the root (embedding, last norm, head) stays
-        whole, for nobody calls the root."""
+        """Until ``free``, a forward of the trunk gathers one inner unit after the other.
+
+        Parameters of the root unit (embedding, last norm, head) stay gathered, as the root itself is not
+        called.
+        """
         self.start()
         self.root.set_reshard_after_forward(False, recurse=False)
         self.root.unshard()
@@ -64,7 +73,9 @@ class Units:
             unit.set_reshard_after_forward(True, recurse=False)
 
     def reset_prefetch_order(self) -> None:
-        """After a forward without gradients, between steps or micro-batches: shards only, and its order of units is no plan for a backward."""
+        """After a forward without gradients, between steps or micro-batches: reshard, and clear the order of
+        units, which is not that of a backward.
+        """
         for unit in self.all():
             unit.reshard()
             state = unit._get_fsdp_state()
@@ -73,13 +84,13 @@ class Units:
                 group.comm_ctx.post_forward_order.clear()
 
     def free(self, reshard: bool) -> None:
-        """Shards only, as between steps."""
+        """Reshard, as between steps."""
         for unit in self.all():
             unit.reshard()
         for unit in self.inner:
             unit.set_reshard_after_forward(reshard, recurse=False)
-        # Forwards without a backward are still on FSDP2's list of what a backward gathers ahead. Ranks that made none (no prompts) would gather
-        # otherwise than the others in the next backward, and wait for ever.
+        # Forwards without a backward stay in FSDP2's prefetch order. Ranks that made none (no prompts) would
+        # prefetch other units than the others in the next backward, and deadlock.
         for unit in self.all():
             state: Any = unit._get_fsdp_state()
             if state._fsdp_param_group is not None:
@@ -92,7 +103,7 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions,
 
     Gradients are summed over the mesh, not averaged (contract 2 divides by the global weight already).
     """
-    # a unit whose output is a view (the fused MLP's, cut by size) is only added to, never written to
+    # a unit's output may be a view (the fused MLP under the size policy), but it is never written in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if how.cpu_offload else OffloadPolicy()
     inner = [
@@ -101,7 +112,7 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions,
         )
         for unit in units_of(trunk, how)
     ]  # fmt: skip
-    # the root's parameters (embedding, last norm, head) are needed first in the backward: they stay until then
+    # the root's parameters (embedding, last norm, head) are needed first in the backward: keep them
     whole = fully_shard(
         root, mesh=mesh, reshard_after_forward=False, mp_policy=_precision(dtypes, cast_inputs=False), offload_policy=offload
     )  # fmt: skip
@@ -118,7 +129,9 @@ def _precision(dtypes: Dtypes, *, cast_inputs: bool) -> MixedPrecisionPolicy:
 
 
 def _prefetch(units: Units, how: FsdpOptions) -> None:
-    """FSDP2 gathers the next unit of the backward early by itself; naming a unit that is already there as the one to gather turns that off."""
+    """Set FSDP2's prefetch order. It prefetches in the backward by default; naming the unit itself, which is
+    gathered already, turns that off.
+    """
     if how.backward_prefetch != "backward_pre":
         for unit in units.all():
             unit.set_modules_to_backward_prefetch([unit])
@@ -128,7 +141,9 @@ def _prefetch(units: Units, how: FsdpOptions) -> None:
 
 
 def units_of(trunk: nn.Module, how: FsdpOptions) -> list[nn.Module]:
-    """The modules that become units of their own, in the model's order. Raises ConfigError for a class the model does not have."""
+    """Return the modules that become units, in the model's order. Raises ConfigError for a class that the
+    model does not have.
+    """
     if how.wrap.policy == "none":
         return []
     if how.wrap.policy == "size":
@@ -139,7 +154,7 @@ def units_of(trunk: nn.Module, how: FsdpOptions) -> list[nn.Module]:
 
 
 def wrapped_classes(trunk: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
-    """The modules of these classes. Raises ConfigError for a class that none has."""
+    """Return the modules of these classes. Raises ConfigError for a class of which there are none."""
     found = [m for m in trunk.modules() if _is_one_of(m, classes)]
     missing = set(classes) - {name for m in found for name in _names(m)}
     if missing:
@@ -148,13 +163,17 @@ def wrapped_classes(trunk: nn.Module, classes: Sequence[str]) -> list[nn.Module]
 
 
 def layer_classes(trunk: nn.Module) -> tuple[str, ...]:
-    """The model's decoder layers by class name: what it declares unsplittable, as far as it occurs."""
+    """Return the class names of the model's decoder layers: those that it declares unsplittable and
+    contains.
+    """
     declared = set(getattr(trunk, "_no_split_modules", None) or ())
     return tuple(sorted({name for m in trunk.modules() for name in _names(m)} & declared))
 
 
 def _names(module: nn.Module) -> set[str]:
-    """The class's name and those of the classes it was made from (kernels and engines swap a module's class)."""
+    """Return the names of a module's class and its base classes (kernels and engines swap a module's
+    class).
+    """
     return {kind.__name__ for kind in type(module).__mro__}
 
 
@@ -163,15 +182,17 @@ def _is_one_of(module: nn.Module, classes: Sequence[str]) -> bool:
 
 
 def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
-    """Modules with at least ``least`` parameters that no unit inside them holds already, found from the leaves up (as FSDP1's size policy)."""
+    """Return modules with at least ``least`` parameters that are in no unit inside them, found from the
+    leaves up (as FSDP1's size policy).
+    """
     kept_whole = {
         id(m) for name in ("get_input_embeddings", "get_output_embeddings") if (m := _call(trunk, name)) is not None
     }
     found: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
-        """How many parameters of ``module`` no unit holds."""
-        if id(module) in kept_whole:  # the head's weight is read without calling it, and may be tied to the embedding's
+        """Return how many parameters of ``module`` are in no unit."""
+        if id(module) in kept_whole:  # read without calling the head, and maybe tied to the embedding
             return 0
         if isinstance(module, FUSED_LEAVES):
             rest = sum(p.numel() for p in module.parameters())
@@ -190,7 +211,7 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
 
 
 def _depth_inside(module: nn.Module, found: Sequence[nn.Module]) -> int:
-    """How many of ``found`` contain ``module``: inner units must be sharded before outer ones."""
+    """Return how many of ``found`` contain ``module``: inner units must be sharded before outer ones."""
     return sum(any(child is module for child in other.modules()) for other in found) - 1
 
 

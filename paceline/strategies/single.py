@@ -1,4 +1,4 @@
-"""One process, one model: the reference that every other strategy is measured against."""
+"""One process, one model: the reference for every other strategy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.strategies.base import Strategy
 
 
 class Single(Strategy):
-    """No other rank, nothing to synchronise."""
+    """Training in one process, without communication."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         if world.world_size != 1:
@@ -29,5 +29,5 @@ class Single(Strategy):
         super().__init__(world, plan)
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """The root itself."""
+        """Return the root itself."""
         return root

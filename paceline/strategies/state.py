@@ -13,21 +13,22 @@ from paceline.protocols.shard import BUFFER, PARAM, Shard, ShardReader
 from paceline.strategies import codes
 from paceline.strategies.handle import Handle
 
-SCALER = "grad_scaler"  # the name under which the fp16 scaler's two numbers travel; no parameter is called so
-_EVERY_RANK: Mapping[str, int] = {}  # nothing is kept by one rank alone
+SCALER = "grad_scaler"  # name of the fp16 scaler's two values in a checkpoint; no parameter has it
+_EVERY_RANK: Mapping[str, int] = {}  # no moments are kept by one rank alone
 _NUMBERS = {".int": (int, torch.int64), ".float": (float, torch.float64)}  # optimizer states that are Python numbers
 
 
 def export_state(
     handle: Handle, rank: int, world_size: int, keepers: Mapping[str, int] = _EVERY_RANK
 ) -> Iterator[Shard]:
-    """Rank ``rank``'s share: whole tensors, spread so that every rank writes about as many bytes.
+    """Yield the shards that rank ``rank`` saves: whole tensors, divided so that every rank saves about the
+    same number of bytes.
 
-    A parameter and its moments stay together. Tensors are not copied: write them before the next step. ``keepers``: parameter → the only rank that
-    has its moments, which writes both.
+    A parameter and its moments stay together. Tensors are not copied: save them before the next step.
+    ``keepers``: parameter → the only rank that has its moments, and that saves both.
     """
     states = _states(handle)
-    # every rank must come to the same shares, so moments that one rank alone sees do not count
+    # all ranks must compute the same assignment: do not count moments that one rank alone has
     sizes = {
         name: kinds[PARAM].nbytes if name in keepers else sum(t.nbytes for t in kinds.values())
         for name, kinds in states.items()
@@ -41,7 +42,11 @@ def export_state(
 
 
 def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _EVERY_RANK) -> dict[str, int]:
-    """Name → rank: as ``given``; the others, the largest first, each to the rank with the least so far (ties: the lowest rank). The same on every rank."""
+    """Return name → rank: as ``given``, and the others, largest first, to the rank with the least bytes so
+    far (ties: the lowest rank).
+
+    The same on every rank.
+    """
     load = [0] * world_size
     owner = dict(given)
     for name, rank in given.items():
@@ -54,9 +59,11 @@ def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _E
 
 
 def import_state(handle: Handle, reader: ShardReader, rank: int = 0, keepers: Mapping[str, int] = _EVERY_RANK) -> None:
-    """Read parameters, buffers, optimizer moments and the scaler. Raises CheckpointError when a tensor is missing or has another shape.
+    """Load parameters, buffers, optimizer moments and the scaler. Raises CheckpointError if a tensor is
+    missing or has another shape.
 
-    A checkpoint without moments (weights only) leaves the optimizer as it is. Moments that another rank than ``rank`` keeps (``keepers``) are not read.
+    A checkpoint without moments (weights only) leaves the optimizer unchanged. Moments kept by another rank
+    than ``rank`` (``keepers``) are not read.
     """
     role = handle.role.value
     with torch.no_grad():
@@ -70,7 +77,7 @@ def import_state(handle: Handle, reader: ShardReader, rank: int = 0, keepers: Ma
 
 @torch.no_grad()
 def import_beside_parameters(handle: Handle, reader: ShardReader) -> None:
-    """Buffers and the scaler."""
+    """Load buffers and the scaler."""
     role = handle.role.value
     for name, buffer in handle.root.plain_named_buffers():
         _read_into(buffer, reader, role, name, BUFFER)
@@ -82,7 +89,7 @@ def import_beside_parameters(handle: Handle, reader: ShardReader) -> None:
 
 
 def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
-    """Name → kind → tensor of everything this model's state consists of."""
+    """Return name → kind → tensor of this model's whole state."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in handle.root.plain_named_parameters():
         found[name] = {PARAM: parameter.data}
@@ -92,7 +99,7 @@ def _states(handle: Handle) -> dict[str, dict[str, Tensor]]:
 
 
 def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
-    """Name → kind → tensor of buffers and the scaler."""
+    """Return name → kind → tensor of buffers and the scaler."""
     found: dict[str, dict[str, Tensor]] = {name: {BUFFER: buffer} for name, buffer in handle.root.plain_named_buffers()}
     if handle.scaler is not None:
         scaler = handle.scaler.state_dict()
@@ -104,7 +111,9 @@ def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
 
 
 def moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """An optimizer's state of one parameter as tensors; Python numbers become scalars whose kind says so (``step.int``)."""
+    """Return an optimizer's state of one parameter as tensors; Python numbers become scalars with a suffix in
+    their kind (``step.int``).
+    """
     found: dict[str, Tensor] = {}
     for kind, value in state.items():
         if isinstance(value, Tensor):
@@ -127,7 +136,7 @@ def _import_moments(
 def moments_from(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, read: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """The optimizer's state of ``parameter`` from what ``moments`` gave."""
+    """Return the optimizer's state of ``parameter`` from the tensors of ``moments``."""
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     state: dict[str, Any] = {}
     for kind, value in read.items():
@@ -147,7 +156,7 @@ def _read_into(target: Tensor, reader: ShardReader, role: str, name: str, kind: 
 
 
 def check(reader: ShardReader, role: str, name: str, kind: str, shape: tuple[int, ...]) -> None:
-    """Raises CheckpointError when the tensor is missing or has another shape than the model's ``shape``."""
+    """Raise CheckpointError if the tensor is missing or has another shape than the model's ``shape``."""
     if not reader.has(role, name, kind):
         raise CheckpointError(
             codes.CHECKPOINT_MISSING_TENSOR(

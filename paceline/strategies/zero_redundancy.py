@@ -1,4 +1,6 @@
-"""``ZeroRedundancyOptimizer`` under DDP: whole weights and gradients on every rank, the optimizer shared out (ZeRO-1 of arXiv:1910.02054)."""
+"""``ZeroRedundancyOptimizer`` under DDP: whole weights and gradients on every rank, sharded optimizer (ZeRO-1
+of arXiv:1910.02054).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ from paceline.strategies.optimizer import recipe_of
 
 
 class ZeroRedundancy(DDP):
-    """Each rank steps whole parameters of its own, any optimizer's, and broadcasts them: the same bits as DDP, for every rank clips by one norm.
+    """Each rank steps its own whole parameters, with any optimizer, and broadcasts them: bitwise equal to
+    DDP, as all ranks clip by the same norm.
 
-    Not used: ``overlap_with_ddp`` (it skips the first steps and cannot clip), and torch's ``consolidate_state_dict`` (it pickles): each rank
-    writes the moments it keeps, under plain names.
+    Not used: ``overlap_with_ddp`` (it skips the first steps and cannot clip), and torch's
+    ``consolidate_state_dict`` (it pickles); instead each rank saves the moments it keeps, under plain names.
     """
 
     def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:
@@ -34,20 +37,20 @@ class ZeroRedundancy(DDP):
             parameters_as_bucket_view=self.training_keys.parameters_as_bucket_view,
             **recipe.kwargs,
         )
-        made.state = made.optim.state  # its own stays empty: moments are in the local optimizer
+        made.state = made.optim.state  # its own state stays empty; moments are in the local optimizer
         return made
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
-        """This rank's parameters with their moments, and its share of what is frozen."""
+        """Yield this rank's parameters with their moments, and its part of the frozen ones."""
         return state.export_state(handle, self.world.rank, self.world.world_size, _keepers(handle))
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Every weight, and the moments of this rank's parameters."""
+        """Load all weights, and the moments of this rank's parameters."""
         state.import_state(handle, reader, self.world.rank, _keepers(handle))
 
 
 def _keepers(handle: Handle) -> dict[str, int]:
-    """Trained parameter → the rank that steps it."""
+    """Return trained parameter → the rank that steps it."""
     optimizer = handle.optimizer
     if not isinstance(optimizer, ZeroRedundancyOptimizer):
         return {}

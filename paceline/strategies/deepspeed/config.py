@@ -1,14 +1,17 @@
-"""The configuration that DeepSpeed is given: the plan's, with everything taken out that somebody else owns.
+"""The configuration passed to DeepSpeed: the plan's, without everything that is owned elsewhere.
 
-Who owns what (one owner each, whatever a user's JSON says):
+Each of these has one owner, whatever a user's JSON says:
 
-* the schedule: Paceline's (``lr`` is handed to every window); DeepSpeed gets no scheduler
-* the optimizer's arithmetic: the torch optimizer of the plan, handed over as a client optimizer; DeepSpeed partitions its state
-* clipping: the value handed to every window. ZeRO-1/2/3 clip inside their step, by torch's own formula (``1 / max(1, (norm + 1e-6) / max)``), as
-  only they see all partitions; at stage 0 DeepSpeed's own clip is not used (in low precision it lies), gradients are whole and clipped as under DDP
-* precision: from stage 1 on DeepSpeed's (low-precision parameters, fp32 partitions of the masters). At stage 0 its bf16 optimizer drifts (a loss
-  difference of 1.6e-2 after ten steps), so parameters stay fp32 there and the model computes with its own low-precision copies
-* the loss: summed and weighted by Paceline; neither the accumulation nor the data-parallel mean may rescale it unnoticed
+* the schedule: Paceline (``lr`` is an argument of every window); DeepSpeed gets no scheduler
+* the optimizer: the plan's torch optimizer, passed as a client optimizer; DeepSpeed partitions its state
+* clipping: the value passed to every window. ZeRO-1/2/3 clip inside their step, by torch's own formula (``1 /
+  max(1, (norm + 1e-6) / max)``), as only they see all partitions. At stage 0 DeepSpeed's own clipping is not
+  used (in low precision it is wrong); gradients are whole and clipped as under DDP
+* precision: DeepSpeed from stage 1 on (low-precision parameters, fp32 partitions of the masters). At stage 0
+  its bf16 optimizer drifts (a loss difference of 1.6e-2 after ten steps), so parameters stay fp32 and the
+  model uses its own low-precision copies
+* the loss: summed and weighted by Paceline; neither accumulation nor the data-parallel mean may silently
+  rescale it
 """
 
 from __future__ import annotations
@@ -28,12 +31,17 @@ _OWNED = ("optimizer", "scheduler", "gradient_clipping", "train_batch_size")
 
 
 def options_of(plan: Plan) -> DeepSpeedOptions:
-    """Its options in the plan; of a class of the user's own on top of it, about which the plan knows nothing, the defaults."""
+    """Return DeepSpeed's options in the plan; the defaults for a subclass from outside, whose options the
+    plan does not know.
+    """
     return plan.engine if isinstance(plan.engine, DeepSpeedOptions) else DeepSpeedOptions()
 
 
 def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
-    """A fresh JSON for ``deepspeed.initialize`` of the model of ``role``. Raises ConfigError for float64 masters, which no ZeRO stage keeps."""
+    """Return a new config for ``deepspeed.initialize`` of the model of ``role``.
+
+    Raises ConfigError ``strategy.deepspeed_float64`` for float64 masters, which no ZeRO stage supports.
+    """
     stage = options_of(plan).zero_stage
     if stage and plan.precision.master == "float64":
         raise ConfigError(
@@ -44,6 +52,7 @@ def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
                 "model.dtype: float32, or a native strategy (ddp, fsdp) for float64",
             )
         )
+    # Drop what Paceline owns (see above), then set what its arithmetic relies on.
     config: dict[str, Any] = copy.deepcopy(dict(options_of(plan).config or minimal(plan)))
     for key in _OWNED:
         config.pop(key, None)
@@ -54,18 +63,18 @@ def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
     for key in (
         "vocab_parallel_lm_head",
         "vocab_parallel_ce_backend",
-    ):  # the loss is Paceline's, from the head's whole weight
+    ):  # Paceline computes the loss, from the whole head
         block.pop(key, None)
     for key in (
         "sequence_parallel_size",
         "data_parallel_size",
-    ):  # by these ZeRO would leave a sequence's ranks out of its sums
+    ):  # with these, ZeRO would not reduce over Ulysses ranks
         config.pop(key, None)
     config["gradient_clipping"] = 0.0
-    if stage == 3 and plan.mesh.cp > 1:  # its other way of reducing divides by other ranks
+    if stage == 3 and plan.mesh.cp > 1:  # without it, the divisor is another number of ranks
         config.setdefault("zero_optimization", {})["reduce_scatter"] = True
     _own_drive_folders(config.get("zero_optimization") or {}, plan.run_dir, role)
-    config["zero_allow_untested_optimizer"] = True  # what cannot be partitioned is refused by name before
+    config["zero_allow_untested_optimizer"] = True  # ``check_optimizer`` refuses what cannot be partitioned
     config["zero_force_ds_cpu_optimizer"] = (
         False  # torch's fused AdamW runs on the CPU as well, and resumes bit for bit
     )
@@ -73,15 +82,18 @@ def engine_config(plan: Plan, role: str = "") -> dict[str, Any]:
 
 
 def asking_config(plan: Plan, role: str) -> dict[str, Any]:
-    """The same for a model without an optimizer, whose weights ZeRO-3 shares out."""
+    """Return the config for a frozen model, whose weights ZeRO-3 partitions."""
     config = engine_config(plan, role)
     config.get("zero_optimization", {}).pop("offload_optimizer", None)
     return config
 
 
 def _own_drive_folders(zero: dict[str, Any], run_dir: str, role: str) -> None:
-    """A folder of this model's own for what is on NVMe: DeepSpeed names its files by rank and parameter only, and empties the folder that it starts
-    in, so two runs (and two models of a run) would take each other's."""
+    """Give this model a folder of its own for NVMe offload, in place.
+
+    DeepSpeed names its files by rank and parameter only, and empties the folder at the start, so two runs
+    (and two models of a run) would overwrite each other's files.
+    """
     own = f"paceline-{hashlib.sha256(run_dir.encode()).hexdigest()[:12]}"
     for name in ("offload_optimizer", "offload_param"):
         block = zero.get(name) or {}
@@ -91,7 +103,7 @@ def _own_drive_folders(zero: dict[str, Any], run_dir: str, role: str) -> None:
 
 
 def minimal(plan: Plan) -> dict[str, Any]:
-    """What the stage, the batch and the precision of the plan come to when no JSON was compiled."""
+    """Return the config for the plan's stage, batch and precision if no JSON was compiled."""
     low = {"bfloat16": "bf16", "float16": "fp16"}.get(plan.precision.compute)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.batch.micro_batch,
@@ -105,7 +117,7 @@ def minimal(plan: Plan) -> dict[str, Any]:
 
 
 def zero_section(engine: DeepSpeedOptions) -> dict[str, Any]:
-    """``zero_optimization`` for the stage and the offload devices of ``engine``."""
+    """Return ``zero_optimization`` for the stage and the offload devices of ``engine``."""
     section: dict[str, Any] = {"stage": engine.zero_stage}
     for name, device in zip(("offload_optimizer", "offload_param"), engine.places, strict=True):
         if device != "none":
@@ -114,5 +126,5 @@ def zero_section(engine: DeepSpeedOptions) -> dict[str, Any]:
 
 
 def averages_gradients(config: Mapping[str, Any]) -> bool:
-    """Whether DeepSpeed divides summed gradients by the number of ranks (``gradient_allreduce_op``)."""
+    """Return whether DeepSpeed averages gradients instead of summing them (``gradient_allreduce_op``)."""
     return str(config.get("gradient_allreduce_op", "mean")).lower() != "sum"

@@ -1,4 +1,4 @@
-"""DeepSpeed itself: the only file that imports it, and the guards around that import."""
+"""The import of DeepSpeed, and the guards around it; no other file imports the package itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ INSTALL = "pip install 'paceline[deepspeed]'"
 
 
 def library(world: World) -> Any:
-    """The ``deepspeed`` package, told which device and rank this is. Raises ConfigError ``strategy.deepspeed_missing``."""
+    """Return the ``deepspeed`` package, with its environment variables set for this device and rank.
+
+    Raises ConfigError ``strategy.deepspeed_missing``, ``strategy.deepspeed_broken`` or
+    ``strategy.deepspeed_accelerator``.
+    """
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_MISSING(
@@ -52,17 +56,18 @@ def library(world: World) -> Any:
             )
         ) from error
     _check_accelerator(deepspeed, world)
-    # torch's new names for calls of DeepSpeed's; torch says so at every step
+    # DeepSpeed uses deprecated names of torch's functions, which would warn at every step
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     return deepspeed
 
 
 @contextmanager
 def without_shared_memory_op(deepspeed: Any) -> Iterator[None]:
-    """Inside, DeepSpeed's start on a CPU compiles nothing.
+    """Inside the context, DeepSpeed's start on a CPU compiles nothing.
 
-    Its shared-memory op serves ``inference_all_reduce`` only, but every start would build it (a C++ compiler, ninja and a minute), and an
-    ownerless lock of a killed build makes all later starts hang. Without it that call is torch's all-reduce.
+    Its shared-memory op is used by ``inference_all_reduce`` only, but every start would build it (a C++
+    compiler, ninja and a minute), and the stale lock of a killed build makes all later starts hang. Without
+    it that call is torch's all-reduce.
     """
     from deepspeed import comm  # noqa: F401 - brings the module below into sys.modules
 
@@ -76,9 +81,11 @@ def without_shared_memory_op(deepspeed: Any) -> Iterator[None]:
 
 
 def need_async_io(world: World) -> None:
-    """Build or load the op that NVMe offload reads and writes with, rank 0 of each node first (two builds at once spoil each other).
+    """Build or load the op for NVMe offload, rank 0 of each node first (concurrent builds corrupt each
+    other). Collective.
 
-    Raises ConfigError ``strategy.deepspeed_async_io`` on every rank where a library or a compiler is missing.
+    Raises ConfigError ``strategy.deepspeed_async_io`` on every rank if a library or a compiler is missing on
+    any.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -100,13 +107,14 @@ def need_async_io(world: World) -> None:
 
 
 def _load_async_io(accelerator: Any) -> str:
-    """What stands against the op, or nothing."""
+    """Load the op; return why it cannot be loaded, or ""."""
     missing = [tool for tool in ("ninja", "g++") if shutil.which(tool) is None]
     if missing and not (missing == ["ninja"] and importlib.util.find_spec("ninja")):
         return f"not found: {', '.join(missing)}"
     builder = accelerator.create_op_builder("AsyncIOBuilder")
     if builder is None or not builder.is_compatible(verbose=False):
         return "libaio (its header and library) is not installed"
+    # Another process may be building it; then load, which builds if necessary.
     if waiting := await_build(environment()):
         return waiting
     try:
@@ -117,7 +125,9 @@ def _load_async_io(accelerator: Any) -> str:
 
 
 def _check_accelerator(deepspeed: Any, world: World) -> None:
-    """DeepSpeed settles on one kind of device when it is imported first; somebody may have done that before us."""
+    """Check the device type that DeepSpeed chose at its first import, which may have happened before ours.
+    Raises ConfigError.
+    """
     found = deepspeed.accelerator.get_accelerator().device_name()
     if found != world.device.type:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""Bytes of a ZeRO engine's model states on this rank, counted on its tensors (padding included; buckets for communication are none)."""
+"""Measure a ZeRO engine's model states on this rank in bytes, from its tensors (with padding, without
+communication buckets).
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,23 @@ from paceline.strategies.measure import storage_bytes
 
 
 def parameter_bytes(engine: Any) -> int:
-    """Working parameters (ZeRO-3: this rank's partitions, and the small ones it keeps whole) and fp32 masters; memory that both share counts once."""
+    """Return the bytes of working parameters (ZeRO-3: this rank's partitions, and the small ones kept whole)
+    and fp32 masters; shared memory counts once.
+    """
     optimizer = engine.optimizer
     working = [t.data for p in engine.module.parameters() for t in (p, getattr(p, "ds_tensor", p))]
     return storage_bytes([*working, *_masters(optimizer)])
 
 
 def gradient_bytes(engine: Any) -> int:
-    """What of the gradients is held after a window's last backward: whole ones (stage 1), or this rank's partitions."""
+    """Return the bytes of gradients after a window's last backward: whole ones (stage 1), or this rank's
+    partitions.
+    """
     return storage_bytes(_gradients(engine))
 
 
 def optimizer_bytes(engine: Any) -> int:
-    """The optimizer's arrays over the masters."""
+    """Return the bytes of the optimizer's moments of the masters."""
     states = engine.optimizer.optimizer.state.values()
     return storage_bytes(v for state in states for v in state.values() if isinstance(v, Tensor) and v.ndim)
 

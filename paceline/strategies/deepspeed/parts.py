@@ -1,4 +1,4 @@
-"""What of each trained parameter lies on this rank: views into ZeRO's flat fp32 partitions and the optimizer's state over them."""
+"""This rank's part of each trained parameter: views into ZeRO's flat fp32 partitions and optimizer state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from paceline.strategies import codes
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """Where this rank's copy of a parameter lies in the whole one (AutoTP cuts a dim over consecutive ranks).
+    """The block of a parameter that this rank's tensor-parallel shard is (AutoTP shards a dim over
+    consecutive ranks).
 
-    ``first`` is whether this rank is the one of its tensor-parallel group that speaks for it: always for a cut parameter, else rank 0's.
+    ``first``: whether this rank of its tensor-parallel group saves it: always for a sharded parameter, else
+    rank 0.
     """
 
     shape: tuple[int, ...]
@@ -27,7 +29,9 @@ class ParameterSlice:
 
     @staticmethod
     def of(name: str, parameter: nn.Parameter, tp_rank: int) -> ParameterSlice:
-        """From what AutoTP left on the parameter. Raises PacelineError for a layout that is no contiguous block."""
+        """Read the block from what AutoTP stored on the parameter. Raises PacelineError
+        ``strategy.deepspeed_layout`` if it is not contiguous.
+        """
         local = tuple(getattr(parameter, "ds_shape", parameter.shape))
         cut = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
         if cut is None or cut["replicated"] or cut["partition_dim"] is None:
@@ -49,10 +53,11 @@ class ParameterSlice:
 
 @dataclass
 class Part:
-    """``count`` elements from ``start`` of a flattened parameter of ``shape``, at ``at`` of the flat partition ``flat``.
+    """``count`` elements from ``start`` of a flattened parameter of ``shape``, at index ``at`` of the flat
+    partition ``flat``.
 
     master   fp32 [count], a view
-    moments  the optimizer's arrays over the partition, by name; views of ``count`` elements
+    moments  the optimizer's moments of the partition, by name; views of ``count`` elements
     step     the optimizer's step counter, fp32 scalar, or None before the first step
     """
 
@@ -72,26 +77,26 @@ class Part:
         return self.flat.detach().narrow(0, self.at, self.count)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Master and moments by kind."""
+        """Return master and moments by kind."""
         return {PARAM: self.master, **self.moments}
 
     def moment(self, kind: str) -> Tensor:
-        """The state ``kind``, made when the optimizer has none yet."""
+        """Return the state ``kind``, created if the optimizer has none yet."""
         state = self.optimizer.state[self.flat]
         if kind not in state:
             state[kind] = torch.zeros_like(self.flat, requires_grad=False)
         return state[kind].narrow(0, self.at, self.count)
 
     def set_step(self, value: Tensor) -> None:
-        """The optimizer's counter of the whole partition: equal for all its parameters."""
+        """Set the optimizer's step counter of the whole partition: equal for all its parameters."""
         self.optimizer.state[self.flat]["step"] = value.to(dtype=torch.float32, device="cpu", copy=True).reshape(())
 
 
 def local_parts(engine: Any, writing: bool = False) -> Iterator[Part]:
-    """This rank's parts, in an order that is the same on every rank of a topology.
+    """Yield this rank's parts, in an order that is the same on all ranks.
 
-    With an optimizer on NVMe a sub-group's state is in memory only while its parts are being yielded, so they are copies then; ``writing``
-    keeps them views and writes the sub-group back afterwards.
+    With an optimizer on NVMe a sub-group's state is in memory only while its parts are being yielded, so they
+    are copies; with ``writing`` they are views, and the sub-group is written back afterwards.
     """
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp16_groups") and hasattr(optimizer, "fp32_partitioned_groups_flat"):
@@ -101,7 +106,9 @@ def local_parts(engine: Any, writing: bool = False) -> Iterator[Part]:
 
 
 def finish_import(engine: Any) -> None:
-    """Low-precision (or simply working) parameters from the masters, and state links as after a step. Collective."""
+    """Update the (low-precision) working parameters from the masters, and restore ZeRO's state links as after
+    a step. Collective.
+    """
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp16_groups"):
         timers: set[str] = set()
@@ -122,7 +129,9 @@ def finish_import(engine: Any) -> None:
 
 
 def _stage12(optimizer: Any) -> Iterator[Part]:
-    """ZeRO-1 and 2: each group's parameters end to end in one flat tensor that is cut into equal partitions."""
+    """ZeRO-1 and 2: each group's parameters are concatenated into one flat tensor, which is split into equal
+    partitions.
+    """
     groups = optimizer.bit16_groups if hasattr(optimizer, "bit16_groups") else optimizer.bf16_groups
     flats = (
         optimizer.single_partition_of_fp32_groups
@@ -150,7 +159,9 @@ def _stage12(optimizer: Any) -> Iterator[Part]:
 
 
 def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
-    """ZeRO-3: every parameter is cut into equal partitions, the last padded; a sub-group's partitions lie end to end."""
+    """ZeRO-3: every parameter is split into equal partitions, the last one padded; a sub-group's partitions
+    are concatenated.
+    """
     for index, group in enumerate(optimizer.fp16_groups):
         on_drive = optimizer._swappable_optimizer_subgroup(index)
         if on_drive:
@@ -159,6 +170,7 @@ def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
         moments, step = _state(optimizer.optimizer, flat)
         at = 0
         for parameter in group:
+            # The last rank's partition is padded: only ``count`` of its elements are the parameter's.
             size = parameter.partition_numel()
             start = size * optimizer._get_param_partition_rank(parameter)
             count = max(0, min(size, parameter.ds_numel - start))
@@ -169,6 +181,7 @@ def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
                 )
                 yield _copied(part) if on_drive and not writing else part
             at += size
+        # Back to the drive, or only free the buffers.
         if on_drive and writing:
             optimizer._optimizer_states_and_gradient_swap_out(index)
         elif on_drive:
@@ -176,7 +189,7 @@ def _stage3(optimizer: Any, writing: bool) -> Iterator[Part]:
 
 
 def _copied(part: Part) -> Part:
-    """The same on memory of its own: the buffers are used for the next sub-group."""
+    """Copy the part to its own memory, as the buffers are reused for the next sub-group."""
     part.flat, part.at = part.master.clone(), 0
     part.moments = {kind: values.clone() for kind, values in part.moments.items()}
     part.step = None if part.step is None else part.step.clone()
@@ -184,7 +197,7 @@ def _copied(part: Part) -> Part:
 
 
 def _state(optimizer: Any, flat: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The arrays over ``flat``, and the step counter."""
+    """Return the moments of ``flat``, and the step counter."""
     found = optimizer.state.get(flat, {})
     moments = {
         k: v for k, v in found.items() if isinstance(v, Tensor) and v.numel() == flat.numel() and v.ndim and k != "step"

@@ -1,7 +1,9 @@
-"""DeepSpeed's flops profiler on models whose layers are computed by fused kernels: its hooks early enough, its counts from shapes.
+"""DeepSpeed's flops profiler for models with fused kernels: registers its hooks early enough, and counts
+products from shapes.
 
-Left to itself it registers its hooks in the middle of the root's own (so the root's latency is the time since 1970 and its counts are lost), and counts
-calls of ``nn.Linear`` and ``torch.matmul``: projections, gates and the head are products inside kernels here, called without those modules.
+By itself it registers its hooks between the root's own (so the root's latency is the time since 1970 and its
+counts are lost), and counts calls of ``nn.Linear`` and ``torch.matmul``, while here projections, gates and
+the head are computed inside kernels, without calling those modules.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ SAID = (
 
 
 def is_due(engine: Any) -> bool:
-    """Whether this window is the one that is profiled, on the rank that does it."""
+    """Return whether this window is the profiled one, and this the rank that profiles."""
     enabled = bool(engine.flops_profiler_enabled()) and engine.global_rank == 0
     return enabled and engine.global_steps == engine.flops_profiler_profile_step()
 
 
 @contextmanager
 def profiled(engine: Any, root: Any, batch: Batch, sequence_ranks: int = 1) -> Iterator[None]:
-    """Around a micro-step. ``batch`` is what this rank was given; of ``sequence_ranks`` that share each row it computes its part of the heads."""
+    """Profile one micro-step inside the context. ``batch`` is this rank's; with ``sequence_ranks`` sharing
+    each row it computes its part of the attention heads.
+    """
     if not is_due(engine):
         yield
         return
     profiler = engine.flops_profiler
     profiler.start_profile()
-    profiler.start_profile = lambda ignore_list=None: None  # the engine's own call: a second would wrap what is wrapped
+    profiler.start_profile = lambda ignore_list=None: None  # a second call would wrap everything twice
     seen: list[int] = []
     trunk = root.hf.base_model
     hook = trunk.register_forward_hook(lambda module, given, out: seen.append(out[0].shape[:-1].numel()))
@@ -50,13 +54,16 @@ def profiled(engine: Any, root: Any, batch: Batch, sequence_ranks: int = 1) -> I
 
 
 def count_products(root: Any, batch: Batch, tokens: int, sequence_ranks: int = 1) -> None:
-    """Give every module of ``root`` the multiply-adds (and twice as many FLOP) of its own products, in the attributes that the profiler reads."""
+    """Set every module's multiply-adds (and FLOP, twice as many) of its own products, in the attributes that
+    the profiler reads.
+    """
     hf = root.hf
     config = hf.config.get_text_config()
     head = hf.get_output_embeddings() or getattr(hf, "score", None)
     labelled = int((batch.labels != IGNORE_INDEX).sum())
     lengths = document_lengths(batch)
     for module in root.modules():
+        # Linear layers: each weight is used once per token, labelled position (head) or document (score).
         rows = labelled if module is head and head is not getattr(hf, "score", None) else tokens
         rows = len(lengths) if module is getattr(hf, "score", None) else rows
         module.__macs__ = _weights(module, config) * rows
@@ -68,7 +75,9 @@ def count_products(root: Any, batch: Batch, tokens: int, sequence_ranks: int = 1
 
 
 def _weights(module: nn.Module, config: Any) -> float:
-    """Numbers of a module's own weights that a token is multiplied with: matrices, of stacked experts those that it visits; none of an embedding."""
+    """Return the number of a module's own weights that each token is multiplied with: of matrices all, of
+    stacked experts those that a token uses, none of an embedding.
+    """
     if isinstance(module, nn.Embedding):
         return 0
     found = 0.0
@@ -83,11 +92,11 @@ def _weights(module: nn.Module, config: Any) -> float:
 
 
 def attention_modules(hf: nn.Module) -> list[nn.Module]:
-    """The modules that compute attention: those that know their layer's index and hold no other that does."""
+    """Return the modules that compute attention: those with a ``layer_idx`` and no submodule with one."""
     knowing = [m for m in hf.modules() if isinstance(getattr(m, "layer_idx", None), int)]
     return [m for m in knowing if not any(c is not m and c in knowing for c in m.modules())]
 
 
 def document_lengths(batch: Batch) -> list[int]:
-    """Tokens of each document of a micro-batch."""
+    """Return the number of tokens of each document of a micro-batch."""
     return [int(n) for n in batch.cu_seqlens.diff()]

@@ -1,4 +1,4 @@
-"""Starting a DeepSpeed engine, and proving that it is what was asked for."""
+"""Start a DeepSpeed engine, and check that it is what the config says."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ def start_engine(
     optimizer: torch.optim.Optimizer | None,
     sequence_parallel: int = 1,
 ) -> Any:
-    """``deepspeed.initialize`` around ``root`` and a torch optimizer over its trained parameters (None: nothing is trained). Collective.
+    """Call ``deepspeed.initialize`` with ``root`` and a torch optimizer over its trained parameters (None:
+    frozen). Collective.
 
-    ``sequence_parallel``: ranks that share each sequence (Ulysses); ZeRO shards and averages over them as well.
+    ``sequence_parallel``: the number of ranks that share each sequence (Ulysses); ZeRO partitions and
+    averages over them as well.
 
-    Raises ConfigError for what DeepSpeed refuses, in its own words, and ``strategy.deepspeed_trap`` where it started something else than
-    ``config`` says.
+    Raises ConfigError with DeepSpeed's own message for what it refuses, and PacelineError
+    ``strategy.deepspeed_trap`` if it started something else than ``config`` says.
     """
     world.require_group()
     check_packed(root, config)
     deepspeed = library(world)
+    # What must exist before the engine: the NVMe op, the process group, parameters on the drive.
     if "nvme" in offload_devices(config).values():
         need_async_io(world)
     try:
@@ -63,7 +66,9 @@ def start_engine(
 
 
 def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
-    """Raise ConfigError where DeepSpeed's cast to low precision would take packed 4-bit weights for numbers (it spares integers only)."""
+    """Raise ConfigError if DeepSpeed's cast to low precision would convert packed 4-bit weights as if they
+    were numbers (it skips integers only).
+    """
     low = any((config.get(key) or {}).get("enabled") for key in _LOW)
     packed = [n for n, p in root.named_parameters() if type(p).__name__ == "Params4bit" and p.is_floating_point()]
     if low and packed:
@@ -78,11 +83,11 @@ def check_packed(root: nn.Module, config: Mapping[str, Any]) -> None:
 
 
 def _partition_onto_drive(deepspeed: Any, root: nn.Module, config: dict[str, Any]) -> None:
-    """Partition the parameters before the engine does, which would hand them to the drive in another dtype.
+    """Partition the parameters before the engine does, which would write them to NVMe in another dtype.
 
-    DeepSpeed 0.19's ``Init._set_dtype`` answers ``dtype or float16 if fp16 is supported else bfloat16``: the engine's own float32 becomes
-    bfloat16 where a processor has no float16, and weights lose their lower half on the way to the drive. Asked without a dtype, it takes
-    the configuration's.
+    DeepSpeed 0.19's ``Init._set_dtype`` returns ``dtype or float16 if fp16 is supported else bfloat16``: the
+    engine's own float32 becomes bfloat16 if a processor has no float16, and weights lose their lower half on
+    the way to NVMe. Without a dtype it uses the config's.
     """
     low = next((d for key, d in _LOW.items() if (config.get(key) or {}).get("enabled")), None)
     for parameter in root.parameters():
@@ -92,10 +97,10 @@ def _partition_onto_drive(deepspeed: Any, root: nn.Module, config: dict[str, Any
 
 
 def _sequence_groups(size: int) -> Any:
-    """DeepSpeed's own Ulysses groups, made once a process; None where no sequence is shared.
+    """Return DeepSpeed's Ulysses groups, created once per process; None without sequence parallelism.
 
-    Its other way, ``sequence_parallel_size`` in the JSON, builds the same groups but then shards and averages over the data-parallel
-    ranks alone: the ranks of a sequence drift apart without a word.
+    The alternative, ``sequence_parallel_size`` in the JSON, creates the same groups but then partitions and
+    averages over the data-parallel ranks only: the ranks of a sequence silently diverge.
     """
     if size == 1:
         return None
@@ -107,7 +112,7 @@ def _sequence_groups(size: int) -> Any:
 
 
 def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
-    """Where ``offload_optimizer`` and ``offload_param`` put things: ``none``, ``cpu`` or ``nvme``."""
+    """Return the devices of ``offload_optimizer`` and ``offload_param``: ``none``, ``cpu`` or ``nvme``."""
     zero = config.get("zero_optimization") or {}
     return {
         name: str((zero.get(name) or {}).get("device") or "none") for name in ("offload_optimizer", "offload_param")
@@ -115,10 +120,11 @@ def offload_devices(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_parallel: int = 1) -> None:
-    """Raise PacelineError when the engine silently is something else than was asked for."""
+    """Raise PacelineError ``strategy.deepspeed_trap`` if the engine silently differs from the config."""
     zero = config.get("zero_optimization") or {}
     stage = int(zero.get("stage", 0))
     tp = int((config.get("tensor_parallel") or {}).get("autotp_size") or 1)
+    # Collect every difference, then raise once.
     wrong: list[str] = []
     if int(engine.zero_optimization_stage()) != stage:
         wrong.append(f"ZeRO stage {int(engine.zero_optimization_stage())} instead of {stage}")
@@ -137,7 +143,7 @@ def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_
     if tp > 1:
         wrong += unsharded(engine.module)
         check = getattr(engine, "first_dataloader_check", None)
-        if check is not None:  # it sends pickled batches around once; Paceline compares checksums of sample ids itself
+        if check is not None:  # it broadcasts pickled batches once; Paceline compares checksums of ids
             check.remove()
     if wrong:
         raise PacelineError(
@@ -151,7 +157,7 @@ def check_engine(engine: Any, config: Mapping[str, Any], world: World, sequence_
 
 
 def _whole_parameters(engine: Any, world: World) -> list[str]:
-    """ZeRO-3 parameters that are no partition."""
+    """Return a problem if ZeRO-3 has left parameters unpartitioned."""
     if world.world_size == 1:
         return []
     whole = [n for n, p in engine.module.named_parameters() if not hasattr(p, "ds_tensor")]

@@ -1,8 +1,10 @@
-"""ZeRO's partitions as shards of plain parameters, and back, bit for bit. Nothing of DeepSpeed's own (pickled) checkpoints is used.
+"""ZeRO's partitions as shards of plain parameters, and back, bit for bit. DeepSpeed's own (pickled)
+checkpoints are not used.
 
-A rank's part of a parameter is a range of its flattened elements. Where all cuts of a parameter fall between rows, every rank's range is a
-block and is yielded as it lies in memory; a parameter that is cut inside a row (at most one or two a partition under ZeRO-1 and 2) is
-gathered, and the rank that holds its beginning yields the whole.
+A rank's part of a parameter is a range of its flattened elements. If all boundaries of a parameter's ranges
+fall between rows, every rank's range is a block and is yielded without copying; a parameter split inside a
+row (at most one or two per partition under ZeRO-1 and 2) is gathered, and the rank with its first element
+yields the whole.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ SCALER_KINDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 @dataclass(frozen=True)
 class Spread:
-    """How one parameter lies over the ranks: its local shape and place, and each data-parallel rank's (start, count) of its flattened elements."""
+    """The distribution of one parameter over the ranks: its local shape and block, and each data-parallel
+    rank's (start, count) of its flattened elements.
+    """
 
     shape: tuple[int, ...]
     place: ParameterSlice
@@ -37,16 +41,16 @@ class Spread:
 
     @property
     def row(self) -> int:
-        """Elements of a row."""
+        """Number of elements of a row."""
         return prod(self.shape[1:])
 
     @property
     def rectangular(self) -> bool:
-        """Whether every range is made of whole rows."""
+        """Whether every range consists of whole rows."""
         return all(start % self.row == 0 and count % self.row == 0 for start, count in self.ranges)
 
     def shard(self, role: str, name: str, kind: str, values: Tensor, start: int) -> Shard:
-        """Whole rows from element ``start`` on, as a block of the whole parameter."""
+        """Return whole rows from element ``start`` on as a shard of the whole parameter."""
         if not self.shape:
             return Shard(role, name, kind, (), (), values.view(()))
         offsets = (self.place.offsets[0] + start // self.row, *self.place.offsets[1:])
@@ -54,17 +58,21 @@ class Spread:
 
 
 def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
-    """This rank's shards. Collective: parameters cut inside a row are gathered, in the same order on every rank."""
+    """Yield this rank's shards. Collective: parameters split inside a row are gathered, in the same order on
+    every rank.
+    """
     engine: Any = handle.module
     if handle.optimizer is None or not engine.zero_optimization():
         yield from state.export_state(handle, world.rank, world.world_size)
         return
+    # All ranks exchange their ranges, to take the same decision for each parameter.
     named = dict(handle.root.plain_named_parameters())
     trained = {name: p for name, p in named.items() if p.requires_grad}
     parts = {id(part.parameter): part for part in local_parts(engine)}
     tp_rank = mesh.coordinates(world.rank).tp
     spreads = _spreads(trained, parts, world, mesh)
     role = handle.role.value
+    # Trained parameters: step counter, then masters and moments.
     for name, parameter in trained.items():
         part, spread = parts.get(id(parameter)), spreads[name]
         if part is not None and part.start == 0 and part.step is not None and tp_rank == 0:
@@ -82,7 +90,9 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
 
 
 def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) -> None:
-    """Every rank reads the ranges it holds. Raises CheckpointError when a tensor is missing or has another shape."""
+    """Load the ranges that this rank holds. Raises CheckpointError if a tensor is missing or has another
+    shape. Collective.
+    """
     engine: Any = handle.module
     if handle.optimizer is None or not engine.zero_optimization():
         state.import_state(handle, reader)
@@ -90,6 +100,7 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
     named = dict(handle.root.plain_named_parameters())
     names = {id(p): name for name, p in named.items()}
     role = handle.role.value
+    # Trained parameters: each partition reads its range of masters and moments.
     for part in local_parts(engine, writing=True):
         name = names[id(part.parameter)]
         place = ParameterSlice.of(name, part.parameter, mesh.coordinates(world.rank).tp)
@@ -100,6 +111,7 @@ def import_state(handle: Handle, reader: ShardReader, world: World, mesh: Mesh) 
             else:
                 values = read_range(reader, role, name, kind, place, part)
                 (part.master if kind == PARAM else part.moment(kind)).copy_(values)
+    # Frozen parameters, buffers and the loss scale; then everything derived from the masters.
     for name, parameter in named.items():
         if not parameter.requires_grad:
             _read_frozen(
@@ -133,7 +145,7 @@ def check_tensor(reader: ShardReader, role: str, name: str, shape: tuple[int, ..
 
 
 def read_range(reader: ShardReader, role: str, name: str, kind: str, place: ParameterSlice, part: Part) -> Tensor:
-    """The elements of ``part``: the rows they lie in are read, the ends cut off."""
+    """Return the elements of ``part``: read the rows that contain them, and drop the rest."""
     if not part.shape:
         return reader.read(role, name, kind).flatten()
     row = prod(part.shape[1:])
@@ -145,7 +157,9 @@ def read_range(reader: ShardReader, role: str, name: str, kind: str, place: Para
 
 
 def _spreads(trained: dict[str, nn.Parameter], parts: dict[int, Part], world: World, mesh: Mesh) -> dict[str, Spread]:
-    """Every rank's ranges, by parameter: a list of pairs of numbers a rank, of which those with our tensor-parallel coordinate count."""
+    """Return every parameter's ranges on the ranks with this rank's tensor-parallel coordinate.
+    Collective.
+    """
     tp_rank = mesh.coordinates(world.rank).tp
     mine = [[p.start, p.count] if (p := parts.get(id(q))) is not None else None for q in trained.values()]
     everyone = world.all_gather_json(mine)
@@ -163,7 +177,9 @@ def _spreads(trained: dict[str, nn.Parameter], parts: dict[int, Part], world: Wo
 def _gathered(
     role: str, name: str, parameter: nn.Parameter, part: Part | None, spread: Spread, world: World
 ) -> Iterator[Shard]:
-    """All of the parameter that its data-parallel group has, yielded by the rank that holds its first element."""
+    """Gather the whole of the parameter over its data-parallel group; the rank with its first element yields
+    it. Collective.
+    """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     kinds = sorted({kind for each in world.all_gather_json(sorted(part.moments) if part else []) for kind in each})
@@ -175,7 +191,9 @@ def _gathered(
 
 
 def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh) -> Iterator[Shard]:
-    """Parameters outside of the optimizer, spread over the ranks: whole on every rank, or ZeRO-3 partitions that are gathered one at a time."""
+    """Yield the frozen parameters, divided over the ranks: whole on every rank, or ZeRO-3 partitions that are
+    gathered one at a time (collective).
+    """
     tp_rank = mesh.coordinates(world.rank).tp
     alike = [rank for rank in range(world.world_size) if mesh.coordinates(rank).tp == tp_rank]
     sizes = {name: int(getattr(p, "ds_numel", p.numel())) * p.element_size() for name, p in frozen.items()}
@@ -187,7 +205,7 @@ def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh
 
 
 def whole_frozen(parameter: nn.Parameter) -> Tensor:
-    """The values of a frozen parameter; a copy when they had to be gathered (collective)."""
+    """Return the values of a frozen parameter; a copy if they had to be gathered (collective)."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach()
     from deepspeed.runtime.zero import GatheredParameters
@@ -197,8 +215,8 @@ def whole_frozen(parameter: nn.Parameter) -> Tensor:
 
 
 def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, place: ParameterSlice) -> None:
-    """Every rank reads a frozen parameter whole: ZeRO-3 takes this rank's part of it."""
-    if not reader.has(role, name, PARAM):  # an adapter's checkpoint leaves the base model out
+    """Read a frozen parameter whole; ZeRO-3 keeps this rank's partition of it."""
+    if not reader.has(role, name, PARAM):  # an adapter's checkpoint does not contain the base model
         return
     with torch.no_grad():
         local = tuple(getattr(parameter, "ds_shape", parameter.shape))
@@ -212,7 +230,7 @@ def _read_frozen(parameter: Any, reader: ShardReader, role: str, name: str, plac
 
 
 def _scaler(role: str, engine: Any, world: World) -> Iterator[Shard]:
-    """DeepSpeed's dynamic loss scale (fp16), once."""
+    """Yield DeepSpeed's dynamic loss scale (fp16), on rank 0."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     if world.rank == 0 and scaler is not None and getattr(scaler, "dynamic", False):
         for kind in SCALER_KINDS:

@@ -1,6 +1,8 @@
-"""DeepSpeed: ZeRO stages 0 to 3, offload to CPU and NVMe, AutoTP and Ulysses, under the same window as every other strategy.
+"""DeepSpeed: ZeRO stages 0 to 3, offload to CPU and NVMe, AutoTP and Ulysses, through the same window as
+every other strategy.
 
-One class for ``deepspeed`` (the stage is its JSON's), ``zero1``, ``zero2`` and ``zero3``; see ``deepspeed_config`` for who owns what.
+One class for ``deepspeed`` (the stage is in its JSON), ``zero1``, ``zero2`` and ``zero3``; see
+``deepspeed.config`` for who owns what.
 """
 
 from __future__ import annotations
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class EngineHandle(Handle):
-    """``module`` is a DeepSpeed engine, ``optimizer`` the torch optimizer whose parameters it has partitioned.
+    """``module`` is a DeepSpeed engine, ``optimizer`` the torch optimizer whose parameters it has
+    partitioned.
 
-    gradient_bytes  as they were before the first step: DeepSpeed frees them inside of it
-    profile         of the micro-step that runs, where DeepSpeed's flops profiler is due
+    gradient_bytes  measured before the first step, inside which DeepSpeed frees the gradients
+    profile         of the running micro-step, if DeepSpeed's flops profiler is due
     """
 
     gradient_bytes: int | None = None
@@ -53,7 +56,7 @@ class EngineHandle(Handle):
         return self.module
 
     def start_profiles(self, sequence_ranks: int) -> None:
-        """From now on each forward of the engine begins a profile where one is due; whoever goes backward ends it."""
+        """Start a profile before each forward of the engine for which one is due; ``backward`` ends it."""
 
         def begin(engine: nn.Module, given: tuple[Any, ...]) -> None:
             self.profile.enter_context(profile.profiled(engine, self.root, given[0], sequence_ranks))
@@ -61,7 +64,7 @@ class EngineHandle(Handle):
         self.module.register_forward_pre_hook(begin)
 
     def state_bytes(self) -> dict[str, int]:
-        """Of the partitions; gradients as they were before the first step."""
+        """Return the bytes of the partitions; gradients as measured before the first step."""
         if not self.trained or not self.engine.zero_optimization():
             return super().state_bytes()
         return {
@@ -72,40 +75,44 @@ class EngineHandle(Handle):
 
 
 class DeepSpeed(Strategy):
-    """ZeRO by DeepSpeed's engine, one a model that is trained (or sharded)."""
+    """ZeRO through DeepSpeed's engine, one per trained (or sharded) model."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         self.stage = options_of(plan).zero_stage
         self._engines: list[Any] = []
         self._context: ContextParallel | None = None
-        # Stages 0 to 2 divide by the data-parallel ranks and leave a sequence's ranks a sum; stage 3's reduce-scatter divides by all of them.
+        # Stages 0 to 2 divide by the data-parallel ranks only, stage 3 by the ranks of each sequence as well.
         averaged = self.data_parallel_size * (plan.mesh.cp if self.stage == 3 else 1)
         self.averaging_factor = float(averaged) if averages_gradients(options_of(plan).config) else 1.0
         self.collective_forward = self.stage == 3
         self.collective_decoding = self.stage == 3 and not options_of(plan).gather_for_generation
 
     def shard_batch(self, batch: Batch) -> Batch:
-        """Under Ulysses this rank's share of the tokens."""
+        """Return the batch on the device, or under Ulysses this rank's part of its tokens."""
         local_batch = super().shard_batch(batch)
         return local_batch if self._context is None else self._context.split(local_batch)
 
     def wrap(self, role: Role, root: RootModule) -> nn.Module:
-        """Unused: ``prepare`` starts the engine, which needs the optimizer too."""
+        """Not used: ``prepare`` starts the engine, which needs the optimizer too."""
         raise NotImplementedError
 
     # --- life of a model -------------------------------------------------------------------------------------------
 
     def prepare(self, role: Role, build: ModelFactory, optimizer: OptimizerSpec | None) -> Handle:
-        """Build the whole model, start the engine over it (a frozen one has an engine under ZeRO-3 alone, which shares out its weights)."""
+        """Build the whole model and start the engine on it. A frozen model has an engine only under ZeRO-3,
+        which partitions its weights.
+        """
         if optimizer is None:
             return self._frozen(role, build) if self.stage == 3 else super().prepare(role, build, None)
+        # The model, with low-precision weights from the engine if it trains in low precision.
         low = self.stage > 0 and self.plan.precision.compute in ("bfloat16", "float16")
         root = build(BuildOptions(fused=self.stage < 3 and self.plan.mesh.tp == 1, engine_casts=low))
         root = root.to(self.world.device)
         check_optimizer(optimizer, self.stage)
         if self.plan.mesh.tp > 1:
             tensor_parallel.prepare_root(root, self.stage)
+        # The engine takes over the optimizer; under Ulysses its groups shard the batch.
         config = engine_config(self.plan, role.value)
         built = build_optimizer(optimizer, root.plain_named_parameters())
         if self.plan.mesh.cp > 1:
@@ -114,6 +121,7 @@ class DeepSpeed(Strategy):
         if self.plan.mesh.cp > 1:
             group = engine.mpu.get_sequence_parallel_group()
             self._context = ContextParallel(DeviceMesh.from_group(group, self.world.device.type), ULYSSES)
+        # What must be set after the start.
         self._engines.append(engine)
         engine.set_gradient_accumulation_boundary(True)
         if self.stage == 3:
@@ -126,7 +134,9 @@ class DeepSpeed(Strategy):
         return handle
 
     def _frozen(self, role: Role, build: ModelFactory) -> Handle:
-        """A model that is only asked, in partitions: DeepSpeed's own ZeRO-3 inference. Each forward is a collective."""
+        """Partition a frozen model with DeepSpeed's ZeRO-3 inference. Each of its forwards is a
+        collective.
+        """
         low = self.plan.precision.compute in ("bfloat16", "float16")
         root = build(BuildOptions(fused=False, engine_casts=low)).to(self.world.device)
         root.requires_grad_(False).eval()
@@ -136,7 +146,7 @@ class DeepSpeed(Strategy):
         return EngineHandle(role, root, engine)
 
     def release(self, handle: Handle) -> None:
-        """Its engine goes with it."""
+        """Destroy the model's engine."""
         if handle.module in self._engines:
             engine: Any = handle.module
             self._engines.remove(engine)
@@ -144,7 +154,9 @@ class DeepSpeed(Strategy):
 
     @contextlib.contextmanager
     def generating(self, handle: Handle) -> Iterator[RootModule]:
-        """The whole model: under ZeRO-3 every rank gathers it, or all go through it together. Collective at both ends there."""
+        """Yield the whole model. Under ZeRO-3 every rank gathers it, or all ranks run it together; collective
+        on entry and exit then.
+        """
         whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.stage == 3 and handle.trained:
             taken = zero3.gathered_by_layer if self.collective_decoding else zero3.gathered
@@ -153,22 +165,24 @@ class DeepSpeed(Strategy):
             yield handle.root
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
-        """Each rank's partitions as blocks of plain parameters. Collective."""
+        """Yield this rank's partitions as blocks of plain parameters. Collective."""
         return state.export_state(handle, self.world, self.plan.mesh)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Each rank reads its own partitions; low-precision parameters follow."""
+        """Load this rank's partitions, then update the low-precision parameters."""
         state.import_state(handle, reader, self.world, self.plan.mesh)
 
     # --- a window --------------------------------------------------------------------------------------------------
 
     def zero_grad(self, handle: Handle) -> None:
-        """Partitions of an abandoned window, too."""
+        """Clear all gradients, also partitions of an abandoned window."""
         _engine(handle).optimizer.zero_grad()
 
     @contextlib.contextmanager
     def no_sync(self, handle: Handle) -> Iterator[None]:
-        """Gradients are reduced as DeepSpeed's stage does; the boundary is where the window ends, whatever it counts itself."""
+        """Gradients are reduced as the ZeRO stage requires; the accumulation boundary is the window's end,
+        not DeepSpeed's own count.
+        """
         engine = _engine(handle)
         engine.set_gradient_accumulation_boundary(False)
         try:
@@ -177,15 +191,18 @@ class DeepSpeed(Strategy):
             engine.set_gradient_accumulation_boundary(True)
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
-        """Through the engine, without its division by the accumulation steps."""
+        """Run the engine's backward, without its division by the accumulation steps."""
         assert isinstance(handle, EngineHandle)
         scaled = loss if handle.scaler is None else handle.scaler.scale(loss)
         handle.engine.backward(scaled, scale_wrt_gas=False)
         handle.profile.close()
 
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
-        """Stage 0: as the base class. Else norm, clipping and step are one call of DeepSpeed's, which tells the norm before clipping; under fp16 it
-        skips an overflow by itself and halves its own scale, on all ranks alike."""
+        """Stage 0: as the base class. Else DeepSpeed clips and steps in one call, and returns the norm before
+        clipping.
+
+        Under fp16 it skips a step with an overflow by itself and halves its scale, on all ranks alike.
+        """
         assert isinstance(handle, EngineHandle)
         if not self.stage:
             return super().finish(handle, lr=lr, max_grad_norm=max_grad_norm)
@@ -202,11 +219,13 @@ class DeepSpeed(Strategy):
         return StepOutcome(norm, torch.full_like(norm, float(engine.optimizer.loss_scale)))
 
     def _step(self, handle: Handle) -> None:
-        """Stage 0: the engine's, around the optimizer's."""
+        """Stage 0: call the engine's step, which calls the optimizer's."""
         _engine(handle).step()
 
     def close(self) -> None:
-        """Print what the comms logger has counted (collective), and let the engines go before their process group does."""
+        """Print the comms logger's summary (collective), and destroy the engines before their process
+        group.
+        """
         for engine in self._engines:
             if (engine.config.get("comms_logger") or {}).get("enabled"):
                 from deepspeed import comm
@@ -222,7 +241,9 @@ def _engine(handle: Handle) -> Any:
 
 
 def check_optimizer(spec: OptimizerSpec, stage: int) -> None:
-    """Raise ConfigError for an optimizer whose state is no array of the parameter's size: ZeRO cuts flat partitions."""
+    """Raise ConfigError for an optimizer whose state does not have the parameter's shape: ZeRO splits flat
+    partitions.
+    """
     if stage and not elementwise(spec.name):
         raise ConfigError(
             codes.STRATEGY_DEEPSPEED_OPTIMIZER(

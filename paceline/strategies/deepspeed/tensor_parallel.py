@@ -1,4 +1,4 @@
-"""AutoTP on our root modules: what it must find to cut the layers, and what it must leave whole."""
+"""AutoTP for our root modules: what it needs to shard the layers, and what must stay whole."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from paceline.plan import codes as plan_codes
 
 
 def prepare_root(root: nn.Module, stage: int) -> None:
-    """Give ``root`` what AutoTP looks for: the model's config (its plan and its key heads), and linear layers of torch's own class.
+    """Give ``root`` what AutoTP looks for: the model's config (with its plan and its key-value heads), and
+    layers of exactly ``nn.Linear``.
 
-    Only the trunk's plan is shown: the head computes losses from its whole weight and stays replicated. AutoTP tells layers by their exact
-    class and passes a subclass by without a word. Raises ConfigError for a model without a plan, or for stage 0.
+    Only the trunk is sharded: the head computes losses from its whole weight and stays replicated. AutoTP
+    recognizes layers by their exact class and silently skips subclasses. Raises ConfigError for a model
+    without a plan, or for stage 0.
     """
     config = getattr(getattr(root, "hf", None), "config", None)
     check_tp_plan(config)
@@ -47,7 +49,7 @@ def check_tp_plan(config: Any) -> None:
 
 
 def unsharded(root: nn.Module) -> list[str]:
-    """What is wrong with the cut: nothing replaced, nothing smaller than before, or a head that lost its rows."""
+    """Return what is wrong with the sharding: no layer replaced, weights of full size, or a sharded head."""
     replaced = [m for m in root.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
     if not replaced:
         return ["AutoTP has replaced no layer: every rank computes the whole model"]

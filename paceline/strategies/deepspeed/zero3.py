@@ -1,4 +1,6 @@
-"""What is special where parameters themselves are partitioned (ZeRO-3): weights that a module reads from outside, and decoding."""
+"""Special cases of partitioned parameters (ZeRO-3): weights read by another module than their own, and
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from torch import nn
 
 
 def register_head(root: nn.Module) -> None:
-    """Have the head's weight gathered for the forward of ``root``, which reads it itself instead of calling the layer that owns it.
+    """Register the head's weight for gathering in the forward of ``root``, which reads it without calling the
+    head.
 
-    DeepSpeed would find out at the first forward, by way of a message and a gather in the middle of it.
+    Otherwise DeepSpeed would detect this in the first forward, with a message and a gather in the middle of
+    it.
     """
     from deepspeed.runtime.zero import register_external_parameter
 
@@ -24,7 +28,11 @@ def register_head(root: nn.Module) -> None:
 
 @contextmanager
 def gathered(engine: Any) -> Iterator[None]:
-    """Every rank holds the whole model inside, and ranks need not call it alike: DeepSpeed's hooks, each a collective, are off. Collective at both ends."""
+    """Inside the context every rank holds the whole model and may call it independently: DeepSpeed's hooks,
+    which are collectives, are off.
+
+    Collective on entry and exit.
+    """
     from deepspeed.runtime.zero import GatheredParameters
 
     offload = engine.optimizer.parameter_offload
@@ -44,11 +52,15 @@ def gathered(engine: Any) -> Iterator[None]:
 
 @contextmanager
 def gathered_by_layer(engine: Any) -> Iterator[None]:
-    """DeepSpeed's hooks gather a module at a time in forwards of the Hugging Face model alone; all ranks make equally many. Collective at both ends."""
+    """Inside the context DeepSpeed's hooks gather one module at a time in forwards of the Hugging Face model;
+    all ranks must make the same number.
+
+    Call on all ranks.
+    """
     coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
     begins = engine.module.hf.register_forward_pre_hook(
         lambda *_: coordinator.reset_step()
-    )  # the root's hook does it in training
+    )  # in training the root's own hook does this
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""What a pipeline's schedule calls: stages that find their micro-batch by its number, and the root that holds a rank's stages."""
+"""The modules that a pipeline schedule calls: stages that look up their micro-batch by index, and the root
+with a rank's stages.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output
 
-_STAGE_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds of neighbouring stages lie far apart
+_STAGE_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: spreads the seeds of neighbouring stages
 _SEEDS = 2**63
 
 
 @dataclass(frozen=True)
 class ScheduleInput:
-    """The micro-batches of one run of a schedule; all ranks of a pipeline hold the same.
+    """The micro-batches of one run of a schedule; equal on all ranks of a pipeline.
 
-    finish    outputs of the head and their batch → the loss to go backward from (a scalar); called by the last stage
-    seed      of a micro-batch, before its forward (dropout); None where nothing is random
+    finish    the head's outputs and their batch → the scalar loss for the backward; called by the last stage
+    seed      of a micro-batch, set before its forward (dropout); None if nothing is random
     """
 
     batches: Sequence[Batch]
@@ -33,7 +35,9 @@ class ScheduleInput:
 
 
 class ScheduledStage(nn.Module):
-    """A stage as a schedule calls it: states come from the stage before, ``index`` says of which micro-batch."""
+    """A stage as a schedule calls it: its input comes from the previous stage, with the micro-batch's
+    ``index``.
+    """
 
     def __init__(self, stage: StageModule) -> None:
         super().__init__()
@@ -41,7 +45,9 @@ class ScheduledStage(nn.Module):
         self.run_input: ScheduleInput | None = None
 
     def forward(self, states: Tensor, index: Tensor) -> Tensor:
-        """Ids or hidden states of one micro-batch; index int64 [1] -> hidden states, or the loss (last stage)."""
+        """Token ids or hidden states of one micro-batch, and index int64 [1] -> hidden states, or the loss
+        (last stage).
+        """
         assert self.run_input is not None
         number = int(index)
         batch = self.run_input.batches[number]
@@ -54,7 +60,7 @@ class ScheduledStage(nn.Module):
 
 
 class PipelineRoot(RootModule):
-    """The stages that one rank has of a role's model; its forward is what only a schedule can do."""
+    """One rank's stages of a role's model; it has no forward, as only a schedule can run it."""
 
     adapter = None  # the config rules refuse low-rank adapters under a pipeline
 
@@ -64,31 +70,35 @@ class PipelineRoot(RootModule):
 
     @property
     def stages(self) -> list[StageModule]:
-        """In the model's order."""
+        """This rank's stages, in the model's order."""
         return [scheduled.stage for scheduled in self.scheduled]  # type: ignore[misc]
 
     @property
     def by_index(self) -> dict[int, nn.Module]:
-        """What a schedule is given."""
+        """This rank's stages by index, as a schedule takes them."""
         return {stage.index: module for stage, module in zip(self.stages, self.scheduled, strict=True)}
 
     @property
     def hf(self) -> Any:
-        """The model without what other ranks have: for its config and sizes."""
+        """The model without the layers of other ranks: for its config and sizes."""
         return self.stages[0].hf
 
     def give(self, run_input: ScheduleInput | None) -> None:
-        """What the next run of the schedule is about."""
+        """Set the micro-batches of the next run of the schedule."""
         for scheduled in self.scheduled:
             scheduled.run_input = run_input  # type: ignore[assignment]
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters under the whole model's names; a tied weight that this rank holds twice comes twice."""
+        """Yield this rank's parameters under the whole model's names; a tied weight of which this rank holds
+        both copies comes twice.
+        """
         for stage in self.stages:
             yield from stage.plain_named_parameters()
 
     def own_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same without the last stage's copy of a tied weight: each parameter of the model once over all ranks of a pipeline."""
+        """Yield the same without the last stage's copy of a tied weight: over all ranks of a pipeline each
+        parameter comes once.
+        """
         second = self.tied_copy
         for name, parameter in self.plain_named_parameters():
             if parameter is not second:
@@ -96,7 +106,7 @@ class PipelineRoot(RootModule):
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """The embedding that the head shares, if the first stage is here and the model has one."""
+        """The embedding that is tied to the head, if the first stage is here and the model has one."""
         return self._tied(first=True)
 
     @property
@@ -110,7 +120,7 @@ class PipelineRoot(RootModule):
             stage.refresh_compute_weights()
 
     def notes(self) -> dict[str, str]:
-        """How these stages compute, by subject."""
+        """Return how these stages compute, by subject: for the log."""
         notes: dict[str, str] = {}
         for stage in self.stages:
             notes |= stage.notes()

@@ -1,4 +1,6 @@
-"""Pipeline schedules: which stages a rank has, how many micro-batches a schedule takes, and the schedule itself (``torch.distributed.pipelining``)."""
+"""Pipeline schedules (``torch.distributed.pipelining``): the stages of each rank, valid numbers of
+micro-batches, and running them.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,15 @@ _MULTI = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-SPLIT_BACKWARD = frozenset({"zero_bubble", "zbv"})  # gradients of inputs first, those of weights when there is time
+SPLIT_BACKWARD = frozenset({"zero_bubble", "zbv"})  # gradients of inputs first, those of weights later
 
 
 @dataclass(frozen=True)
 class StageLayout:
-    """The stages of one pipeline: ``ranks`` in a row, ``each`` stages on every one of them, run by ``schedule``.
+    """The stages of one pipeline: ``ranks`` ranks with ``each`` stages, run by ``schedule``.
 
-    Raises ConfigError ``strategy.pipeline_schedule`` for a number of stages that the schedule does not take.
+    Raises ConfigError ``strategy.pipeline_schedule`` for a number of stages that the schedule does not
+    support.
     """
 
     schedule: str
@@ -57,34 +60,42 @@ class StageLayout:
 
     @property
     def extra_outputs(self) -> frozenset[Output]:
-        """A backward in two parts goes through the head twice, and the cheapest loss forms its gradients once: log-probabilities can be gone through again."""
+        """Outputs required in addition. A split backward goes through the head twice, but the fused loss
+        computes its gradients once; log-probabilities can be differentiated again.
+        """
         return frozenset({Output.LOGPROBS}) if self.schedule in SPLIT_BACKWARD else frozenset()
 
     @property
     def count(self) -> int:
-        """Stages in all."""
+        """Total number of stages."""
         return self.ranks * self.each
 
     def own(self, rank: int) -> tuple[int, ...]:
-        """The stages of the ``rank``-th in the row: every ranks-th one, or down and up again in a V."""
+        """Return the stages of pipeline rank ``rank``: every ranks-th one, or for zbv one on the way down and
+        one on the way up.
+        """
         if self.schedule == "zbv":
             return (rank, self.count - 1 - rank)
         return tuple(range(rank, self.count, self.ranks))
 
     def rank_of(self, stage: int) -> int:
-        """Who has it."""
+        """Return the pipeline rank that has ``stage``."""
         return next(rank for rank in range(self.ranks) if stage in self.own(rank))
 
     def micro_batches(self, number: int) -> int:
-        """The smallest number from ``number`` up that the schedule takes: interleaved ones run in rounds of equal length."""
+        """Return the smallest number from ``number`` up that the schedule supports: interleaved ones run in
+        rounds of equal length.
+        """
         if self.schedule in ("interleaved", "zero_bubble"):
             while number % max(1, number // self.ranks):
                 number += 1
         return number
 
     def kind(self, number: int) -> Any:
-        """The schedule's class. With fewer micro-batches than stages there is no steady state of one forward and one backward, and 1F1B is
-        GPipe: the same order, the same memory.
+        """Return the schedule's class.
+
+        With fewer micro-batches than stages, 1F1B has no steady state and equals GPipe: the same order, the
+        same memory.
         """
         if self.schedule == "1f1b" and number < self.count:
             return ScheduleGPipe
@@ -93,31 +104,33 @@ class StageLayout:
 
 @dataclass(frozen=True)
 class Wire:
-    """What goes between stages: hidden states [rows, length, width] of ``dtype``."""
+    """What is sent between stages: hidden states [rows, length, width] of ``dtype``."""
 
     width: int
     dtype: torch.dtype
-    parts: int = 1  # over how many ranks the length is shared out between stages (sequence parallelism)
+    parts: int = 1  # ranks that the length is sharded over (sequence parallelism)
 
     def shape(self, shape: FixedShape) -> tuple[int, int, int]:
         return (shape.rows, shape.length // self.parts, self.width)
 
 
 class _Stage(PipelineStage):
-    """Evaluates in a V too: torch 2.13 asks the stage behind the turn for a gradient that an evaluation does not have."""
+    """Supports evaluation in a V schedule: torch 2.13 asks the stage after the turn for a gradient, which an
+    evaluation does not have.
+    """
 
     def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
-        """The gradients for the stage before, on the same rank; none in an evaluation."""
+        """Return the gradients for the previous stage, on the same rank; none in an evaluation."""
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-any-return, no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
-        """Takes what ``get_local_bwd_output`` of the stage behind gave."""
+        """Take what ``get_local_bwd_output`` of the next stage returned."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
 class Running:
-    """One schedule over this rank's stages, for micro-batches of one shape and one number of them."""
+    """One schedule over this rank's stages, for a fixed shape and number of micro-batches."""
 
     def __init__(
         self,
@@ -145,11 +158,15 @@ class Running:
         ]
         kind = layout.kind(number)
         given: Any = made if layout.schedule in _MULTI else made[0]
-        # every stage's losses are sums already divided by the window's weight: nothing is left to scale
+        # losses are already sums divided by the window's weight, so gradients need no scaling
         self._schedule = kind(given, number, loss_fn=_as_it_is, scale_grads=False)
 
     def run(self, ids: Tensor, *, training: bool) -> None:
-        """Forward (and backward) of all micro-batches; ``ids`` int64 [number · rows, length] for who has the first stage. Collective."""
+        """Run the forward (and backward) of all micro-batches. Collective.
+
+        ``ids``: int64 [number · rows, length], read on the rank with the first stage. Raises the cause of an
+        error inside the schedule.
+        """
         index = torch.arange(self.number)
         call = self._schedule.step if training else self._schedule.eval
         try:
@@ -159,7 +176,9 @@ class Running:
 
 
 def _example(shape: FixedShape, wire: Wire, *, first: bool, last: bool) -> Tensor:
-    """Size and dtype by which both sides of a boundary allocate (so nothing is inferred by a forward, or sent pickled)."""
+    """Return a meta tensor with the size and dtype sent over a boundary, so that nothing is inferred by a
+    forward or sent pickled.
+    """
     if first:
         return torch.empty(shape.rows, shape.length, dtype=torch.int64, device="meta")
     if last:
@@ -168,12 +187,12 @@ def _example(shape: FixedShape, wire: Wire, *, first: bool, last: bool) -> Tenso
 
 
 def _as_it_is(loss: Tensor, _: Tensor) -> Tensor:
-    """The last stage gives the loss itself."""
+    """The loss function of the schedule: the last stage already returns the loss."""
     return loss
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error with a name that a schedule wrapped into its own, or ``error``."""
+    """Return the PacelineError that a schedule wrapped into its own error, or ``error``."""
     seen: Sequence[BaseException] = [error]
     while (inner := seen[-1].__cause__) is not None:
         if isinstance(inner, PacelineError):

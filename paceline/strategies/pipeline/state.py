@@ -1,4 +1,6 @@
-"""Gradients and parameters over the stages of a pipeline: what is held whole, and the weight that two stages share."""
+"""Gradients and parameters over the stages of a pipeline: whole ones, and the weight that two stages
+share.
+"""
 
 from __future__ import annotations
 
@@ -14,47 +16,49 @@ from paceline.plan.mesh import Mesh
 from paceline.strategies.pipeline.parts import PipelineRoot
 from paceline.strategies.sharded_state import Block, ShardedHandle
 
-_BUCKET_BYTES = 50 * 2**20  # as DDP's on a CPU: fewer messages, and never twice all gradients
+_BUCKET_BYTES = 50 * 2**20  # as DDP's on a CPU: few messages, without a second copy of all gradients
 
 
 @dataclass
 class PipelineHandle(ShardedHandle):
-    """``blocks`` are this rank's pieces of what its stages own; ``copies`` those of the head's copy of a tied embedding, which is trained like
-    them and counted, written and read as the embedding's.
+    """``blocks`` are this rank's shards of its stages' parameters, ``copies`` those of the head's copy of a
+    tied embedding.
+
+    Copies are trained like the others; for norms and checkpoints they are the embedding's.
     """
 
     copies: list[Block] = field(default_factory=list)
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """Every piece with its parameter's plain name, the copies last."""
+        """Return every shard with its parameter's plain name, the copies last."""
         return [(b.name, b.local) for b in (*self.blocks, *self.copies)]
 
     def parameters(self) -> list[nn.Parameter]:
-        """This rank's pieces of what is trained, the copies last."""
+        """Return this rank's shards of the trained parameters, the copies last."""
         return [b.local for b in (*self.blocks, *self.copies) if b.local.requires_grad]
 
     def take_gradients(self) -> None:
-        """Hand FSDP2's gradients to the local pieces; a whole parameter has its own."""
+        """Assign FSDP2's gradients to the local shards; a whole parameter has its own."""
         for block in (*self.blocks, *self.copies):
             if block.local is not block.parameter:
                 grad = block.parameter.grad
                 block.local.grad = None if grad is None else local(grad)
 
     def drop_gradients(self) -> None:
-        """Free them."""
+        """Free the gradients."""
         for block in (*self.blocks, *self.copies):
             block.parameter.grad = block.local.grad = None
 
 
 def whole_blocks(named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, rank: int) -> list[Block]:
-    """Blocks of parameters that every rank of a stage holds whole."""
+    """Return blocks for parameters that every rank of a stage holds whole."""
     at = mesh.coordinates(rank)
     return [Block(name, p, p, tuple(p.shape), (0,) * p.ndim, mesh.dp_replicate, at.dp_replicate) for name, p in named]
 
 
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Sums over ``group`` in place, some tens of MB at a time."""
+    """All-reduce gradients over ``group`` in place, in buckets of some tens of MB. Collective."""
     bucket: list[Tensor] = []
     for index, parameter in enumerate(parameters):
         assert parameter.grad is not None
@@ -69,9 +73,10 @@ def sum_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) 
 
 @torch.no_grad()
 def exchange(handle: PipelineHandle, row: dist.ProcessGroup, first: int, last: int) -> None:
-    """Both holders of a tied weight get the sum of both gradients, in the same order: they make the same step, bit for bit.
+    """Give both holders of a tied weight the sum of both gradients, added in the same order, so that their
+    steps are bitwise equal.
 
-    ``first`` and ``last`` are the holders' places in the ``row``.
+    ``first`` and ``last`` are the holders' ranks in the group ``row``. Collective between the two.
     """
     root = handle.root
     assert isinstance(root, PipelineRoot)
@@ -80,6 +85,7 @@ def exchange(handle: PipelineHandle, row: dist.ProcessGroup, first: int, last: i
         return
     grads = [local(grad) for grad in mine if grad is not None]
     assert len(grads) == len(mine), "a tied weight has no gradient"
+    # One rank may hold both (zbv); else the two holders swap gradients, and add them in the same order.
     if len(grads) == 2:
         total = grads[0] + grads[1]
     else:
@@ -97,5 +103,5 @@ def exchange(handle: PipelineHandle, row: dist.ProcessGroup, first: int, last: i
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard itself of a DTensor, any other tensor as it is."""
+    """Return the local shard of a DTensor, or any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,6 @@
-"""Pipeline parallelism: each rank of a row has some layers; the micro-batches of a window run through the row by a schedule of torch's."""
+"""Pipeline parallelism: each rank of a pipeline has some of the layers; a window's micro-batches run through
+it by one of torch's schedules.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,19 @@ from paceline.strategies.runner import WindowRunner
 from paceline.strategies.sharded_state import blocks_of
 from paceline.strategies.sharding import Units, shard
 
-_EVAL_MICRO_BATCHES_A_RANK = 4  # evaluated in one run of the schedule: enough to keep the row busy, few enough to hold
+_EVAL_MICRO_BATCHES_A_RANK = 4  # in one run of the schedule: keeps the pipeline busy, and fits in memory
 
 
 @dataclass
 class _Kept:
-    """The schedule made last: the next window mostly has the same shape."""
+    """The last schedule, reused as the next window mostly has the same shape."""
 
     key: tuple[FixedShape, int]
     running: Running
 
 
 class PipelineRunner(WindowRunner):
-    """Runs the micro-batches of a window through the row of stages by the strategy's schedule."""
+    """Runs the micro-batches of a window through the pipeline by the strategy's schedule."""
 
     strategy: Pipeline
 
@@ -64,7 +66,9 @@ class PipelineRunner(WindowRunner):
         sums: dict[str, Tensor],
         generator_seed: Callable[[int], int] | None,
     ) -> None:
-        """The window through the schedule; then gradients are whole sums on every rank that holds them."""
+        """Run the window through the schedule; afterwards every rank has the summed gradients of its
+        parameters.
+        """
         strategy, stage_layout = self.strategy, self.strategy.stage_layout
         for handle in (handles[role] for role in algorithm.trains):
             assert isinstance(handle, PipelineHandle)
@@ -79,11 +83,12 @@ class PipelineRunner(WindowRunner):
             exchange(handle, strategy.row, stage_layout.rank_of(0), stage_layout.rank_of(stage_layout.count - 1))
 
     def _run(self, handle: Handle, micro_batches: Sequence[Batch], run_input: ScheduleInput, *, training: bool) -> None:
-        """One run of the schedule over ``micro_batches`` as they are (``run_input`` without batches)."""
+        """Run the schedule once over ``micro_batches`` (``run_input`` comes without batches)."""
         root = handle.root
         assert isinstance(root, PipelineRoot)
         packed = root.stages[0].attention.layout == "packed"
         local_batches = [self.strategy.shard_batch(batch) for batch in micro_batches]
+        # One shape for all, and as many micro-batches as the schedule supports.
         shape = FixedShape.of(local_batches, packed, MULTIPLE * self.mesh.tp)
         number = self.strategy.stage_layout.micro_batches(len(local_batches))
         fitted = [shape.fit(batch) for batch in local_batches] + [shape.empty(local_batches[0])] * (
@@ -97,7 +102,7 @@ class PipelineRunner(WindowRunner):
             root.give(None)
 
     def _running(self, role: Role, root: PipelineRoot, shape: FixedShape, number: int, training: bool) -> Running:
-        """The schedule for this shape: the last one again, or a new one."""
+        """Return the schedule for this shape: the last one, or a new one."""
         kept = self._kept.get((role, training))
         if kept is None or kept.key != (shape, number):
             stage, strategy = root.stages[0], self.strategy
@@ -112,7 +117,9 @@ class PipelineRunner(WindowRunner):
     def _evaluated(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
     ) -> Iterator[Batch]:
-        """Forward only, some micro-batches at a time; the last stage's names of sums go to all ranks."""
+        """Run forwards only, some micro-batches at a time; the last stage broadcasts the names of its sums to
+        all ranks.
+        """
         batches, stage_layout = iter(micro_batches), self.strategy.stage_layout
         while chunk := list(islice(batches, _EVAL_MICRO_BATCHES_A_RANK * stage_layout.ranks)):
             for role in algorithm.trains:
@@ -125,18 +132,20 @@ class PipelineRunner(WindowRunner):
                 self._run(handles[role], chunk, run_input, training=False)
             yield from chunk
         for role in algorithm.trains:
-            self._kept.pop((role, False), None)  # it holds room for its micro-batches' hidden states
+            self._kept.pop((role, False), None)  # it holds buffers for its micro-batches' hidden states
         holder = stage_layout.rank_of(stage_layout.count - 1) * (self.world.world_size // stage_layout.ranks)
         for name in self.world.broadcast_json(sorted(sums), src=holder):
             sums.setdefault(name, torch.zeros((), dtype=torch.float64, device=self.world.device))
 
 
 class Pipeline(FSDP):
-    """``torch.distributed.pipelining`` over the mesh's ``pp`` axis; inside a stage replicated (``dp_replicate``), sharded (``dp_shard``) or cut (``tp``).
+    """``torch.distributed.pipelining`` over the mesh's ``pp`` axis; each stage may be replicated
+    (``dp_replicate``), sharded (``dp_shard``) or tensor-parallel (``tp``).
 
-    All ranks of a row read the same rows. The micro-batches of a window are padded to one shape, as stages must know what they receive; the
-    padding weighs nothing. Parameters of a stage stay gathered from a window's first forward to its last backward, and gradients are
-    summed over the data-parallel ranks once a window.
+    All ranks of a pipeline read the same rows. The micro-batches of a window are padded to one shape, as
+    stages must know what they receive; the padding has weight 0. A stage's parameters stay gathered from a
+    window's first forward to its last backward, and gradients are summed over the data-parallel ranks once
+    per window.
     """
 
     runner = PipelineRunner
@@ -157,21 +166,23 @@ class Pipeline(FSDP):
         self.stage_layout = StageLayout(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
         self.place_in_row = plan.mesh.coordinates(world.rank).pp
         self.how = replace(engine.fsdp, reshard_after_forward=False)
-        self.collective_forward = self.sharding  # whole stages need no other row
+        self.collective_forward = self.sharding  # without sharding, a forward involves no other pipeline
 
     @property
     def sharding(self) -> bool:
-        """Whether parameters of a stage are DTensors, by FSDP2; else they are whole."""
+        """Whether a stage's parameters are sharded (DTensors), or whole."""
         return self.plan.mesh.dp_shard > 1 or self.plan.mesh.tp > 1
 
     # --- life of a model -------------------------------------------------------------------------------------------
 
     def _build(self, build: ModelFactory) -> RootModule:
-        """The whole model on the host, without low-precision copies: a stage makes those of its own layers."""
+        """Build the whole model on the host, without low-precision copies: each stage makes those of its own
+        layers.
+        """
         return build(BuildOptions(device=torch.device("cpu"), fused=self.plan.mesh.tp == 1, engine_casts=True))
 
     def _shard(self, role: Role, root: RootModule) -> PipelineHandle:
-        """This rank's stages of ``root``; the rest is let go."""
+        """Keep this rank's stages of ``root``; free the rest."""
         assert isinstance(root, RoleModule), "a pipeline cuts Hugging Face models"
         stages = split(root, self.stage_layout.count, self.stage_layout.own(self.place_in_row))
         if self.plan.mesh.tp > 1:
@@ -192,16 +203,16 @@ class Pipeline(FSDP):
             )
         dist.all_reduce(
             torch.ones(1, device=self.world.device), group=self.row
-        )  # NCCL wants its group met before it sends within it
+        )  # NCCL requires a collective on a group before point-to-point sends
         return PipelineHandle(role, parts, parts, blocks=own, copies=copies, units=units)
 
     @property
     def row(self) -> dist.ProcessGroup:
-        """The ranks that have the stages of one copy of the model."""
+        """The process group of the ranks that have the stages of one copy of the model."""
         return self.mesh["pp"].get_group()
 
     def _shard_stages(self, parts: PipelineRoot) -> Units:
-        """FSDP2 inside every stage."""
+        """Apply FSDP2 inside every stage."""
         over = sharding_mesh(self.mesh)
         made = [
             shard(scheduled, stage.hf.base_model, over, self.how, self.dtypes)
@@ -212,16 +223,16 @@ class Pipeline(FSDP):
         return Units(made[0].root, [unit for units in made for unit in units.all()][1:])
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Each rank reads its own blocks, both holders of a tied weight the same ones."""
+        """Load this rank's shards; both holders of a tied weight load the same ones."""
         assert isinstance(handle, PipelineHandle)
         sharded_state.import_state(replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader)
 
     def shard_batch(self, batch: Batch) -> Batch:
-        """The whole micro-batch: all ranks of a row see the same tokens."""
+        """Return the whole micro-batch: all ranks of a pipeline read the same tokens."""
         return batch.to(self.world.device)
 
 
 def _tied_copy(parts: PipelineRoot) -> list[tuple[str, nn.Parameter]]:
-    """The last stage's copy of a tied weight, if it is here."""
+    """Return the last stage's copy of a tied weight, if it is here."""
     second = parts.tied_copy
     return [(name, p) for name, p in parts.plain_named_parameters() if p is second]
