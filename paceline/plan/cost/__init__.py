@@ -1,1 +1,1 @@
-"""What a job costs: the bytes of a rank, the time of a step, the search over layouts, and what was measured. No torch."""
+"""The cost model: memory, step time, search over layouts, corrections from measured runs. No torch."""

@@ -1,4 +1,4 @@
-"""What to do with a prediction: the guide's rule checked and escalated, what would make it fit, the next bottleneck, checkpoints, learning rates."""
+"""Advice from a prediction: the size rule, what would fit, bottleneck, save interval, learning rate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from paceline.core.units import human_count, human_seconds
 from paceline.plan.cost.search import GIB, MARGIN, Candidate, SearchSpec, near_rows
 from paceline.plan.size_rule import chain_from, size_rule
 
-HOURS_BETWEEN_FAILURES = 50_000.0  # of one card; Llama 3's 405B run: 419 interruptions in 54 days on 16,384 (arXiv:2407.21783) is one in 50,000 h
+#: Per card: Llama 3 405B had 419 interruptions in 54 days on 16,384 cards (arXiv:2407.21783).
+HOURS_BETWEEN_FAILURES = 50_000.0
 SECONDS_TO_SAVE = 60.0
 
 
 def escalated(spec: SearchSpec, found: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
-    """The guide's strategy, and from there up until a layout fits: (the one taken, every step in words).
+    """Escalate from the size rule's strategy until a layout fits; return (candidate, one line per attempt).
 
-    Without recomputation first, then with it, then the next strategy; of each the largest micro-batch that fits.
+    Each strategy is tried without recomputation, then with full recomputation; the fastest layout that fits
+    is taken. The candidate is None if no strategy of the chain fits.
     """
     start, _ = size_rule(spec.shape.num_parameters)
     lines = [f"the guide's rule for {human_count(spec.shape.num_parameters)} parameters: {start}"]
@@ -38,7 +40,7 @@ def escalated(spec: SearchSpec, found: Sequence[Candidate]) -> tuple[Candidate |
 
 
 def advice(spec: SearchSpec, found: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
-    """Sentences for a person."""
+    """Return advice in sentences: bottleneck, save interval, learning rate; or what would make it fit."""
     if chosen is None:
         return _what_would_fit(spec, found)
     lines = []
@@ -66,7 +68,7 @@ def _what_would_fit(spec: SearchSpec, found: Sequence[Candidate]) -> list[str]:
     return lines
 
 
-SLIGHT = 0.02  # of a step: not worth a remedy
+SLIGHT = 0.02  # a smaller share of the step time is not worth a remedy
 OTHERWISE = "a larger batch"
 REMEDIES = {
     "data-parallel exchange": "more accumulation, or sharding inside a node (fsdp hybrid)",
@@ -102,7 +104,7 @@ def _bottleneck(chosen: Candidate) -> str:
 
 
 def _checkpoint(chosen: Candidate) -> str:
-    """Young 1974, Daly 2006: the interval that loses least is √(2 · time to save · time between failures)."""
+    """Recommend a save interval: √(2 · time to save · time between failures) (Young 1974, Daly 2006)."""
     between = HOURS_BETWEEN_FAILURES / chosen.work.world * 3600
     interval = math.sqrt(2 * SECONDS_TO_SAVE * between)
     steps = max(1, round(interval / chosen.step))

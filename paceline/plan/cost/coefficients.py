@@ -1,4 +1,4 @@
-"""The calibrated coefficients: fitted by ``research/planner_accuracy.py`` on published measurements, shipped as data."""
+"""Calibrated coefficients, shipped as JSON; ``research/planner_accuracy.py`` fits them to published runs."""
 
 from __future__ import annotations
 
@@ -8,74 +8,78 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-#: The rows that fix what a system does in its own way; "default" is everything else, and what Paceline itself is predicted with.
+#: The coefficients used for Paceline itself; other systems override the ones in which they differ.
 DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class MemoryCoefficients:
-    """Of ``cost.peak``: bytes an element of what a layer keeps for its backward, and shares of what else lies on a rank."""
+    """Coefficients of ``cost.peak``: bytes per element of saved activations, and shares of other terms."""
 
-    norm: float  # input and output of a norm
-    query: float
-    keys: float  # keys and values
-    gated: float  # tensors of a gated feed-forward's inner width
-    compiled: float  # what torch.compile leaves of a layer's activations
-    frozen_attention: float  # what frozen weights below an adapter leave of them
-    frozen_mlp: float
-    logits: float  # bytes a logit
-    fused_logits: float  # GiB
-    gathered: float  # sequence pieces gathered from the tensor-parallel group, a layer
-    gathered_ends: float  # and at the model's ends
-    gathered_pipeline: float  # and where there is a pipeline
-    root_unit: float  # share of the ends' weights that ZeRO-3 keeps gathered
-    bucket: float  # numbers of ZeRO-2's bucket
-    replica: float  # bytes a parameter of DDP's
-    fragments: float  # share of what moves
-    states_slack: float  # share of weights and gradients
-    overhead: float  # GiB of the context
+    norm: float  # bytes per hidden element for a norm's input and output
+    query: float  # bytes per element of the query width
+    keys: float  # bytes per element of the key (and value) width
+    gated: float  # number of saved tensors of a gated MLP's inner width
+    compiled: float  # share of a layer's activations left under torch.compile
+    frozen_attention: float  # share of attention activations left with a LoRA adapter
+    frozen_mlp: float  # the same for the MLP
+    logits: float  # bytes per logit
+    fused_logits: float  # GiB, with a fused loss
+    gathered: float  # bytes per hidden element and layer of sequence shards gathered under tp
+    gathered_ends: float  # the same at embedding and head
+    gathered_pipeline: float  # the same per layer in a pipeline
+    root_unit: float  # share of embedding and head weights that ZeRO-3 keeps gathered
+    bucket: float  # elements of ZeRO-2's bucket
+    replica: float  # bytes per parameter that DDP adds
+    fragments: float  # share of activations, logits and gathered tensors
+    states_slack: float  # share of weights and gradients added to fragmentation
+    overhead: float  # GiB of the CUDA context
     communicators: float  # GiB
-    checkpoint: float  # inputs of a recomputed layer that are kept
-    segments: float  # share of the activations of micro-batches that overlap
-    safety: float  # share of all
+    checkpoint: float  # hidden-sized tensors saved per recomputed layer
+    segments: float  # share of the activations, where micro-batches of a pipeline overlap
+    safety: float  # share of the whole peak
 
 
 @dataclass(frozen=True)
 class SpeedCoefficients:
-    """Of ``cost.speed`` and ``cost.links``: efficiencies are shares of a device's or link's own, latencies milliseconds."""
+    """Coefficients of ``cost.speed`` and ``cost.links``; efficiencies are relative to the peak."""
 
-    kernel: float  # of the largest products
-    width: float  # at which width of a product half of it is left
-    rows: float  # and at how many rows
-    attention: float
-    elementwise: float  # bytes moved an element and pass
-    compiled_time: float
-    launch: float  # of a layer's kernels
-    loss_moves: float  # bytes a logit
-    low_precision: float  # fp8 over bf16
-    four_bits: float  # fp4 over fp8
-    selective_passes: float  # of a forward, computed again
-    tensor_exposed: float  # share of the tensor-parallel group's exchange beside compute
-    tensor_hidden: float  # and instead of it
-    tensor_pipeline: float  # a rank of the group, in a pipeline
-    tensor_nodes: float  # and a node more
-    link_inside: float
-    link_outside: float
-    link_fall: float  # power by which a node's links fall with the number of nodes
-    hop: float  # of a ring's step between nodes, over NCCL's
-    overlap: float  # share of compute that hides communication
-    zero_overlap: float  # and under ZeRO-1 and ZeRO-2
-    overlap_slow: float  # share of hidden communication that slows compute
-    never_hidden: float  # share of communication
-    reduce_bytes: float  # a gradient
-    send: float
-    optimizer_moves: float  # bytes a parameter
-    step_fixed: float  # seconds
+    kernel: float  # efficiency of the largest matmuls
+    width: float  # matmul width at which that efficiency halves
+    rows: float  # number of rows (tokens) at which it halves
+    attention: float  # efficiency of attention
+    elementwise: float  # bytes moved per element and pass
+    compiled_time: float  # share of elementwise and launch time left under torch.compile
+    launch: float  # milliseconds to launch a layer's kernels, forward and backward
+    loss_moves: float  # bytes moved per logit
+    low_precision: float  # speed of fp8 relative to bf16
+    four_bits: float  # speed of fp4 relative to fp8
+    selective_passes: float  # forward passes repeated by selective recomputation
+    tensor_exposed: float  # share of tensor-parallel communication added to compute
+    tensor_hidden: float  # share of it that bounds a layer's time from below
+    tensor_pipeline: float  # milliseconds per rank of the tensor-parallel group, in a pipeline
+    tensor_nodes: float  # factor added per further node of the group
+    link_inside: float  # share of the bandwidth inside a node that is reached
+    link_outside: float  # and between nodes
+    link_fall: float  # inter-node bandwidth falls with this power of the number of nodes
+    hop: float  # latency of a ring step between nodes, relative to NCCL's
+    overlap: float  # share of compute time that hides communication
+    zero_overlap: float  # factor on it under ZeRO-1 and ZeRO-2
+    overlap_slow: float  # slowdown of compute, as a share of hidden communication
+    never_hidden: float  # share of communication that is always exposed
+    reduce_bytes: float  # bytes per gradient element
+    send: float  # milliseconds per send between stages
+    optimizer_moves: float  # bytes moved per parameter
+    step_fixed: float  # seconds per step
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """By system; a system beside the default says only what is its own. ``spread``: measured over predicted, by kind."""
+    """Coefficients per system, and the spread per quantity.
+
+    A system other than the default lists only differences from it. ``spread``: (low, high) of measured /
+    predicted, for ``memory``, ``speed`` and ``adapter``.
+    """
 
     memory: Mapping[str, Mapping[str, float]]
     speed: Mapping[str, Mapping[str, float]]
@@ -91,18 +95,21 @@ def _tables() -> _Tables:
 
 @cache
 def memory_coefficients(system: str = DEFAULT) -> MemoryCoefficients:
-    """For ``cost.peak``."""
+    """Return the coefficients of ``cost.peak`` for ``system``; the default's for a system without a row."""
     sets = _tables().memory
     return MemoryCoefficients(**{**sets[DEFAULT], **sets.get(system, {})})
 
 
 @cache
 def speed_coefficients(system: str = DEFAULT) -> SpeedCoefficients:
-    """For ``cost.speed``."""
+    """Return the coefficients of ``cost.speed`` for ``system``; the default's for a system without a row."""
     sets = _tables().speed
     return SpeedCoefficients(**{**sets[DEFAULT], **sets.get(system, {})})
 
 
 def spread(kind: str) -> tuple[float, float]:
-    """Measured over predicted at the 10th and at the 90th percentile of the cross-validated rows: ``memory``, ``speed`` or ``adapter``."""
+    """Return measured / predicted at the 10th and 90th percentile of the cross-validated rows.
+
+    ``kind``: ``memory``, ``speed`` or ``adapter``.
+    """
     return _tables().spread[kind]

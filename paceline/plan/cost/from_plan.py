@@ -1,4 +1,6 @@
-"""A resolved plan as a ``StepSpec``: so that what is predicted is what will run, its states counted to the byte."""
+"""Convert a resolved plan to the cost model's ``StepSpec``, with model states counted exactly, and predict
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from paceline.plan.parts import AdapterSpec
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec
 
-CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # of one CPU core, about: fp32 products, memory
-PROCESS = 0.45 * 2**30  # an interpreter with torch and Transformers loaded: resident on a CPU before any tensor
+CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # rough figures of one CPU core: fp32 FLOP/s, memory bytes/s
+PROCESS = 0.45 * 2**30  # resident bytes of an interpreter with torch and Transformers, before any tensor
 
 
 def cluster_of_hardware(hardware: Hardware, nodes: int) -> AcceleratorCluster | None:
-    """The probed machine with the catalogue's bandwidths; None for a CPU or a card that nobody has listed."""
+    """Return the probed machine with the catalogue's bandwidths; None for a CPU or an unlisted card."""
     from paceline.core.errors import ConfigError
 
     if hardware.device != "cuda":
@@ -51,7 +53,10 @@ def cluster_of_hardware(hardware: Hardware, nodes: int) -> AcceleratorCluster | 
 
 
 def cluster_of_cpu(hardware: Hardware, ranks: int) -> AcceleratorCluster:
-    """A guess at ``ranks`` processes on a CPU, one share of the cores each: what the ledger then corrects."""
+    """Return a rough model of ``ranks`` CPU processes with equal shares of the cores.
+
+    The ledger corrects it later.
+    """
     cores = max(1.0, hardware.cpu_count / max(1, ranks))
     machine = Machine(
         name=hardware.device_name,
@@ -68,14 +73,20 @@ def cluster_of_cpu(hardware: Hardware, ranks: int) -> AcceleratorCluster:
 
 
 def predicted_plan(plan: Plan, hardware: Hardware) -> Candidate | None:
-    """What is predicted of a plan on a machine with accelerators of the catalogue; None for any other, and where the model's size is not known."""
+    """Predict ``plan`` on the probed accelerators.
+
+    None for a CPU, a card not in the catalogue, an unknown model size, or a strategy without a cost layout.
+    """
     cluster = cluster_of_hardware(hardware, plan.num_nodes)
     spec = search_spec_of(plan, cluster) if cluster else None
     return planned_candidate(plan, spec) if spec else None
 
 
 def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
-    """(bytes of the fullest rank, tokens a second over all ranks) as planned, uncorrected; None where nothing can be said."""
+    """Return (bytes of the fullest rank, tokens per second over all ranks), without the ledger's corrections.
+
+    None if there is no prediction. On a CPU the bytes include the interpreter.
+    """
     if hardware.device == "cpu":
         cluster: AcceleratorCluster | None = cluster_of_cpu(hardware, plan.world_size // plan.num_nodes)
     else:
@@ -89,7 +100,7 @@ def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
 
 
 def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize | None:
-    """What LoRA adds and what its base takes."""
+    """Return LoRA's trained parameters and bytes per base weight; None without an adapter."""
     if adapter is None:
         return None
     pieces = pieces_of(shape, replace(adapter, modules_to_save=(), bias="none"), 4) or ()
@@ -103,7 +114,7 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize 
 def search_spec_of(
     plan: Plan, cluster: AcceleratorCluster, corrections: tuple[float, float] = (1.0, 1.0)
 ) -> SearchSpec | None:
-    """The plan's job on ``cluster``, its layout left open; None when the model's size is not known."""
+    """Return the plan's job on ``cluster`` with the layout left open; None if the model's size is not known."""
     if plan.shape is None:
         return None
     spec = SearchSpec(
@@ -122,7 +133,7 @@ def search_spec_of(
 
 
 def _frozen_size(plan: Plan) -> float:
-    """Parameters of a frozen model, on average, over those of the trained one; as many where they are not known."""
+    """Return mean parameters of frozen models / parameters of the trained one; 1.0 if a size is unknown."""
     shapes = [model.shape for model in plan.models.values() if not model.trained]
     known = [shape.num_parameters for shape in shapes if shape is not None]
     if plan.shape is None or not known or len(known) < len(shapes):
@@ -140,7 +151,7 @@ def _rollout(plan: Plan) -> RolloutSpec | None:
 
 
 def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
-    """Steps where the config fixes them, checkpoints kept, what is offloaded to disk."""
+    """Return ``ask`` with steps (0 unless the config fixes them), checkpoints kept, and NVMe offloading."""
     training = plan.config.training
     steps, every = max(0, training.max_steps), training.save_steps
     saves = 1 if training.save_strategy == "no" or not steps else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)  # fmt: skip
@@ -151,8 +162,10 @@ def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
 
 
 def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> SearchSpec:
-    """``spec`` with the training as long as the config says and an ``epoch`` of prepared data measures: (rows, tokens of all of them); None where it is
-    not prepared: then steps are those of ``max_steps``, and rows count as full."""
+    """Return ``spec`` with the training's length, from the config and an ``epoch``: (rows, tokens).
+
+    ``epoch`` is None before the data is prepared: steps are then ``max_steps``, and rows count as full.
+    """
     training = plan.config.training
     if epoch is None or not epoch[0]:
         full = f"rows counted as full, {spec.seq_len:,} tokens"
@@ -170,7 +183,10 @@ def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> Se
 
 
 def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
-    """The prediction for the plan's own layout; None for a strategy that does not say what it comes to."""
+    """Return the prediction for the plan's own layout; None for a strategy without a cost layout.
+
+    Without a pipeline, the closed-form states are replaced by the exactly counted ones.
+    """
     layout = strategy_spec(plan.strategy).layout(plan.mesh, plan.engine)
     if layout is None:
         return None
@@ -194,7 +210,10 @@ def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
 
 
 def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSpec:
-    """The plan's layout. The optimizer's bytes a parameter follow from its kind; gradients and masters from the engine's precision."""
+    """Return the plan's layout as ``StepSpec``.
+
+    Bytes per parameter come from ``layout.storage`` (16-bit compute) or from the compute dtype (fp32, fp64).
+    """
     mesh, storage = plan.mesh, layout.storage
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
@@ -231,5 +250,5 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
 
 
 def _full_precision(machine: Machine) -> Machine:
-    """fp32 products run on tensor cores as TF32 at best: half of the 16-bit peak."""
+    """Return ``machine`` with fp32 throughput: matmuls run as TF32 at best, half of the 16-bit peak."""
     return replace(machine, flops=machine.flops * FULL_PRECISION, reached=machine.reached * FULL_PRECISION)

@@ -1,4 +1,4 @@
-"""How a strategy lays a model out, as far as memory and time follow from it: what a spec says to the search, and of a plan to the cost model."""
+"""How a strategy lays out a model, as far as memory and step time depend on it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from paceline.plan.cost.starts import CARD, LoadingSpec
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes a parameter between steps: weights, gradients, and what only the optimizer holds (fp32 masters and moments).
+    """Bytes per parameter between steps: weights, gradients, optimizer state.
 
-    ``sent``: bytes of each weight that the rank which stepped it sends to the others, after gradients were averaged whole; 0: as ZeRO does.
+    ``optimizer``: moments, and fp32 masters if they are separate. ``sent``: bytes per weight that the rank
+    which updated it sends to the others, after a full gradient all-reduce (``ZeroRedundancyOptimizer``); 0:
+    communication as in ZeRO.
     """
 
     weight: float = 2.0
@@ -20,16 +22,18 @@ class Storage:
     sent: float = 0.0
 
 
-WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights with 16-bit copies beside them
+WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights plus 16-bit copies
 
 
 @dataclass(frozen=True)
 class StrategyLayout:
-    """One way of a strategy, called ``name`` on a page; ``strategy`` starts it.
+    """One layout of a strategy, shown as ``name`` in tables and started by ``strategy``.
 
-    ``zero`` (0 to 3) says what is shared out, as ZeRO's stages do. ``tp``, ``pp``, ``cp``: whether these axes of the mesh are searched; ``hybrid``: whether
-    nodes hold copies. ``offload``: none, optimizer, all. ``start``: where a start holds what is whole (None: not looked at). ``packed``: whether 4-bit weights
-    are tried under it; ``whole_submodules``: whether a rank computes with whole submodules, so that kernels of several matrices run.
+    ``zero``: ZeRO stage (0 to 3), i.e. which states are sharded. ``tp``, ``pp``, ``cp``: search these mesh
+    axes. ``hybrid``: shard within a node and replicate across nodes. ``offload``: none, optimizer or all.
+    ``start``: where the whole model is held at startup (None: not checked). ``packed``: supports 4-bit base
+    weights. ``whole_submodules``: a rank computes with unsharded submodules, so kernels fused over several
+    matrices run.
     """
 
     name: str

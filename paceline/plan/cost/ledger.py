@@ -1,4 +1,4 @@
-"""The ledger: what plans predicted and what runs measured on this machine, one JSON line a run, and what later plans learn from it."""
+"""The ledger of predicted and measured memory and speed: one JSON line per run, and corrections from them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-KEPT = 500  # lines; older ones are dropped
-LEARNT_FROM = 12  # the newest runs of a machine that correct its plans
-BOUNDS = (0.5, 2.0)  # no correction goes beyond: what is further off is another thing than calibration
+KEPT = 500  # maximum number of lines; older ones are dropped
+LEARNT_FROM = 12  # number of newest runs of a machine from which corrections are computed
+BOUNDS = (0.5, 2.0)  # corrections are clamped: a larger error is not a matter of calibration
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One run. Bytes of the fullest rank, tokens a second over all ranks; None where nothing was predicted or measured."""
+    """One run: bytes of the fullest rank, tokens per second over all ranks.
+
+    None: not predicted, or not measured.
+    """
 
     time: str
     machine: str
@@ -32,12 +35,12 @@ class LedgerEntry:
 
     @property
     def memory_ratio(self) -> float | None:
-        """Measured over predicted."""
+        """Measured / predicted; None if either is missing."""
         return _ratio(self.measured_bytes, self.predicted_bytes)
 
     @property
     def speed_ratio(self) -> float | None:
-        """Measured over predicted."""
+        """Measured / predicted; None if either is missing."""
         return _ratio(self.measured_speed, self.predicted_speed)
 
 
@@ -46,7 +49,7 @@ def _ratio(measured: float | None, predicted: float | None) -> float | None:
 
 
 def read(path: Path) -> list[LedgerEntry]:
-    """All entries, oldest first; lines that cannot be read are left out. An absent file is an empty ledger."""
+    """Return all entries, oldest first. Unreadable lines are skipped; a missing file is an empty ledger."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -63,7 +66,7 @@ def _entry(line: str) -> LedgerEntry | None:
 
 
 def append(path: Path, entry: LedgerEntry) -> None:
-    """Add one line; the file is kept short."""
+    """Append one entry, keeping at most ``KEPT`` lines; the file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = read(path)[-(KEPT - 1) :]
     text = "".join(json.dumps(asdict(e), ensure_ascii=False) + "\n" for e in (*kept, entry))
@@ -73,7 +76,7 @@ def append(path: Path, entry: LedgerEntry) -> None:
 
 
 def corrections(entries: Iterable[LedgerEntry], machine: str) -> tuple[float, float]:
-    """(factor on memory, factor on time) for plans on ``machine``: medians over its newest runs; 1 where there are none."""
+    """Return (memory factor, time factor) for ``machine``: medians over its newest runs; 1 without any."""
     own = [entry for entry in entries if entry.machine == machine][-LEARNT_FROM:]
     memory = _bounded([e.memory_ratio for e in own if e.memory_ratio])
     speed = _bounded([e.speed_ratio for e in own if e.speed_ratio])
@@ -86,7 +89,7 @@ def _bounded(ratios: Sequence[float]) -> float:
 
 
 def table(entries: Sequence[LedgerEntry]) -> str:
-    """The ledger for a person, the newest last, and what follows for each machine."""
+    """Return the newest 40 entries as text, newest last, and the corrections for each machine."""
     if not entries:
         return "The ledger is empty: every finished run adds a line.\n"
     lines = [f"{'when':<17} {'machine':<26} {'strategy':<9} {'memory GiB':>15} {'tokens/s':>17}  model"]
@@ -110,5 +113,5 @@ def _number(value: float | None, unit: float) -> str:
 
 
 def to_json(entries: Sequence[LedgerEntry]) -> list[Mapping[str, float | str | None]]:
-    """Plain JSON types."""
+    """Return the entries with their ratios as plain JSON types."""
     return [{**asdict(e), "memory_ratio": e.memory_ratio, "speed_ratio": e.speed_ratio} for e in entries]

@@ -1,9 +1,12 @@
-"""Model states: the exact bytes of parameters, gradients and optimizer that a rank keeps, padding included, before anything is started.
+"""Model states: exact bytes of parameters, gradients and optimizer per rank, padding included.
 
-What is counted, as ``Strategy.state_bytes`` measures it: ``parameters`` are the weights as they lie between steps with their low-precision
-copies, the scales of packed ones and an engine's fp32 masters; ``gradients`` what stands ready for the optimizer after the last backward of a window; ``optimizer`` the moments;
-``counters`` the optimizer's numbers of steps. Activations, communication buffers and what is gathered for a moment are not states.
-Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage shares out; paddings read from torch 2.13 and DeepSpeed 0.19.8.
+Counted as ``Strategy.state_bytes`` measures: ``parameters`` are the weights as stored between steps, with
+their low-precision copies, quantization scales and an engine's fp32 masters; ``gradients`` those ready for
+the optimizer after the last backward of an accumulation window; ``optimizer`` the moments; ``counters`` the
+optimizer's step counters. Activations, communication buffers and temporarily gathered weights are not states.
+
+Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage shards; paddings read from torch
+2.13 and DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations
@@ -20,18 +23,25 @@ from paceline.plan.parts import AdapterSpec, Memory, ModelStates
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import strategy_spec
 
-MANY_RANKS = 64  # above, only the first and the last ranks of each stage are computed
+MANY_RANKS = 64  # for larger worlds, only the first and last rank of each stage are computed
 
 
 def keeps_copies(hardware: Hardware, compute: str) -> bool:
-    """Whether low-precision copies of fp32 weights are kept: not where products are made in fp32 (a CPU without the instructions)."""
+    """Whether low-precision copies of fp32 weights are kept.
+
+    Not if matmuls run in fp32: fp32 compute, or a CPU without instructions for ``compute``.
+    """
     if compute not in ("bfloat16", "float16"):
         return False
     return hardware.device != "cpu" or compute in hardware.products
 
 
 def model_states(plan: Plan, rank: int) -> ModelStates | None:
-    """What ``rank`` keeps under ``plan``; None where it cannot be told: size unknown, a strategy that does not say, an unusual adapter."""
+    """Return the states that ``rank`` keeps under ``plan``, summed over all models.
+
+    None if unknown: the model's size, the strategy's states, or an adapter with biases or
+    ``modules_to_save``.
+    """
     if plan.shape is None or plan.memory is None:
         return None
     if plan.models:
@@ -44,12 +54,12 @@ def model_states(plan: Plan, rank: int) -> ModelStates | None:
 
 
 def _with_scales(states: ModelStates, shape: ModelShape, adapter: AdapterSpec | None) -> ModelStates:
-    """The scales of packed weights lie beside them whole on every rank, whatever is shared out."""
+    """Add the scales of quantized weights, which every rank keeps whole under any sharding."""
     return replace(states, parameters=states.parameters + scale_bytes(shape, adapter))
 
 
 def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
-    """Of each model that ``rank`` keeps, the trained one that the algorithm is about first."""
+    """Return the states of each model that ``rank`` keeps, by role; the main trained model comes first."""
     own = algorithm_spec(plan.algorithm).trains
     found = {own: model_states(replace(plan, models={}), rank)}
     for role, model in plan.models.items():
@@ -65,12 +75,15 @@ def states_by_role(plan: Plan, rank: int) -> dict[str, ModelStates | None]:
 
 
 def _head_bytes(plan: Plan) -> int:
-    """The head of ``plan``'s model, whole and in the dtype that it computes in."""
+    """Return the bytes of the unsharded head of ``plan``'s model in the compute dtype."""
     return 0 if plan.shape is None else plan.shape.vocab * plan.shape.hidden_size * SIZES[plan.precision.compute]
 
 
 def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | None:
-    """A model that is only asked; one that starts from the policy's weights has the policy's adapter."""
+    """Return the states of a frozen model.
+
+    A model initialized from the policy (``named`` is None) has the policy's adapter.
+    """
     adapter = plan.adapter if named is None else None
     listed = None if plan.shape is None else pieces_of(plan.shape, adapter, SIZES[plan.precision.master])
     if plan.shape is None or listed is None:
@@ -84,7 +97,7 @@ def _frozen_states(plan: Plan, named: str | None, rank: int) -> ModelStates | No
 
 
 def memory_of(plan: Plan, hardware: Hardware) -> Memory:
-    """``Plan.memory``: whether copies are kept, and the states of the rank that keeps most and of the one that keeps least."""
+    """Compute ``Plan.memory``: whether copies are kept, and the states of the largest and smallest rank."""
     found = Memory(keeps_copies(hardware, plan.precision.compute))
     planned = replace(plan, memory=found)
     ranks: Sequence[int] = range(plan.world_size)

@@ -1,4 +1,4 @@
-"""Beyond a step: time to finish, what checkpoints take on disk, what offloading takes of a node's memory and disks."""
+"""Forecasts for the whole training: duration, checkpoints on disk, offloading's host memory and NVMe."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from paceline.core.units import human_bytes, human_seconds
 from paceline.plan.cost.search import Candidate, SearchSpec, host_bytes
 from paceline.plan.cost.work import StepSpec
 
-SAVED = (
-    12.0  # bytes a trained parameter: fp32 weight and two moments (checkpoint/: plain names, any strategy reads them)
-)
+SAVED = 12.0  # bytes per trained parameter: fp32 weight and two moments
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """``steps`` and ``seconds`` are 0 where the length of the training is not known, ``basis`` says what they rest on; disk bytes are those of all ranks together."""
+    """Forecast for the whole training; ``steps`` and ``seconds`` are 0 if its length is not known.
+
+    ``basis``: what the length is based on. Disk bytes are totals over all ranks.
+    """
 
     steps: int
     seconds: float
@@ -32,7 +33,7 @@ class Outlook:
         return asdict(self)
 
     def text(self) -> str:
-        """One sentence."""
+        """Return the forecast as one sentence."""
         parts = []
         if self.steps:
             rests = f" ({self.basis})" if self.basis else ""
@@ -49,7 +50,7 @@ class Outlook:
 
 
 def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
-    """What follows from a layout for a whole training."""
+    """Return the forecast of the whole training with the layout ``candidate``."""
     work, nvme = candidate.work, spec.nvme
     steps = spec.steps or (math.ceil(spec.tokens / work.step_tokens) if spec.tokens else 0)
     each = SAVED * trained_parameters(work) * (1 + work.trained_models)
@@ -71,7 +72,7 @@ def outlook(candidate: Candidate, spec: SearchSpec) -> Outlook:
 
 
 def trained_parameters(work: StepSpec) -> float:
-    """Of one trained model: all, or the adapter's and what is trained whole beside it."""
+    """Return the parameters of one trained model: all, or adapter and modules trained in full."""
     if work.adapter is not None:
         return float(work.adapter.parameters + work.adapter.full_modules)
     return float(work.shape.num_parameters)

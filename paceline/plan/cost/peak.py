@@ -1,8 +1,9 @@
 """The peak memory of a rank, term by term, in closed form.
 
-Sources: states by Rajbhandari et al. 2020 (arXiv:1910.02054); activations by class after Korthikanti et al. 2022 (arXiv:2205.05198) with the
-tensors that an eager SwiGLU and RMSNorm block really saves; micro-batches in flight of 1F1B by Narayanan et al. 2021 (arXiv:2104.04473).
-``docs/planner.md`` has each formula. All numbers are bytes; ``c`` are the coefficients of ``cost.coefficients``.
+Sources: states by Rajbhandari et al. 2020 (arXiv:1910.02054); activations by class after Korthikanti et al.
+2022 (arXiv:2205.05198), with the tensors that an eager SwiGLU and RMSNorm block actually saves; micro-batches
+in flight under 1F1B by Narayanan et al. 2021 (arXiv:2104.04473). ``docs/planner.md`` has each formula. All
+numbers are bytes; ``c`` are the coefficients of ``cost.coefficients``.
 """
 
 from __future__ import annotations
@@ -12,46 +13,48 @@ from dataclasses import dataclass, fields
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.work import RolloutSpec, StageSize, StepSpec
 
-BUCKET = 25 * 2**20  # DDP's
-OWN_NORM = 4.0  # input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
-OWN_NORM_CPU = 2.0  # its output alone, in fp32 on a CPU
+BUCKET = 25 * 2**20  # DDP's default bucket size
+OWN_NORM = 4.0  # bytes per element: input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
+OWN_NORM_CPU = 2.0  # on a CPU the output alone (scaled to fp32 by element / 2)
 LOGIT_CHUNK = 64 * 2**20  # models.head_kernels.CHUNK_BYTES
 LARGE_BUFFER = 20 * 2**20  # torch's CUDACachingAllocator: kLargeBuffer
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes of one rank at its fullest moment."""
+    """Peak bytes of one rank, by term."""
 
     parameters: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
-    attention: float = 0.0  # activations kept for the backward: projections, attention and its norm
-    mlp: float = 0.0  # the feed-forward's
-    checkpoints: float = 0.0  # inputs of recomputed layers and the one live layer
-    logits: float = 0.0  # and loss
-    gathered: float = 0.0  # unsharded units, buckets, sequence pieces gathered from the tensor-parallel group
-    others: float = 0.0  # models beside the trained one: reference, reward, value
+    attention: float = 0.0  # activations saved for the backward: projections, attention and its norm
+    mlp: float = 0.0  # the same for the MLP and its norm
+    checkpoints: float = 0.0  # inputs of recomputed layers, and the one layer being recomputed
+    logits: float = 0.0  # logits and loss
+    gathered: float = 0.0  # gathered weights, buckets, sequence shards gathered under tp
+    others: float = 0.0  # models other than the main one: reference, reward, value
     fragments: float = 0.0
-    overhead: float = 0.0  # context and communicators
+    overhead: float = 0.0  # CUDA context and communicators
 
     @property
     def total(self) -> float:
-        """All terms."""
+        """Sum of all terms."""
         states = self.parameters + self.gradients + self.optimizer + self.others
         moving = self.attention + self.mlp + self.checkpoints + self.logits + self.gathered
         return states + moving + self.fragments + self.overhead
 
     def to_json(self) -> dict[str, int]:
-        """Whole bytes by term."""
+        """Return rounded bytes by term."""
         return {f.name: round(getattr(self, f.name)) for f in fields(self)}
 
 
 def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
-    """The peak of the ``place``-th rank of a pipeline (0 where there is none)."""
+    """Return the peak of a rank of pipeline stage ``place`` (0 without a pipeline)."""
+    # Model states.
     stage = work.stages[place]
     whole = work.stage_parameters(stage)
     parameters, gradients, optimizer = _states(work, whole)
+    # Activations: all that layers in flight save, or layer inputs and one live layer if recomputed.
     attention, mlp = (count * work.element / 2 for count in _kept(work, c))
     slots = stage.layers * in_flight(work, place)
     layer = attention + mlp
@@ -60,11 +63,13 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
         one = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
         checkpoints = one / (work.tp if work.sequence_parallel else 1) * slots + layer
         attention = mlp = 0.0
-    logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0  # a scalar head
+    logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
     gathered = _gathered(work, c, whole, stage, slots)
     layer_sum = attention + mlp
+    # A rollout's KV cache is freed before the update: it counts only beyond the update's activations.
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
     moving = layer_sum * slots + checkpoints + logits + gathered
+    # Context, fragmentation, other models, and a safety share on top of everything but those models.
     overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
     fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
     fragments += c.states_slack * (parameters + gradients)
@@ -87,7 +92,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, place: int) -> Peak:
 
 
 def _answers(work: StepSpec) -> float:
-    """Keys and values of the answers that are written together, before the update begins: at their longest, whole rows."""
+    """Return the bytes of a rollout's KV cache: all concurrent sequences at full length."""
     if not work.spec.on_policy:
         return 0.0
     rollout = work.rollout or RolloutSpec(work.seq_len // 2)
@@ -97,14 +102,18 @@ def _answers(work: StepSpec) -> float:
 
 
 def worst_peak(work: StepSpec, c: MemoryCoefficients) -> tuple[int, Peak]:
-    """The fullest place of a pipeline and its peak: the ends and one between are looked at."""
+    """Return (stage, peak) of the fullest pipeline stage, from the first two and the last two stages."""
     places = {0, 1, work.pp - 2, work.pp - 1} if work.pp > 1 else {0}
     found = [(place, peak_of(work, c, place)) for place in sorted(p for p in places if 0 <= p < work.pp)]
     return max(found, key=lambda pair: pair[1].total)
 
 
 def in_flight(work: StepSpec, place: int) -> float:
-    """Micro-batches whose activations a stage holds under 1F1B: those that stages behind it have not given back (interleaved: a part more)."""
+    """Return the number of micro-batches whose activations a stage holds under 1F1B (Narayanan et al. 2021).
+
+    A stage holds one per stage from itself to the last, at most ``accumulation``; interleaved schedules hold
+    more.
+    """
     if work.pp == 1:
         return 1.0
     held = float(min(work.accumulation, work.pp - place))
@@ -114,7 +123,7 @@ def in_flight(work: StepSpec, place: int) -> float:
 
 
 def _states(work: StepSpec, whole: float) -> tuple[float, float, float]:
-    """(weights, gradients, optimizer) of a rank with ``whole`` unsharded parameters."""
+    """Return (weights, gradients, optimizer) bytes of a rank with ``whole`` unsharded parameters."""
     share = work.sharers
     s, adapter = work.storage, work.adapter
     if adapter is not None:
@@ -135,10 +144,12 @@ def _states(work: StepSpec, whole: float) -> tuple[float, float, float]:
 
 
 def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
-    """What one layer keeps of one micro-batch for its backward: (attention with its norm, feed-forward with its norm).
+    """Return what one layer saves per micro-batch: (attention with its norm, MLP with its norm).
 
-    Two bytes an element. Attention: residual, norm's output, q, k and v (spread to all heads where the block does so), the attention's output.
-    Under Ulysses q, k and v are kept as exchanged, in as many numbers. Feed-forward: residual, norm's output, and four (gate, up, silu(gate), their product) or two (before and after GELU) of the inner width.
+    Counted at two bytes per element. Attention: residual, the norm's output, q, k and v (expanded to all
+    heads if the block does so), the attention's output. Under Ulysses q, k and v are saved after the
+    exchange, with the same number of elements. MLP: residual, the norm's output, and four tensors (gate, up,
+    silu(gate), their product) or two (before and after GELU) of the inner width.
     """
     shape = work.shape
     h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, work.kv_width
@@ -148,7 +159,7 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     own_norm = OWN_NORM_CPU if on_cpu else OWN_NORM
     norm = own_norm * h if work.kernels != "eager" else c.norm * h
     attention = norm + (4.0 * (q + kv) if fused else c.query * q + c.keys * kv)
-    if work.cp > 1 and not work.ring:  # the attention's output by heads beside the one by tokens
+    if work.cp > 1 and not work.ring:  # the attention's output both by heads and by tokens
         attention += 2.0 * q
     inner = shape.intermediate * max(1.0, _visited(work))
     second = 0.0 if work.parallel_residual else norm
@@ -157,22 +168,20 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
         attention += 5.0 * shape.heads * work.seq_len / work.cp
     if work.compiled:
         attention, mlp = attention * c.compiled, mlp * c.compiled
-    if (
-        work.recompute == "selective"
-    ):  # torchtitan's: the attention's output and every second product's (q, v, gate, down) stay
+    # torchtitan's: keeps outputs of attention and of every second matmul (q, v, gate, down)
+    if work.recompute == "selective":
         attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)
-    if (
-        work.adapter is not None and work.kernels == "eager"
-    ):  # under Paceline's kernels as much is kept as without (simulated)
+    # with Paceline's kernels an adapter changes nothing here (simulated)
+    if work.adapter is not None and work.kernels == "eager":
         attention, mlp = attention * c.frozen_attention, mlp * c.frozen_mlp
     split = work.tp
-    if work.tp > 1 and not work.sequence_parallel:  # norms and residuals stay whole: Korthikanti's 10 + 24/t
+    if work.tp > 1 and not work.sequence_parallel:  # norms, residuals unsharded: Korthikanti's 10 + 24/t
         return tokens * (norm + (attention - norm) / split), tokens * (second + (mlp - second) / split)
     return tokens * attention / split, tokens * mlp / split
 
 
 def _segments(work: StepSpec) -> float:
-    """From 0 to 1: how far one tensor's size is above what the allocator serves from common segments, where micro-batches overlap."""
+    """Return how far a tensor exceeds the allocator's shared segments (0 to 1), if micro-batches overlap."""
     if work.tp == 1 or work.pp == 1 or work.accumulation == 1:
         return 0.0
     size = 2.0 * work.tokens * work.shape.hidden_size / work.tp
@@ -180,7 +189,7 @@ def _segments(work: StepSpec) -> float:
 
 
 def _visited(work: StepSpec) -> float:
-    """Experts that a token visits (1 for a dense model)."""
+    """Return the number of experts per token (1 for a dense model)."""
     if not work.shape.experts:
         return 1.0
     expert = (3 if work.gated else 2) * work.shape.hidden_size * work.shape.intermediate
@@ -190,8 +199,10 @@ def _visited(work: StepSpec) -> float:
 
 
 def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
-    """Logits, their fp32 copy, its softmax and gradients, as long as they are whole."""
-    if work.kernels != "eager":  # chunks of logits, and the head's gradient made in the forward (models.head_kernels)
+    """Return the bytes of logits, their fp32 copy, its softmax and gradients; less if computed in chunks."""
+    if (
+        work.kernels != "eager"
+    ):  # chunks of logits, and the head's gradient computed in the forward (models.head_kernels)
         trained = work.adapter is None or work.adapter.full_modules > 0
         gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
         return 3.0 * LOGIT_CHUNK + gradient + work.element * work.tokens * work.shape.hidden_size
@@ -201,21 +212,19 @@ def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
 
 
 def _gathered(work: StepSpec, c: MemoryCoefficients, whole: float, stage: StageSize, slots: float) -> float:
-    """What lies there unsharded for a while."""
+    """Return the bytes of temporarily gathered tensors: sequence shards, ZeRO-3's weights, buckets."""
     h = work.shape.hidden_size
     found = 0.0
     reduced = whole if work.adapter is None else float(work.adapter.parameters + work.adapter.full_modules)
     if work.tp > 1 and work.sequence_parallel:
         each, ends = c.gathered, c.gathered_ends
-        if (
-            work.pp > 1
-        ):  # measured: hardly any with two stages, more with larger groups, little over more than two nodes
+        # measured in pipelines: almost none with two stages, more with larger groups, little beyond two nodes
+        if work.pp > 1:
             far = 0.25 if work.tp > 2 * work.machine.node else 1.0
             each, ends = c.gathered_pipeline * (far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05), 0.0
         found += (each * (slots if work.recompute == "none" else 1) + ends) * work.tokens * h
-    if (
-        work.zero == 3 and work.pp > 1
-    ):  # torch's pipelines gather once a window: weights stay, gradients are added up whole
+    # torch's pipelines gather once per window: weights stay gathered, gradients accumulate unsharded
+    if work.zero == 3 and work.pp > 1:
         found += (2.0 + 4.0) * whole if work.adapter is None else 2.0 * whole
     elif work.zero == 3:
         layer = work.layer_parameters / work.tp

@@ -1,4 +1,4 @@
-"""The tensors of a model as one rank meets them before its engine cuts them: adapters added, layers of other stages left out, tp shares taken."""
+"""The model's tensors on one rank before the engine shards them: with adapters, stages and tp applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.parts import AdapterSpec
 from paceline.plan.strategies.options import PipelineOptions
 
-# Columns (dim 0) and rows (dim 1) of the tensor-parallel plans of Transformers 5.23 (``base_model_tp_plan``), by the end of a module's name.
+# Column-wise (dim 0), row-wise (dim 1) modules in Transformers 5.23's ``base_model_tp_plan``, by last name.
 _COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "qkv_proj", "gate_up_proj", "fc1", "query_key_value", "dense_h_to_4h"})  # fmt: skip
 _ROWWISE = frozenset({"o_proj", "down_proj", "dense", "fc2", "dense_4h_to_h"})
 _NORM = re.compile(r"norm|ln_[12f]\b|ln_f", re.IGNORECASE)
@@ -22,7 +22,7 @@ _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor. ``trained``: it has a gradient; ``decays``: its group in the optimizer; ``size`` bytes an element between steps."""
+    """One tensor. ``trained``: has a gradient; ``decays``: has weight decay; ``size``: bytes per element."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,12 +32,12 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def has_copy(self) -> bool:
-        """Whether a low-precision copy is kept of it where copies are kept at all: layers and embeddings, not norms."""
+        """Whether a low-precision copy is kept, if the plan keeps any: layers and embeddings, not norms."""
         return _NORM.search(self.name) is None and self.name != SCORE and self.size >= 4
 
 
@@ -52,9 +52,9 @@ class OwnStages:
 def pieces_of(
     shape: ModelShape, adapter: AdapterSpec | None, master_bytes: int, stages: OwnStages | None = None
 ) -> tuple[Piece, ...] | None:
-    """All tensors of the model (of the given ``stages`` of a pipeline) in the order of ``named_parameters()``.
+    """Return all tensors of the model, or of the pipeline ``stages``, in the order of ``named_parameters()``.
 
-    None where they cannot be listed: an adapter that trains biases or whole modules beside.
+    None if they cannot be listed: an adapter that trains biases or ``modules_to_save``.
     """
     listed = parameters_of(shape)
     if stages is not None:
@@ -81,7 +81,10 @@ def _is_router(shape: ModelShape, module: str) -> bool:
 
 
 def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linear: bool) -> Piece:
-    """A weight of the base model: as it is, or packed to half a byte (its scales lie beside: ``scale_bytes``). A fresh head is trained."""
+    """Return a base weight: unchanged, or packed to half a byte per element (scales: ``scale_bytes``).
+
+    A newly initialized classification head is trained.
+    """
     if parameter.name == SCORE:
         return Piece(parameter.name, parameter.shape, True, parameter.decays, master_bytes)
     if linear and adapter.quantization:
@@ -90,8 +93,11 @@ def _frozen(parameter: Parameter, adapter: AdapterSpec, master_bytes: int, linea
 
 
 def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
-    """What lies beside the packed weights of a 4-bit base on every rank: a scale a block of 64 numbers (fp32; with double quantisation a byte,
-    and an fp32 scale a block of 256 of those), as bitsandbytes keeps them."""
+    """Return the bytes of a 4-bit base's quantization scales, which every rank keeps.
+
+    As in bitsandbytes: one fp32 scale per block of 64 elements; with double quantization one byte per block
+    and one fp32 scale per 256 blocks.
+    """
     quantization = adapter.quantization if adapter else None
     if not quantization:
         return 0
@@ -110,7 +116,10 @@ def scale_bytes(shape: ModelShape, adapter: AdapterSpec | None) -> int:
 
 
 def _of_stages(listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int, ...], count: int) -> tuple[Parameter, ...]:  # fmt: skip
-    """The parameters of the stages ``own`` of ``count``; a tied weight is on the first and on the last stage, a tensor of its own on each."""
+    """Return the parameters of the stages ``own`` of ``count``.
+
+    A tied weight is on the first and on the last stage, as a separate tensor on each.
+    """
     ranges = layer_ranges(shape.layers, count)
     layers = {layer for stage in own for layer in ranges[stage]}
     head = next((i for i, p in enumerate(listed) if p.layer is not None), len(listed))
@@ -124,7 +133,10 @@ def _of_stages(listed: tuple[Parameter, ...], shape: ModelShape, own: tuple[int,
 
 
 def layer_ranges(num_layers: int, count: int) -> list[range]:
-    """Consecutive layers of each stage, as ``models.stages`` cuts them: the middle stages take what is left over, then the first."""
+    """Return each stage's consecutive layers, as ``models.stages`` splits them.
+
+    Leftover layers go to the middle stages first, then to the first stage.
+    """
     each, left = divmod(num_layers, count)
     order = [*range(1, count - 1), 0, count - 1] if count > 1 else [0]
     sizes = [each + (1 if stage in order[:left] else 0) for stage in range(count)]
@@ -133,14 +145,18 @@ def layer_ranges(num_layers: int, count: int) -> list[range]:
 
 
 def own_stages(engine: PipelineOptions, mesh: Mesh, place: int) -> OwnStages:
-    """The stages that the ``place``-th rank of a row has: every pp-th one, or down and up again in a V."""
+    """Return the stages of pipeline rank ``place``: every pp-th one, or both sides of the V (``zbv``)."""
     count = mesh.pp * engine.stages_per_rank
     own = (place, count - 1 - place) if engine.schedule == "zbv" else tuple(range(place, count, mesh.pp))
     return OwnStages(own, count)
 
 
 def tp_share(piece: Piece, tp: int, *, vocabulary: bool) -> Piece:
-    """What one of ``tp`` ranks holds: columns or rows of linear layers, rows of the vocabulary where asked."""
+    """Return the part of a tensor on one of ``tp`` ranks.
+
+    Linear layers are split by columns or rows; embedding and head by vocabulary rows if ``vocabulary`` is
+    True.
+    """
     if tp == 1:
         return piece
     module, _, leaf = piece.name.rpartition(".")

@@ -1,4 +1,4 @@
-"""A search as a table of at most 100 columns, as JSON, and as the YAML that starts the chosen layout."""
+"""The search's result as a table of at most 100 columns, as JSON, and as YAML for the chosen layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TERMS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was asked, of every strategy its best layout, the fastest that fits, the guide's choice, and what to say about them."""
+    """A search's result: each strategy's best layout, the fastest that fits, auto's choice, and advice."""
 
     name: str
     spec: SearchSpec
@@ -43,7 +43,7 @@ class Forecast:
     steps: tuple[str, ...]
     advice: tuple[str, ...]
     considered: int
-    own: Candidate | None = None  # the layout of a config's plan
+    own: Candidate | None = None  # the layout of the config's plan
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -71,9 +71,10 @@ class Forecast:
 
 
 def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: str = "") -> Forecast:
-    """Search all layouts and say what is best; ``own`` is what a config asks for, ``reason`` why its plan's ``auto`` chose that.
+    """Search all layouts; ``own`` is the layout of a config's plan, ``reason`` why its ``auto`` chose it.
 
-    What ``auto`` does with a config's own batch is the plan's to say; only a page without a config says what it would choose with all sizes free.
+    With a config, its plan decides what ``auto`` does at the config's batch size; without one (``own`` is
+    None), ``ruled`` is what ``auto`` would choose with all sizes free.
     """
     found = search(spec)
     chosen = fastest(found)
@@ -92,7 +93,7 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
 
 
 def candidate_json(c: Candidate) -> dict[str, Any]:
-    """One layout with its predictions."""
+    """Return one layout with its predictions as plain JSON types."""
     low, high = _spread(c, "memory")
     return {
         "strategy": c.strategy,
@@ -147,7 +148,7 @@ def settings(c: Candidate) -> dict[str, Any]:
 
 
 def text(f: Forecast) -> str:
-    """The table in the terminal."""
+    """Return the table for the terminal."""
     machine, shape = f.spec.cluster.machine, f.spec.shape
     nodes = f"{f.spec.cluster.nodes} node{'s' if f.spec.cluster.nodes > 1 else ''} of {machine.node}"
     lines = [
@@ -218,7 +219,7 @@ def _why(c: Candidate) -> str:
 
 
 def short_mesh(c: Candidate) -> str:
-    """The mesh in few letters: ``pp4 dp16 shard8 tp2``."""
+    """Return the mesh in short form: ``pp4 dp16 shard8 tp2``."""
     names = {"pp": "pp", "dp_replicate": "dp", "dp_shard": "shard", "cp": "cp", "tp": "tp"}
     parts = [f"{names[axis]}{size}" for axis, size in c.mesh.to_json().items() if size > 1]
     return " ".join(parts) or "one process"
@@ -236,7 +237,7 @@ def _chosen(f: Forecast) -> list[str]:
 
 
 def settings_text(values: Mapping[str, Any]) -> str:
-    """``training`` keys on one line of YAML."""
+    """Return ``training`` keys on one line of YAML."""
     return "training: {" + ", ".join(f"{key}: {_flow(value)}" for key, value in values.items()) + "}"
 
 

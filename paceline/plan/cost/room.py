@@ -1,7 +1,8 @@
-"""Whether a plan has room: on each card and in the memory of each node, at its start and from step to step. What cannot be is refused, with the bytes.
+"""Check that a plan has room on each card and in each node's memory, at startup and between steps.
 
-Only what is certain counts here: whole models of a start, states to the byte, interpreters. Activations and buffers come on top; of them the
-forecast tells (``predict``), which is measured to be off by some per cent and so refuses nothing by itself.
+Only certain needs count here and are refused: whole models at startup, exact states, interpreters.
+Activations and buffers come on top; the forecast (``predict``) estimates them, is a few per cent off, and
+therefore refuses nothing by itself.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ KEY = "training.distributed_strategy"
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that are needed for certain. ``start_card`` and ``states_card`` of the fullest card, ``start_host`` and ``states_host`` of a node;
-    None where the model's size or the strategy's way is not known."""
+    """Bytes that are certainly needed: per card (``start_card``, ``states_card``: the fullest) and per node.
+
+    ``states_card`` and ``states_host`` are None if the states of a model cannot be counted. ``words``: how
+    the strategy starts.
+    """
 
     start_card: int
     start_host: int
@@ -36,12 +40,12 @@ class Room:
     words: str
 
     def to_json(self) -> dict[str, int | str | None]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {field: getattr(self, field) for field in self.__dataclass_fields__}
 
 
 def room_of(plan: Plan, hardware: Hardware) -> Room | None:
-    """What ``plan`` needs on ``hardware``. None where the size of a model is not known."""
+    """Return what ``plan`` needs on ``hardware``; None if the model's size or the startup is unknown."""
     start = strategy_spec(plan.strategy).start(plan.engine)
     if start is None or plan.shape is None or plan.memory is None:
         return None
@@ -67,7 +71,7 @@ def room_of(plan: Plan, hardware: Hardware) -> Room | None:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of one rank's states by where they lie."""
+    """Bytes of one rank's states by location."""
 
     card: int
     host: int
@@ -75,7 +79,7 @@ class StateBytes:
 
 
 def bytes_by_device(plan: Plan, states: ModelStates, on_cpu: bool = False) -> StateBytes:
-    """``states`` by place: offloaded ones in host memory or on a drive. On a CPU the host's memory is the card's, too."""
+    """Return ``states`` by location: offloaded ones in host memory or on NVMe. On a CPU ``card`` is 0."""
     masters, (optimizer, weights) = master_bytes(plan), plan.engine.places
     where = {"none": 0, "cpu": 0, "nvme": 0}
     where[optimizer] += states.optimizer + states.counters + states.gradients + masters
@@ -85,12 +89,12 @@ def bytes_by_device(plan: Plan, states: ModelStates, on_cpu: bool = False) -> St
 
 
 def _built(plan: Plan, states: ModelStates, on_cpu: bool) -> StateBytes:
-    """What is there of a model once it is made and before the first step: its weights."""
+    """Return the states after a model is built and before the first step: its weights."""
     return bytes_by_device(plan, ModelStates(states.parameters, 0, 0), on_cpu)
 
 
 def master_bytes(plan: Plan) -> int:
-    """Of a rank's weights those that are an engine's fp32 masters, and go where its optimizer goes."""
+    """Return the bytes of the engine's fp32 masters on a rank; they are placed with the optimizer."""
     if not plan.engine.own_masters or plan.shape is None:
         return 0
     trained = plan.shape.num_parameters if plan.adapter is None else adapter_parameters(plan.shape, plan.adapter) or 0
@@ -98,7 +102,7 @@ def master_bytes(plan: Plan) -> int:
 
 
 def _fullest(plan: Plan) -> list[ModelStates] | None:
-    """States of each model on the rank that keeps most (rank 0's for several models); None where they cannot be counted."""
+    """Return the states of each model on the fullest rank (rank 0 for several models); None if unknown."""
     if not plan.models:
         largest = None if plan.memory is None else plan.memory.largest
         return None if largest is None else [largest]
@@ -108,7 +112,7 @@ def _fullest(plan: Plan) -> list[ModelStates] | None:
 
 
 def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Diagnostic]:
-    """What cannot be: a start or states larger than a card, or than the memory of a node (where that is known)."""
+    """Return an error for each need larger than a card, or than a node's memory if that is known."""
     if room is None:
         return []
     found: list[Diagnostic] = []
@@ -137,8 +141,11 @@ def room_problems(plan: Plan, hardware: Hardware, room: Room | None) -> list[Dia
 
 
 def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
-    """A micro-batch that no memory here holds, whatever is recomputed or offloaded: the ids of its tokens (8 bytes each), and one hidden state of
-    each in 2 bytes. Of rows that are not packed, whose lengths nobody knows, one token counts; under a pipeline a row's part of a micro-batch."""
+    """Refuse a micro-batch that cannot fit under any recomputation or offloading.
+
+    Counted: 8 bytes of token id and one 2-byte hidden state per token. Rows that are not packed have unknown
+    lengths and count as one token each; under a pipeline a stage's share of the micro-batch counts.
+    """
     if plan.shape is None:
         return []
     rows = plan.batch.micro_batch / plan.mesh.pp
@@ -165,7 +172,7 @@ def _smaller(plan: Plan) -> str:
 
 
 def _startable(plan: Plan) -> str:
-    """What starts with less, under this version."""
+    """Return a hint: what would start with less memory."""
     reads = "distributed_strategy: fsdp with fsdp: full_shard (rank 0 alone reads, no card holds more than its share)"
     quantised = plan.adapter is not None and plan.adapter.quantization is not None
     if quantised:
@@ -177,7 +184,7 @@ def _startable(plan: Plan) -> str:
 
 
 def room_decisions(plan: Plan, hardware: Hardware, room: Room | None) -> Iterator[Decision]:
-    """What a start takes, in the plan; where nobody knows the memory of the nodes that is said."""
+    """Yield the memory needed at startup as a decision of the plan, with a node's memory if known."""
     if room is None:
         return
     host = hardware.host_memory_bytes

@@ -1,4 +1,4 @@
-"""Every layout of a job on a cluster, each with its memory and its time; the fastest that fits, and what binds the others."""
+"""Search every layout of a job on a cluster: memory, step time, and why layouts do not fit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from paceline.plan.model.families import NO_STAGES, NO_TENSOR_PLAN
 from paceline.plan.model.read_shape import ModelShape
 from paceline.plan.strategies.base import strategy_specs
 
-FITS = 0.95  # a layout runs when its predicted peak stays below this share of the card's memory …
-MARGIN = 0.90  # … and is chosen below this one
+FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …
+MARGIN = 0.90  # … and may be chosen below this share
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
 TIE = 0.01
@@ -33,7 +33,7 @@ FUSED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """What is to be trained where: everything but the layout. ``rows`` an optimizer step; ``frozen`` and ``trained`` models beside the first."""
+    """The job and its hardware: everything but the layout. ``rows``: rows per optimizer step."""
 
     shape: ModelShape
     cluster: AcceleratorCluster
@@ -42,15 +42,15 @@ class SearchSpec:
     adapter: AdapterSize | None = None
     flash: bool = True
     algorithm: str = "sft"
-    tokens: float = 0.0  # of the whole training, or its steps; 0: not known
+    tokens: float = 0.0  # tokens of the whole training (or ``steps``); 0: unknown
     steps: int = 0
-    row_tokens: float = 0.0  # of a row on average, where that was measured; 0: rows are full
-    basis: str = ""  # what the length of the training rests on, in words
-    kept: int = 1  # checkpoints
+    row_tokens: float = 0.0  # mean tokens per row if measured; 0: rows count as full
+    basis: str = ""  # what the training's length is based on, as text
+    kept: int = 1  # number of checkpoints kept
     rollout: RolloutSpec | None = None
-    frozen_size: float = 1.0  # parameters of a frozen model over those of the first
-    nvme: frozenset[str] = frozenset()  # of optimizer and parameters, what is moved to disk in place of host memory
-    corrections: tuple[float, float] = (1.0, 1.0)  # of memory and of time, from a machine's ledger
+    frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
+    nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
+    corrections: tuple[float, float] = (1.0, 1.0)  # factors on memory and time, from the machine's ledger
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -60,7 +60,7 @@ class SearchSpec:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout and what is predicted of it. ``limit`` is the memory it may take."""
+    """One layout with its predictions. ``limit``: bytes it may use; ``place``: the fullest pipeline stage."""
 
     layout: StrategyLayout
     work: StepSpec
@@ -75,7 +75,7 @@ class Candidate:
 
     @property
     def strategy(self) -> str:
-        """What a page calls the layout."""
+        """The layout's name in tables."""
         return self.layout.name
 
     @property
@@ -85,7 +85,7 @@ class Candidate:
 
     @property
     def card(self) -> float:
-        """Bytes of the card, as torch reports them."""
+        """Bytes of the card's memory, as torch reports them."""
         return self.limit / MARGIN
 
     @property
@@ -95,17 +95,17 @@ class Candidate:
 
     @property
     def safe(self) -> bool:
-        """Whether it fits with the margin that a choice keeps."""
+        """Whether it fits with the margin that is kept when a layout is chosen."""
         return not self.impossible and self.bytes <= self.limit
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
+        """Seconds per optimizer step, corrected by the ledger."""
         return self.speed.step * self.time_factor
 
     @property
     def binding(self) -> str:
-        """What keeps it from being chosen: ``91 GiB of 80, most of it optimizer``; empty when nothing does."""
+        """Why it is not chosen, e.g. ``91 GiB of 80, most of it optimizer``; empty if it fits with margin."""
         if self.impossible:
             return self.impossible
         if self.safe:
@@ -118,13 +118,13 @@ class Candidate:
 
 
 def layouts() -> tuple[StrategyLayout, ...]:
-    """Those of all strategies: without other axes first, of those the ones that begin with a whole model on every card, and what shares out least."""
+    """Return all strategies' layouts, without pp and tp first, then by startup, offload and ZeRO stage."""
     every = [layout for spec in strategy_specs() for layout in spec.layouts()]
     return tuple(sorted(every, key=lambda a: (a.pp, a.tp, a.start is not CARD, a.offload != "none", a.zero)))
 
 
 def search(spec: SearchSpec) -> list[Candidate]:
-    """All layouts of all strategies. Raises ConfigError when the rows of a step cannot be shared out by any."""
+    """Return all candidates. Raises ConfigError if no layout divides the rows of a step evenly."""
     found = [candidate for layout in layouts() for candidate in layout_candidates(layout, spec)]
     if not found:
         raise ConfigError(_no_layout(spec))
@@ -132,7 +132,7 @@ def search(spec: SearchSpec) -> list[Candidate]:
 
 
 def best_of_each(found: list[Candidate]) -> list[Candidate]:
-    """Of every strategy the fastest layout that fits, or the one that comes nearest; in the order of ``layouts``."""
+    """Return each strategy's fastest layout that fits, or the one closest to fitting."""
     best: dict[str, Candidate] = {}
     for candidate in found:
         known = best.get(candidate.strategy)
@@ -142,31 +142,32 @@ def best_of_each(found: list[Candidate]) -> list[Candidate]:
 
 
 def fastest(found: list[Candidate]) -> Candidate | None:
-    """The fastest that fits; None when none does."""
+    """Return the fastest candidate that fits; None if none does."""
     return next(iter(ranked(found)), None)
 
 
 def ranked(found: list[Candidate]) -> list[Candidate]:
-    """Those that fit, the fastest first. Of those that no prediction tells from the fastest (``TIE``) whole copies come first, then the smallest."""
+    """Return the candidates that fit, fastest first; near-equal ones: replicated first, then small."""
+    """
     fitting = sorted((c for c in found if c.safe), key=_rank, reverse=True)
     tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
     return [*sorted(tied, key=lambda c: (not c.layout.whole_copies, c.bytes)), *fitting[len(tied) :]]
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
-    """Fitting first, then speed; of equal speed the smaller memory. Those that do not fit by how little they lack."""
+    """Sort key: fitting first, then speed, then less memory; those that do not fit by memory."""
     if candidate.safe:
         return True, round(candidate.work.step_tokens / candidate.step, 3), -candidate.bytes
     return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
 
 
 def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Candidate]:
-    """What one layout is searched for: mesh, micro-batch, recomputation."""
+    """Yield candidates of one layout over meshes, micro-batches and recomputation."""
     cards, node = spec.cluster.cards, spec.cluster.machine.node
     if spec.adapter is not None and (
         layout.tp or layout.pp or layout.cp or (spec.adapter.base_bytes < 2 and not layout.packed)
     ):
-        return  # adapters are trained on whole matrices and whole rows here; packed ones by these strategies only
+        return  # adapters need unsharded matrices and rows; 4-bit bases need a layout that supports them
     for tp, pp, cp in product(
         _tp_sizes(spec.shape, node) if layout.tp else (1,),
         _pp_sizes(spec.shape, cards) if layout.pp else (1,),
@@ -202,7 +203,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
 
 
 def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSpec) -> Candidate:
-    """The prediction for one layout."""
+    """Predict memory and step time of one layout."""
     place, peak = worst_peak(work, memory_coefficients(work.system))
     memory_factor, time_factor = spec.corrections
     impossible = why_not_run(work) or why_not_start(work)
@@ -217,12 +218,12 @@ def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSp
 
 
 def started(start: LoadingSpec | None, adapter: AdapterSize | None) -> LoadingSpec | None:
-    """How a strategy starts under an adapter: weights are packed (4 bit) where their data are, so rank 0 cannot hand them out."""
+    """Return where a strategy starts under an adapter: rank 0 cannot distribute shards of a 4-bit base."""
     return HOST if start and start.one_reads and adapter is not None and adapter.base_bytes < 2 else start
 
 
 def why_not_start(work: StepSpec) -> str:
-    """What of a start has no room, or nothing: the whole model on a card, or in the memory of a node (where that is known)."""
+    """Return why the whole model fits no card or node memory (if known) at startup; empty if it does."""
     if work.start is None:
         return ""
     whole = work.master * work.shape.num_parameters
@@ -244,7 +245,7 @@ def why_not_start(work: StepSpec) -> str:
 
 
 def host_bytes(work: StepSpec) -> float:
-    """What offloading keeps in a node's memory: the optimizer's states, with ``all`` weights and gradients too."""
+    """Return a node's bytes of offloaded optimizer states (with ``all`` also weights and gradients)."""
     if work.offload == "none":
         return 0.0
     whole = work.stage_parameters(work.stages[0]) * work.tp
@@ -253,14 +254,14 @@ def host_bytes(work: StepSpec) -> float:
 
 
 def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:
-    """What of Paceline's kernels runs: norms on every Llama-like block, projections and gates where one rank has whole submodules."""
+    """Return which of Paceline's kernels run: fused projections and gates need unsharded submodules."""
     if spec.shape.model_type not in FUSED_FAMILIES:
         return "eager"
     return "norms" if spec.adapter or tp > 1 or not whole_submodules or spec.shape.experts else "fused"
 
 
 def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
-    """Inside one node, dividing heads, KV heads and the feed-forward; none for a mixture: experts are not cut (``models.tensor_parallel``)."""
+    """Return tp sizes in a node that divide heads, KV heads and MLP width; none for mixtures of experts."""
     if shape.experts or shape.model_type in NO_TENSOR_PLAN:
         return []
     return [
@@ -269,7 +270,7 @@ def _tp_sizes(shape: ModelShape, node: int) -> list[int]:
 
 
 def _cp_sizes(spec: SearchSpec, node: int) -> list[int]:
-    """Inside one node, dividing heads (Ulysses): for blocks that take flat micro-batches, and algorithms whose rows may be cut."""
+    """Return cp sizes in a node that divide the heads (Ulysses), for packed rows and token-sum losses."""
     if not algorithm_spec(spec.algorithm).sums_tokens or spec.shape.model_type not in FUSED_FAMILIES:
         return []
     return [c for c in divisors(node) if c > 1 and spec.shape.heads % c == 0]
@@ -282,7 +283,7 @@ def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:
 
 
 def near_rows(spec: SearchSpec) -> list[int]:
-    """The nearest rows a step that all cards can share."""
+    """Return the nearest numbers of rows per step that divide evenly over all cards."""
     cards = spec.cluster.cards
     lower = max(1, spec.rows // cards) * cards
     return sorted({lower, lower + cards})

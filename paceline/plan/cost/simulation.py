@@ -1,4 +1,4 @@
-"""What a simulation is asked and how its answer stands beside the closed form. The simulation itself is ``paceline.simulate`` (torch)."""
+"""Compare a simulation with the closed form; ``paceline.simulate`` (torch) runs the simulation itself."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paceline.plan.cost.search import Candidate
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.base import Simulated, strategy_spec
 
-APART = 0.10  # a larger difference is told
+APART = 0.10  # larger differences are reported
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One quantity: simulated (None where torch cannot), and in closed form (None where there is none)."""
+    """One quantity: simulated (None if torch cannot simulate it) and closed form (None if there is none)."""
 
     what: str
     simulated: float | None
@@ -27,7 +27,7 @@ class Compared:
 
     @property
     def apart(self) -> float | None:
-        """Closed form over simulated, minus one."""
+        """Closed form / simulated - 1."""
         if self.simulated is None or self.closed is None:
             return None
         return self.closed / self.simulated - 1 if self.simulated else float(self.closed != 0)
@@ -38,7 +38,7 @@ class Compared:
 
 
 def why_not(plan: Plan) -> str:
-    """Why torch cannot simulate this plan at all; empty where it can."""
+    """Return why torch cannot simulate this plan at all; empty if it can."""
     mesh = plan.mesh
     spec = strategy_spec(plan.strategy)
     if spec.simulated is Simulated.NOTHING:
@@ -53,12 +53,12 @@ def why_not(plan: Plan) -> str:
 
 
 def partly(plan: Plan) -> str:
-    """What of it torch cannot simulate; empty where nothing is left out."""
+    """Return which part of the plan torch cannot simulate; empty if there is none."""
     return strategy_spec(plan.strategy).not_simulated
 
 
 def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> list[Compared]:
-    """``measured`` is the answer of ``paceline.simulate``, ``candidate`` the closed form of the same plan."""
+    """Compare the result of ``paceline.simulate`` with the closed form of the same plan."""
     peak = candidate.peak
     states: Mapping[str, int] = measured.get("states") or {}
     rows = [Compared(name, states.get(name), getattr(peak, name)) for name in ("parameters", "gradients", "optimizer")]
@@ -79,7 +79,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Mapping[str, Any]) -> li
 
 
 def table(rows: Sequence[Compared], reason: str) -> str:
-    """For a person, at most 100 columns."""
+    """Return the comparison as text of at most 100 columns."""
     lines = [f"  {'simulated against closed form':<30} {'simulated':>14} {'closed form':>14} {'apart':>8}"]
     for row in rows:
         shown = [_shown(value, row.unit) for value in (row.simulated, row.closed)]

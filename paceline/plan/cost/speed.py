@@ -1,4 +1,4 @@
-"""The time of an optimizer step, term by term, in closed form. ``docs/planner.md`` has each formula with its source."""
+"""The time of an optimizer step, term by term, in closed form. ``docs/planner.md`` has formulas and sources."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from paceline.plan.cost.work import RolloutSpec, StageSize, StepSpec
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one optimizer step by what they go to; ``flops`` are the model's own of the whole step over all ranks (none recomputed)."""
+    """Seconds of one optimizer step by term.
+
+    ``flops``: the model's FLOPs per step over all ranks, without recomputation.
+    """
 
     compute: float
     tensor_parallel: float
     context_parallel: float
     data_parallel: float
-    pipeline: float  # sends between stages that are waited for
+    pipeline: float  # exposed sends between stages
     bubble: float
     optimizer: float
     offload: float
-    others: float  # forwards of frozen models, steps of others that are trained
+    others: float  # forwards of frozen models, steps of further trained models
     generation: float
     step_tokens: int
     world: int
@@ -30,7 +33,7 @@ class Speed:
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
+        """Seconds per step: the sum of all terms."""
         return (
             self.compute
             + self.tensor_parallel
@@ -46,7 +49,7 @@ class Speed:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all ranks."""
+        """Tokens per second over all ranks."""
         return self.step_tokens / self.step
 
     @property
@@ -55,12 +58,16 @@ class Speed:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: the model's own products against the data sheet's peak."""
+        """Model FLOPs utilisation: FLOPs without recomputation, relative to the data sheet's peak."""
         return self.flops / (self.step * self.world * self.peak_flops)
 
 
 def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
-    """The time of a step and what it goes to."""
+    """Return the time of a step by term.
+
+    ``step`` adds them up: the slowest stage's time per micro-batch times ``accumulation``, and once per step
+    the pipeline bubble, gradient reduction, optimizer, offloading, other models and generation.
+    """
     compute, tensor, gather = max((_slot(work, c, stage) for stage in work.stage_kinds), key=sum)
     m = work.accumulation
     exchange = work.shape.layers / work.pp * _context_parallel(work, c)
@@ -86,32 +93,42 @@ def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
 
 
 def token_flops(work: StepSpec, *, causal: bool = False) -> float:
-    """6 × matmul parameters + 12 × layers × heads × head size × sequence (Kaplan 2020; Narayanan 2021's attention term, not halved)."""
+    """Return the FLOPs per token, forward and backward.
+
+    6 × matmul parameters + 12 × layers × heads × head size × sequence (Kaplan 2020; Narayanan 2021's
+    attention term, halved if ``causal``).
+    """
     shape = work.shape
     attention = 12.0 * shape.layers * shape.heads * shape.head_dim * work.seq_len
     return 6.0 * shape.matmul_parameters + (attention / 2 if causal else attention)
 
 
 def step_flops(work: StepSpec) -> float:
-    """The model's FLOPs of a step over all ranks."""
+    """Return the model's FLOPs per step over all ranks."""
     return token_flops(work) * work.step_tokens * (2 / 3 if work.adapter else 1)
 
 
 def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float, float, float]:
-    """One micro-batch forward and backward on one stage: (compute, exposed tensor-parallel time, exposed gathering of ZeRO-3)."""
+    """Return the times of one micro-batch's forward and backward on one stage.
+
+    (compute, exposed tensor-parallel communication, exposed ZeRO-3 gathers), in seconds.
+    """
     shape, tokens, tp = work.shape, work.tokens, work.tp
     reached = work.machine.reached or 0.8 * work.machine.flops
     peak = reached * {"": 1.0, "fp8": c.low_precision, "fp4": c.low_precision * c.four_bits}[work.low_precision]
+    # Matmul and attention FLOPs of a layer.
     passes = 2.0 if work.adapter else 3.0  # forward, gradient of inputs, gradient of weights
     passes += {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
     layer = 2.0 * passes * tokens * work.layer_matmul / tp
     attention = 2.0 * passes * tokens * 2 * shape.heads * shape.head_dim * work.seq_len / 2 / tp
     head = 2.0 * 3 * tokens * work.embedding_parameters / tp if stage.head else 0.0
+    # Time of a layer alone: matmuls at their efficiency, and elementwise kernels by bytes moved.
     width = shape.hidden_size / tp
     efficiency = c.kernel / (1 + c.width / width + c.rows / tokens)
     busy = layer / (peak * efficiency) + attention / (reached * c.attention)
     moved = c.elementwise * passes * tokens * (shape.hidden_size * 2 + 2 * shape.intermediate / tp)
     moved_time = moved / work.machine.hbm * (c.compiled_time if work.compiled else 1.0)
+    # Overlap with tensor-parallel communication, bounded by kernel launches.
     bandwidth, waits = _tensor_parallel(work, c)
     alone = busy + moved_time
     launch = c.launch * 1e-3 * passes / 3 * (c.compiled_time if work.compiled else 1.0)
@@ -128,7 +145,11 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
 
 
 def _tensor_parallel(work: StepSpec, c: SpeedCoefficients) -> tuple[float, float]:
-    """A layer's 4 gathers and 4 scatters of 2·s·b·h over the tensor-parallel group (Korthikanti 2022): (moving the bytes, waiting for the first)."""
+    """Return (transfer, latency) of a layer's tensor-parallel communication, in seconds.
+
+    4 all-gathers and 4 reduce-scatters of 2·s·b·h bytes per layer (Korthikanti 2022), 2 more with full
+    recomputation.
+    """
     if work.tp == 1:
         return 0.0, 0.0
     group = Group(work.tp, 1)
@@ -139,7 +160,10 @@ def _tensor_parallel(work: StepSpec, c: SpeedCoefficients) -> tuple[float, float
 
 
 def _context_parallel(work: StepSpec, c: SpeedCoefficients) -> float:
-    """Ulysses (Jacobs et al. 2023, arXiv:2309.14509): q, k, v and the output of a layer go all to all in each pass; nothing hides them."""
+    """Return the seconds of a layer's all-to-alls of q, k, v and output under Ulysses; not overlapped.
+
+    Jacobs et al. 2023, arXiv:2309.14509.
+    """
     if work.cp == 1 or work.ring:
         return 0.0
     group = Group(work.cp, work.tp)
@@ -150,7 +174,10 @@ def _context_parallel(work: StepSpec, c: SpeedCoefficients) -> float:
 
 
 def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
-    """ZeRO-3: weights gathered for the forward and the backward, gradients scattered, in every micro-batch; what compute does not cover."""
+    """Return the exposed seconds of a layer's ZeRO-3 communication per micro-batch.
+
+    Weights are gathered for forward and backward, gradients reduce-scattered; compute hides a part.
+    """
     if work.zero < 3 or work.sharers == 1:
         return 0.0
     group = Group(work.sharers, work.tp)
@@ -164,11 +191,16 @@ def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
 
 
 def _reduce(work: StepSpec, c: SpeedCoefficients, whole: float, compute: float) -> float:
-    """Gradients averaged once a window (ZeRO-2: in every micro-batch), weights gathered again; the last backward hides a part, of weights nothing."""
+    """Return the exposed seconds of gradient reduction and weight gathering per accumulation window.
+
+    ZeRO-2 reduces in every micro-batch. The last backward hides a part of the reduction; gathering sharded
+    weights is not hidden.
+    """
     if work.adapter:
         whole = work.adapter.parameters / work.shape.num_parameters * whole
     found = 0.0
     each = c.reduce_bytes
+    # Replicated weights: reduce-scatter gradients, then all-gather gradients or (ZeRO-1, 2) weights.
     if work.zero < 3 and work.dp * work.cp > 1:
         group = Group(work.dp * work.cp, work.tp)
         scatter = pass_time(group, each * whole, work.machine, c)
@@ -189,7 +221,7 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, whole: float, compute: float) 
 
 
 def _send(work: StepSpec, c: SpeedCoefficients) -> float:
-    """What a micro-batch's activations and gradients take between two stages."""
+    """Return the seconds to send a micro-batch's activations and gradients between two stages."""
     if work.pp == 1:
         return 0.0
     inside = work.world // work.pp < work.machine.node
@@ -199,7 +231,7 @@ def _send(work: StepSpec, c: SpeedCoefficients) -> float:
 
 
 def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
-    """Adam reads and writes about 30 bytes a parameter; a step has a fixed price beside."""
+    """Return the optimizer's seconds: Adam moves ``optimizer_moves`` bytes per parameter; plus a fixed cost."""
     if work.adapter:
         own = float(work.adapter.parameters)
     else:
@@ -210,7 +242,10 @@ def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
 
 
 def _offload(work: StepSpec) -> float:
-    """Gradients down and weights up over the host's link, and Adam on the host (about 30 bytes a parameter at 100 GB/s a node)."""
+    """Return the seconds of offloading: transfers over the host link, and Adam on the host.
+
+    Adam moves about 30 bytes per parameter at 100 GB/s per node.
+    """
     if work.offload == "none":
         return 0.0
     own = work.largest_stage
@@ -224,8 +259,12 @@ def _offload(work: StepSpec) -> float:
 
 
 def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
-    """A step's share of a rollout: every token reads all weights and the keys and values of half a row (decoding is bound by memory: Pope et al.
-    2022, arXiv:2211.05102). All answers of a rollout are written at once; its steps share the time."""
+    """Return a step's share of the rollout's generation time.
+
+    Decoding is memory-bound (Pope et al. 2022, arXiv:2211.05102): each token reads all weights and, on
+    average, the KV cache of half a row. All answers of a rollout are generated at once; its steps share the
+    time.
+    """
     if not work.spec.on_policy:
         return 0.0
     shape, rollout = work.shape, work.rollout or RolloutSpec(work.seq_len // 2)

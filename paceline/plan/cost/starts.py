@@ -1,8 +1,9 @@
-"""What a start holds before every rank has its share: where the whole model lies, in the masters' dtype, and in how many processes.
+"""Memory at startup: where the whole model is held, in the masters' dtype, and by how many processes.
 
-Each strategy says it of itself (``StrategySpec.start``, and ``StrategyLayout.start`` of the search). Read from ``models.factory`` (a model is built or loaded whole,
-cast to the masters' dtype and moved to the device that the strategy names), ``FSDP.built``, ``Pipeline.built`` and ``DeepSpeed.prepare``;
-``docs/planner.md`` has what was measured.
+Each strategy declares its own startup (``StrategySpec.start``, and ``StrategyLayout.start`` for the search).
+Read from ``models.factory`` (a model is built or loaded whole, cast to the masters' dtype and moved to the
+strategy's device), ``FSDP.built``, ``Pipeline.built`` and ``DeepSpeed.prepare``; ``docs/planner.md`` has
+measurements.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Bytes of a process before any model, not shared with others: an interpreter with torch and Transformers (measured: 262 MiB).
+#: Private bytes of an interpreter with torch and Transformers before any model (measured: 262 MiB).
 INTERPRETER = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class LoadingSpec:
-    """``on_card``: every process moves the whole model to its card before it is cut, packed or cast. ``one_reads``: only rank 0 holds it in
-    host memory, the others never do; else every process does. ``words`` say it."""
+    """Where the whole model is held at startup; ``words`` describes it for messages.
+
+    ``on_card``: every process moves the whole model to its card before it is sharded, quantized or cast.
+    ``one_reads``: only rank 0 holds it in host memory; otherwise every process does.
+    """
 
     on_card: bool
     one_reads: bool
     words: str
 
     def readers(self, processes: int) -> int:
-        """How many of a node's ``processes`` hold a whole model in its memory, on the node that has most."""
+        """Return how many of a node's ``processes`` hold a whole model in host memory."""
         return 1 if self.one_reads else processes
 
 
@@ -37,7 +41,7 @@ FIRST = LoadingSpec(False, True, "rank 0 reads the whole model into host memory 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """One model of a job: bytes of the whole, and what a rank keeps of it on its card and in host memory once it is made."""
+    """One model of a job: bytes of the whole model, and of a rank's part on its card and in host memory."""
 
     whole: float
     card: float
@@ -45,7 +49,7 @@ class ModelBytes:
 
 
 def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
-    """Bytes of a card while the models are made one after the other, at the fullest moment of it (0 where they never lie there whole)."""
+    """Return a card's peak bytes while the models are built one by one; 0 if they are never whole there."""
     if not start.on_card:
         return 0.0
     kept, peak = 0.0, 0.0
@@ -56,10 +60,11 @@ def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
 
 
 def host_peak(start: LoadingSpec, roles: Sequence[ModelBytes], processes: int) -> float:
-    """Bytes of a node's memory while the models are made: what is read whole at a time beside what is kept there, and the interpreters."""
+    """Return a node's peak host memory while the models are built, including the interpreters."""
     kept, peak = 0.0, 0.0
     for role in roles:
-        beside = processes * role.host if start.one_reads else 0.0  # shares are made while the whole is still there
+        # shards are created while the whole model is still held
+        beside = processes * role.host if start.one_reads else 0.0
         peak = max(peak, kept + start.readers(processes) * role.whole + beside)
         kept += processes * role.host
     return peak + processes * INTERPRETER

@@ -1,4 +1,4 @@
-"""The bytes that a rank keeps of tensors that are whole, or cut along their rows: what strategies' specs put the states of a plan together from."""
+"""Bytes of a rank's model states for whole tensors and for tensors sharded along dim 0."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def sum_of(states: Sequence[ModelStates]) -> ModelStates:
-    """Of several models."""
+    """Return the sum over several models."""
     return ModelStates(*(sum(getattr(s, f.name) for s in states) for f in fields(ModelStates)))
 
 
 def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
-    """Whole copies (single, ddp, data_parallel, ZeRO-0, stages that are not sharded)."""
+    """Return the states of whole copies (single, ddp, data_parallel, ZeRO-0, stages that are not sharded)."""
     copies = plan.memory is not None and plan.memory.copies
     trained = [p for p in pieces if p.trained]
     return ModelStates(
@@ -31,14 +31,17 @@ def whole_states(plan: Plan, pieces: Sequence[Piece]) -> ModelStates:
 
 
 def _size(piece: Piece, copies: bool) -> int:
-    """Bytes an element: a trained weight has its copy beside it, of a frozen one only the copy is left."""
+    """Return bytes per element: a trained weight and its copy; only the copy of a frozen weight."""
     if not copies or not piece.has_copy:
         return piece.size
     return piece.size + 2 if piece.trained else 2
 
 
 def sharded_states(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelStates:
-    """FSDP2 cuts dim 0 into equal chunks and pads the last ones; weights and gradients are kept padded, moments are not."""
+    """Return the states under FSDP2, which chunks dim 0 evenly and pads the last chunks.
+
+    Weights and gradients are stored padded, moments are not.
+    """
     ranks, index = shard_of(plan, rank)
     trained = [p for p in pieces if p.trained]
     kept = {id(p): _rows(p.shape[0], ranks, index) for p in pieces}
@@ -51,13 +54,16 @@ def sharded_states(plan: Plan, pieces: Sequence[Piece], rank: int) -> ModelState
 
 
 def shard_of(plan: Plan, rank: int) -> tuple[int, int]:
-    """(ranks that share one copy of the weights, this one among them): the ranks of a cp group shard together."""
+    """Return (number of ranks that share one copy of the weights, index of ``rank`` among them).
+
+    The ranks of a cp group shard together.
+    """
     at = plan.mesh.coordinates(rank)
     return plan.mesh.dp_shard * plan.mesh.cp, at.dp_shard * plan.mesh.cp + at.cp
 
 
 def _rows(rows: int, ranks: int, index: int) -> int:
-    """Rows of the ``index``-th chunk (``torch.chunk``: all but the last non-empty one are equal)."""
+    """Return the rows of the ``index``-th chunk, as ``torch.chunk`` splits them."""
     each = -(-rows // ranks)
     return max(0, min(each, rows - each * index))
 
@@ -71,10 +77,10 @@ def _padded(shape: tuple[int, ...], ranks: int) -> int:
 
 
 def moments(shape: tuple[int, ...], optimizer: OptimizerSpec) -> int:
-    """Numbers that the optimizer keeps for a tensor of ``shape``, by the table that it is built from."""
+    """Return the number of optimizer state elements for a tensor of ``shape``, from the optimizers' table."""
     return BUILT[optimizer.name].kept(shape, optimizer.args)
 
 
 def counter_bytes(optimizer: OptimizerSpec) -> int:
-    """Bytes of a tensor's number of steps, a float32 scalar."""
+    """Return the bytes of a tensor's step counter (a float32 scalar)."""
     return 4 if BUILT[optimizer.name].counts else 0

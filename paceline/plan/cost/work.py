@@ -1,4 +1,7 @@
-"""What is predicted: one model trained in one layout on one kind of machine. Numbers only, so that a search may make thousands of them."""
+"""The cost model's input: one model trained in one layout on one machine, in numbers only.
+
+It is cheap to construct, since a search makes thousands of them.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from paceline.plan.cost.pieces import layer_ranges
 from paceline.plan.cost.starts import LoadingSpec
 from paceline.plan.model.read_shape import ModelShape
 
-UNGATED = ("gpt2", "gpt_neox", "phi", "opt", "mpt")  # feed-forward of two matrices; all others have gate, up and down
+UNGATED = ("gpt2", "gpt_neox", "phi", "opt", "mpt")  # MLP of two matrices; all others have gate, up and down
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One accelerator and what joins it to the others. Bandwidths are bytes a second, one way, for one accelerator."""
+    """One accelerator and its links. Bandwidths are bytes per second, one way, per accelerator."""
 
     name: str
     memory: float
     flops: float  # dense 16-bit tensor peak, fp32 accumulation
     hbm: float
-    node: int  # accelerators a node
-    inside: float  # to the others of its node
-    outside: float  # to other nodes
-    reached: float = 0.0  # the largest matrix product that anybody measured; 0: 0.8 of ``flops``
-    host: float = 25e9  # to the host's memory
-    host_memory: float = 0.0  # of a node; 0: unknown
-    context: bool = True  # whether a driver and its communicators take a part of ``memory``
+    node: int  # accelerators per node
+    inside: float  # bandwidth to others in the node
+    outside: float  # bandwidth to other nodes
+    reached: float = 0.0  # FLOP/s of the fastest measured matmul; 0: 0.8 of ``flops``
+    host: float = 25e9  # bandwidth to host memory
+    host_memory: float = 0.0  # bytes per node; 0: unknown
+    context: bool = True  # whether a CUDA context and communicators use part of ``memory``
 
 
 class StageSize(NamedTuple):
-    """One pipeline stage: how many decoder layers, and whether it has the embedding and the head."""
+    """One pipeline stage: number of decoder layers, and whether it has the embedding and the head."""
 
     layers: int
     embedding: bool
@@ -43,17 +46,20 @@ class StageSize(NamedTuple):
 
 @dataclass(frozen=True)
 class AdapterSize:
-    """LoRA: trained parameters beside frozen linear weights of ``base_bytes`` each (2; for 4 bit about half of one, with scales)."""
+    """LoRA: trained parameters, and bytes per frozen linear weight (2; 4 bit: about 0.5 with scales)."""
 
     parameters: int
     base_bytes: float = 2.0
-    full_modules: int = 0  # parameters of embedding and head trained whole
-    end_bytes: float = 2.0  # of embedding, head and norms; 4 where they are raised to fp32 beside packed layers
+    full_modules: int = 0  # parameters of embedding and head trained in full
+    end_bytes: float = 2.0  # per weight of embedding, head and norms; 4 if upcast to fp32 (4-bit base)
 
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What is answered before it is learnt from: ``answer`` tokens each, in ``windows`` optimizer steps a pass, ``passes`` times; ``rows`` at a time."""
+    """A rollout: ``answer`` tokens per answer, used for ``windows`` optimizer steps × ``passes`` epochs.
+
+    ``rows``: rows generated at a time.
+    """
 
     answer: int
     windows: int = 1
@@ -63,11 +69,12 @@ class RolloutSpec:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """One training step. ``dp`` ranks see different rows; ``shard`` of them share the states that ``zero`` (0 to 3) shares out.
+    """One training step. ``dp``: data-parallel ranks; ``shard``: ranks that share what ``zero`` shards.
 
-    ``recompute``: none, selective (matrix products and attention kept), or full. ``fused_loss``: logits are never whole.
-    ``system`` names the set of coefficients. ``kernels``: eager (a block's every elementwise result is kept), norms, or fused (Paceline's own:
-    ``models.norms``, ``models.qkv``, ``models.swiglu`` keep inputs, q, k, v and the two halves of the gate only).
+    ``zero``: ZeRO stage, 0 to 3. ``recompute``: none, selective (keeps matmul and attention outputs), or
+    full. ``fused_loss``: logits are never materialized. ``system``: the set of coefficients. ``kernels``:
+    eager (every elementwise result of a block is saved), norms, or fused (Paceline's ``models.norms``,
+    ``models.qkv``, ``models.swiglu`` save only inputs, q, k, v and the two halves of the gate).
     """
 
     shape: ModelShape
@@ -96,57 +103,60 @@ class StepSpec:
     prefetch: bool = True
     algorithm: str = "sft"
     kernels: str = "eager"
-    ring: bool = False  # context parallel passes keys and values on behind the products; else Ulysses
-    element: float = 2.0  # bytes of an activation's number
-    rollout: RolloutSpec | None = None  # None: answers of half a row, one step on each
-    start: LoadingSpec | None = None  # None: not looked at
-    frozen_size: float = 1.0  # parameters of a frozen model over those of the first
-    master: float = 4.0  # bytes a parameter of the whole model that a start holds
+    ring: bool = False  # ring attention (keys and values overlap with compute); else Ulysses
+    element: float = 2.0  # bytes per activation element
+    rollout: RolloutSpec | None = None  # None: answers of half a row, one step per rollout
+    start: LoadingSpec | None = None  # None: not checked
+    frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
+    master: float = 4.0  # bytes per parameter of the whole model held at startup
 
     @cached_property
     def world(self) -> int:
-        """All ranks."""
+        """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on one rank (its share of the sequence under context parallel)."""
+        """Tokens of a micro-batch on one rank (its share of the sequence under context parallelism)."""
         return self.seq_len * self.micro_batch * self.sequences // self.cp
 
     @cached_property
     def spec(self) -> AlgorithmSpec:
-        """What is learnt."""
+        """The algorithm's spec."""
         return algorithm_spec(self.algorithm)
 
     @property
     def sequences(self) -> int:
-        """Sequences of a row."""
+        """Sequences per row."""
         return self.spec.documents_a_row
 
     @property
     def frozen_models(self) -> int:
-        """Models beside the first that are only run; a reference is the trained model with its adapter off, where there is one."""
+        """Number of frozen models run besides the main one.
+
+        With an adapter the reference is the trained model with its adapter disabled, and is not counted.
+        """
         frozen = self.spec.frozen_beside
         return frozen - 1 if self.adapter and frozen and "reference" in self.spec.named else frozen
 
     @property
     def forwards_beside(self) -> float:
-        """Forwards without a backward over all rows of a step, in those of the first model."""
+        """Forwards without backward per row of a step, in units of the main model's forward."""
         return self.frozen_models * self.frozen_size + self.spec.further_forwards
 
     @property
     def trained_models(self) -> int:
-        """Models trained beside the first."""
+        """Number of models trained besides the main one."""
         return self.spec.trained_beside
 
     @cached_property
     def step_tokens(self) -> int:
-        """Tokens of an optimizer step over all ranks."""
+        """Tokens per optimizer step over all ranks."""
         return self.seq_len * self.micro_batch * self.sequences * self.accumulation * self.dp
 
     @cached_property
     def sharers(self) -> int:
-        """Ranks that share one copy of what ``zero`` shares out."""
+        """Number of ranks that share one copy of the states that ``zero`` shards."""
         return self.shard or self.dp * self.cp
 
     @cached_property
@@ -155,7 +165,7 @@ class StepSpec:
 
     @cached_property
     def parallel_residual(self) -> bool:
-        """Whether attention and feed-forward share one residual and nearly one norm."""
+        """Whether attention and MLP share one residual (GPT-NeoX, Phi)."""
         return self.shape.model_type in ("gpt_neox", "phi")
 
     @cached_property
@@ -164,7 +174,7 @@ class StepSpec:
 
     @cached_property
     def kv_width(self) -> int:
-        """Width of keys (and of values) as attention has them: under Ulysses repeated as few times as let every rank have a head."""
+        """Width of keys (and of values) in attention; under Ulysses repeated until every rank has a head."""
         heads, of = self.shape.kv_heads, 1 if self.ring else self.cp
         if heads % of:
             heads = of if of % heads == 0 else self.shape.heads
@@ -172,32 +182,38 @@ class StepSpec:
 
     @cached_property
     def layer_parameters(self) -> float:
-        """Of one decoder layer (of all its experts); final norm and learnt positions are spread over the layers."""
+        """Parameters per decoder layer, all experts included.
+
+        Final norm and learned positions are spread over the layers.
+        """
         outside = self.embedding_parameters * (1 if self.shape.tied else 2)
         return (self.shape.num_parameters - outside) / self.shape.layers
 
     @cached_property
     def layer_matmul(self) -> float:
-        """Parameters of a layer that a token is multiplied with."""
+        """Matmul parameters per token and layer."""
         return (self.shape.matmul_parameters - self.embedding_parameters) / self.shape.layers
 
     @cached_property
     def stages(self) -> Sequence[StageSize]:
-        """What each of the ``pp`` ranks of a row holds."""
+        """The pipeline stages, one per pipeline rank."""
         return cut_by_cost(self) if self.cut_by_cost else even_cut(self)
 
     @cached_property
     def stage_kinds(self) -> Sequence[StageSize]:
-        """One stage of every kind: those of a long pipeline are mostly equal."""
+        """The distinct stages: most stages of a long pipeline are equal."""
         return list(dict.fromkeys(StageSize(stage.layers, False, stage.head) for stage in self.stages))
 
     @cached_property
     def largest_stage(self) -> float:
-        """Parameters of the stage that has most, on one tensor-parallel rank."""
+        """Parameters of the largest stage on one tensor-parallel rank."""
         return max(self.stage_parameters(stage) for stage in self.stages)
 
     def stage_parameters(self, stage: StageSize) -> float:
-        """Whole parameters of a stage on one tensor-parallel rank. A tied embedding is held by both ends of a pipeline."""
+        """Return the unsharded parameters of a stage on one tensor-parallel rank.
+
+        A tied embedding is held by both ends of a pipeline.
+        """
         ends = int(stage.embedding) + int(stage.head)
         if ends == 2 and self.shape.tied:
             ends = 1
@@ -205,7 +221,10 @@ class StepSpec:
 
 
 def why_not_run(work: StepSpec) -> str:
-    """Why a pipeline of this form cannot run, or nothing: a stage needs something to hold, the warm-up of 1F1B a micro-batch a later stage."""
+    """Return why this pipeline cannot run, or an empty string.
+
+    Every stage must hold something, and 1F1B's warm-up needs a micro-batch per later stage.
+    """
     if work.pp == 1:
         return ""
     if work.pp * work.stages_a_rank > work.shape.layers and not work.cut_by_cost:
@@ -219,13 +238,16 @@ def why_not_run(work: StepSpec) -> str:
 
 
 def even_cut(work: StepSpec) -> list[StageSize]:
-    """As ``models.stages`` cuts a pipeline: equal numbers of layers, what is left over to the middle."""
+    """Split layers evenly as ``models.stages`` does; leftover layers go to the middle stages."""
     ranges = layer_ranges(work.shape.layers, work.pp)
     return [StageSize(len(r), i == 0, i == work.pp - 1) for i, r in enumerate(ranges)]
 
 
 def cut_by_cost(work: StepSpec) -> list[StageSize]:
-    """nanotron's cut: blocks go to a stage until its share of all products is passed; the head counts as its matrix."""
+    """Split layers by cost as nanotron does: fill a stage until its share of matmul parameters is exceeded.
+
+    The head counts as its matrix.
+    """
     each, head = work.layer_matmul, float(work.embedding_parameters)
     total = work.shape.layers * each + head
     counts, place, done, head_at = [0] * work.pp, 0, 0.0, work.pp - 1

@@ -175,9 +175,8 @@ def _build(family: str, sizes: dict[str, Any], config: Mapping[str, Any], where:
                 f"num_attention_heads: {_nearest(hidden, heads)}, or head_dim",
             )
         )
-    kv_heads = (
-        heads if family in ("gpt2", "gpt_neox", "bloom", "opt") else sizes.get("kv_heads") or heads
-    )  # those know no other number
+    # these families have no grouped heads
+    kv_heads = heads if family in ("gpt2", "gpt_neox", "bloom", "opt") else sizes.get("kv_heads") or heads
     if family == "falcon" and not config.get("new_decoder_architecture"):
         kv_heads = 1 if config.get("multi_query", True) else heads
     if heads % kv_heads:
