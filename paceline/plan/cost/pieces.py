@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class OwnStages:
-    """The stages ``own`` of ``count``."""
+    """The pipeline stages ``own`` (of ``count`` in all) that one rank holds."""
 
     own: tuple[int, ...]
     count: int
