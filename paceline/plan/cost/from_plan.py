@@ -1,6 +1,4 @@
-"""Convert a resolved plan to the cost model's ``StepSpec``, with model states counted exactly, and predict
-it.
-"""
+"""Convert a resolved plan to the cost model's ``StepSpec``, with states counted exactly, and predict it."""
 
 from __future__ import annotations
 
@@ -114,7 +112,7 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize 
 def search_spec_of(
     plan: Plan, cluster: AcceleratorCluster, corrections: tuple[float, float] = (1.0, 1.0)
 ) -> SearchSpec | None:
-    """Return the plan's job on ``cluster`` with the layout left open; None if the model's size is not known."""
+    """Return the plan's job on ``cluster``, layout left open; None if the model's size is not known."""
     if plan.shape is None:
         return None
     spec = SearchSpec(

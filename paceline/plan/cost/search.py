@@ -148,7 +148,6 @@ def fastest(found: list[Candidate]) -> Candidate | None:
 
 def ranked(found: list[Candidate]) -> list[Candidate]:
     """Return the candidates that fit, fastest first; near-equal ones: replicated first, then small."""
-    """
     fitting = sorted((c for c in found if c.safe), key=_rank, reverse=True)
     tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
     return [*sorted(tied, key=lambda c: (not c.layout.whole_copies, c.bytes)), *fitting[len(tied) :]]

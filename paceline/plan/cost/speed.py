@@ -1,4 +1,4 @@
-"""The time of an optimizer step, term by term, in closed form. ``docs/planner.md`` has formulas and sources."""
+"""The time of an optimizer step, term by term, in closed form (formulas and sources: ``docs/planner.md``)."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _send(work: StepSpec, c: SpeedCoefficients) -> float:
 
 
 def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
-    """Return the optimizer's seconds: Adam moves ``optimizer_moves`` bytes per parameter; plus a fixed cost."""
+    """Return the optimizer step's seconds: Adam moves ``optimizer_moves`` bytes per parameter."""
     if work.adapter:
         own = float(work.adapter.parameters)
     else:
