@@ -20,8 +20,13 @@ def _rooms() -> dict[str, str]:
     for file in sorted((ROOT / "paceline").glob("*/__init__.py")):
         text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
         assert text, file
-        found[file.parent.name] = text.splitlines()[0]
+        found[file.parent.name] = _summary(text)
     return found
+
+
+def _summary(docstring: str) -> str:
+    """The first paragraph on one line."""
+    return " ".join(docstring.split("\n\n")[0].split())
 
 
 def test_each_room_stands_there_with_its_own_words() -> None:
@@ -33,7 +38,7 @@ def test_rooms_within_rooms_stand_there_with_their_own_words() -> None:
     for file in sorted((ROOT / "paceline").glob("*/**/__init__.py")):
         room = file.parent.relative_to(ROOT / "paceline")
         if len(room.parts) > 1:
-            inner[str(room)] = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
+            inner[str(room)] = _summary(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
     assert dict(re.findall(r"^\| `(\w+(?:/\w+)+)` \| (.+) \|$", PAGE, re.MULTILINE)) == inner
 
 
