@@ -19,7 +19,7 @@ _THIN = 0.75  # fraction of rows still generating at which finished ones are rem
 
 
 class LocalEngine:
-    """An ``Engine`` over a Hugging Face causal language model, local or (with ``agree``) sharded over ranks.
+    """``GenerationEngine`` over a Hugging Face causal language model, local or (with ``agree``) sharded.
 
         stop_ids   tokens that end an answer; none: answers end at their maximum length
         rows       answers decoded together

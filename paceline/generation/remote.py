@@ -112,7 +112,7 @@ class Server:
 
 @dataclass
 class ServerEngine:
-    """An ``Engine`` backed by a server; each request has its own seed, ``together`` of them run at a time.
+    """``GenerationEngine`` of a server; each request has its own seed, ``together`` of them run at a time.
 
     The log-probabilities are the server's: those of the distribution it sampled from. Token ids beyond
     ``vocab_size`` are refused.

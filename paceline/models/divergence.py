@@ -190,7 +190,7 @@ class _OfLogits(torch.autograd.Function):
 
 
 class Comparison:
-    """Computes ``Ask.DIVERGENCE`` from a student's head and its teacher's."""
+    """Computes ``Output.DIVERGENCE`` from a student's head and its teacher's."""
 
     def __init__(self, student: Head, teacher: LentHead, how: Divergence) -> None:
         self._student, self._teacher, self._how = student, teacher, how

@@ -35,7 +35,7 @@ class Rows(Protocol):
 @dataclass(frozen=True)
 class AlgorithmSpec:
     """``rows``: the kind of row that it reads, a name of ``core.tables.ROW_KINDS`` or ``module:KIND``. ``trains``: the role of the model that training
-    starts from; ``outputs``: what its forward must give (values of ``protocols.roles.Ask``), in training and evaluation.
+    starts from; ``outputs``: what its forward must give (values of ``protocols.roles.Output``), in training and evaluation.
 
     ``whole_answers``: its loss is of answers, not a sum over tokens that stand by themselves. ``named``: role → the key of its options that names the role's model. ``evaluated``: names of an evaluation's numbers (empty: those of its rewards).
     ``frozen_beside``, ``trained_beside``: models beside the first that a layout is predicted with; ``further_forwards``: over all rows of a step, beside each
